@@ -1,0 +1,344 @@
+"""Every setting, in one model: its name, default, bounds and what it is for.
+
+A flag wins over the environment, the environment over `dovetail.toml` in the current
+directory. A wrong value stops the start with one error that names all of them: a service that
+starts with a setting it did not understand fails later and elsewhere. This file must not know
+who uses a setting. It reads the sources by hand, because the error must name the source and
+must never show a secret; the whole of that is `load_settings`.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_interface, ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from dovetail.core.errors import DovetailError
+
+PREFIX = "DOVETAIL_"
+SECRET_PREFIX = "DOVETAIL_SECRET_"  # noqa: S105  (a name, not a secret)
+FILE = "dovetail.toml"
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class SettingsError(DovetailError):
+    """One or more settings with values that cannot work."""
+
+    type = "invalid_settings"
+
+
+def _not_bool(value: object) -> object:
+    # `lease_seconds = true` would otherwise be read as one second.
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not a truth value")
+    return value
+
+
+def _split(value: object) -> object:
+    return _parts(value) if isinstance(value, str) else value
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _networks(value: object) -> object:
+    if isinstance(value, str):
+        value = _parts(value)
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(_network(item) for item in value)
+
+
+def _network(given: object) -> IPv4Network | IPv6Network:
+    text = str(given)  # also of a number: a bare 3 would be 0.0.0.3
+    try:
+        return ip_network(text)
+    except ValueError:
+        pass
+    try:
+        meant = ip_interface(text).network
+    except ValueError:
+        raise ValueError(
+            f"'{text}' is no network; write them as in 127.0.0.1/32,10.0.0.0/8"
+        ) from None
+    raise ValueError(f"'{text}' is an address inside a network; did you mean {meant}?")
+
+
+def _latency(value: object) -> object:
+    """`0.5` → (0.5, 0.5); `1-2` → (1.0, 2.0)."""
+    if isinstance(value, tuple):
+        return value
+    low, dash, high = str(value).partition("-")
+    try:
+        first = float(low)
+        second = float(high) if dash else first
+    except ValueError:
+        first, second = 1.0, 0.0
+    # Written so that NaN fails too; an hour is far more than any test waits.
+    if isinstance(value, bool) or not 0 <= first <= second <= 3600:
+        raise ValueError("must be seconds as in 0.5, or a range as in 1-2")
+    return first, second
+
+
+def _scheme(*schemes: str) -> BeforeValidator:
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and not value.startswith(tuple(f"{s}://" for s in schemes)):
+            raise ValueError(f"must begin with {expected}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_number = BeforeValidator(_not_bool)
+Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
+Patience = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, _number, Field(ge=1)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
+Latency = Annotated[tuple[float, float], BeforeValidator(_latency)]
+HttpUrl = Annotated[str, _scheme("http", "https")]
+
+
+class RateLimit(BaseModel):
+    """One entry of `[rate_limits]`: a token bucket."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rate_per_second: Seconds = 10.0
+    burst: Count = 1
+
+
+def _secret(default: Any = None, *, description: str) -> Any:
+    """A field whose value is shown neither in an error nor in a repr."""
+    return Field(default, description=description, repr=False, json_schema_extra={"secret": True})
+
+
+class Settings(BaseModel):
+    """All settings. A field `lease_seconds` is `DOVETAIL_LEASE_SECONDS` in the environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # where state is kept and how work travels
+    db: Path = Field(Path(".dovetail/dovetail.db"), description="the embedded engine's file")
+    db_sync: Literal["full", "normal"] = Field(
+        "full", description="`full` survives a power cut, `normal` the death of a process"
+    )
+    redis_url: Annotated[str, _scheme("redis", "rediss", "unix")] | None = _secret(
+        description="Redis of a distributed set-up, as in `redis://host:6379/0`"
+    )
+    database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
+        description="PostgreSQL archive; unset: Redis alone"
+    )
+    transport: Literal["streams", "celery"] = Field(
+        "streams", description="what carries tasks in a distributed set-up"
+    )
+    broker_url: str | None = _secret(description="Celery's broker; unset: the Redis URL")
+    server: HttpUrl | None = Field(
+        None, description="the server that commands talk to, as in `http://host:8700`"
+    )
+
+    # who may do what
+    tokens: Names = _secret((), description="bearer tokens of the API; `:read` after one limits it")
+    allowed_hosts: Names = Field((), description="names the API answers to, beside loopback")
+    allow_private_addresses: Networks = Field(
+        (), description="networks that `call_external_service` may reach though not public"
+    )
+    secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
+
+    # handlers
+    handlers: Names = Field((), description="files and modules to load handlers from")
+    llm_base_url: HttpUrl | None = _secret(
+        description="OpenAI-compatible endpoint of `llm_service`; unset: the offline mock"
+    )
+    llm_api_key: str | None = _secret(description="key for that endpoint")
+    llm_model: str | None = Field(None, description="model where a node names none")
+    mock_latency: Latency = Field(
+        (0.0, 0.0), description="how long the offline mocks take: `0.5`, or a range `1-2`"
+    )
+    concurrency: Count = Field(32, description="nodes that one worker process runs at once")
+
+    # time
+    lease_seconds: Seconds = Field(10.0, description="a worker's claim; renewed every third of it")
+    heartbeat_interval: Seconds = Field(5.0, description="how often a worker says it is alive")
+    heartbeat_timeout: Seconds = Field(15.0, description="silence after which it counts as dead")
+    stale_result_timeout: Seconds = Field(
+        30.0, description="age at which another orchestrator takes a result over"
+    )
+    stale_claim_interval: Seconds = Field(15.0, description="how often it looks for such results")
+    checkpoint_interval: Seconds = Field(10.0, description="the longest the archive may lag")
+    retention_days: Seconds = Field(7.0, description="hot state of finished runs is kept this long")
+    recovery_timeout: Patience = Field(
+        30.0, description="unfinished runs younger than this are not restored"
+    )
+    max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
+    drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+
+    # what is seen of it
+    metrics_port: Annotated[int, _number, Field(ge=1, le=65535)] | None = Field(
+        None, description="port for metrics of orchestrator and worker; unset: none"
+    )
+    log_format: Literal["console", "json"] = Field("console", description="how logs are written")
+
+    # limits
+    max_nodes: Count = Field(10_000, description="nodes of a workflow")
+    max_edges: Count = Field(100_000, description="dependencies of a workflow")
+    max_body_bytes: Count = Field(MIB, description="a definition's text, or a request's body")
+    max_nesting: Count = Field(32, description="levels of nesting in that text")
+    max_template_bytes: Count = Field(16 * KIB, description="one template")
+    max_config_bytes: Count = Field(MIB, description="a node's rendered config")
+    max_output_bytes: Count = Field(MIB, description="a node's output")
+
+    rate_limits: dict[str, RateLimit] = Field(
+        default_factory=dict, description="`[rate_limits]` by `resource_tag`"
+    )
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> Settings:
+        if self.heartbeat_timeout <= self.heartbeat_interval:
+            raise ValueError(
+                f"DOVETAIL_HEARTBEAT_TIMEOUT ({self.heartbeat_timeout:g}) must be longer than "
+                f"DOVETAIL_HEARTBEAT_INTERVAL ({self.heartbeat_interval:g}), "
+                "or every worker would count as dead between two heartbeats"
+            )
+        return self
+
+    def sensitive(self) -> dict[str, str]:
+        """Everything a log, an error or an output must not show, for the `Redactor`."""
+        known = {f"secret {name}": value for name, value in self.secrets.items()}
+        if self.llm_api_key:
+            known["llm_api_key"] = self.llm_api_key
+        for number, token in enumerate(self.tokens):
+            known[f"token {number}"] = token.removesuffix(":read")
+        return known
+
+
+# Not of the environment: a table has no good spelling there. Not of the file: files are committed.
+_NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets"})
+_NOT_IN_FILE = frozenset({"secrets"})
+
+
+def load_settings(
+    *,
+    environ: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+    **flags: Any,
+) -> Settings:
+    """Read the settings; a flag that is None was not given. Raises `SettingsError`."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    source: dict[str, str] = {}
+    for name, value in _read_file((directory or Path()) / FILE).items():
+        values[name], source[name] = value, f"{name} in {FILE}"
+    for name in Settings.model_fields:
+        # An empty variable is how a shell or a compose file says "not set".
+        text = environ.get(env_name(name), "").strip()
+        if text and name not in _NOT_IN_ENVIRONMENT:
+            values[name], source[name] = text, env_name(name)
+    for name, value in flags.items():
+        if value is not None:
+            values[name], source[name] = value, f"--{name.replace('_', '-')}"
+    values["secrets"] = {
+        name.removeprefix(SECRET_PREFIX): value
+        for name, value in environ.items()
+        if name.startswith(SECRET_PREFIX) and name != SECRET_PREFIX
+    }
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        # Without the cause: pydantic's text repeats the input, which may be a secret.
+        raise SettingsError(_explained(error, source)) from None
+
+
+def env_name(field: str) -> str:
+    """`lease_seconds` → `DOVETAIL_LEASE_SECONDS`."""
+    return PREFIX + field.upper()
+
+
+def reference() -> str:
+    """The settings as a Markdown table, from the model itself; docs/settings.md contains it."""
+    rows = ["| variable | default | what it is |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        if name in _NOT_IN_ENVIRONMENT:
+            continue
+        rows.append(f"| `{env_name(name)}` | {_shown_default(name)} | {field.description} |")
+    return "\n".join(rows)
+
+
+def _shown_default(name: str) -> str:
+    default = Settings.model_fields[name].default
+    if default is None or default == ():
+        return "unset"
+    if name == "mock_latency":
+        return "`0`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SettingsError(f"{FILE}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{FILE}: not valid TOML: {error}") from None
+    known = [name for name in Settings.model_fields if name not in _NOT_IN_FILE]
+    wrong = [_unknown_key(name, known) for name in found if name not in known]
+    if wrong:
+        raise SettingsError("; ".join(wrong))
+    return found
+
+
+def _unknown_key(name: str, known: list[str]) -> str:
+    if name in _NOT_IN_FILE:
+        return f"{FILE}: secrets do not belong in a file; set {SECRET_PREFIX}<NAME> instead"
+    plain = name.lower().removeprefix(PREFIX.lower())
+    near = get_close_matches(plain, known, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else f"; it knows: {', '.join(known)}"
+    return f"{FILE}: unknown setting '{name}'{hint}"
+
+
+def _explained(error: ValidationError, source: Mapping[str, str]) -> str:
+    said: dict[str, None] = {}  # a union reports each of its branches; once is enough
+    for problem in error.errors(include_url=False):
+        what = problem["msg"].removeprefix("Value error, ")
+        what = what.replace("Input should be", "must be", 1)
+        if not problem["loc"]:
+            said[what] = None
+            continue
+        field = str(problem["loc"][0])
+        within = "".join(f".{part}" for part in problem["loc"][1:] if isinstance(part, str | int))
+        label = source.get(field, f"setting '{field}'")
+        if field not in Settings.model_fields:
+            near = get_close_matches(field, list(Settings.model_fields), n=1)
+            what = f"no such setting; did you mean '{near[0]}'?" if near else "no such setting"
+        elif field == "rate_limits":
+            label = label.replace(field, field + within, 1)
+        elif _is_secret(field):
+            label += " (value not shown)"
+        else:
+            label += f" = {problem['input']!r}"
+        said[f"{label}: {what}{_default_hint(field)}"] = None
+    return "; ".join(said)
+
+
+def _default_hint(field: str) -> str:
+    if field not in Settings.model_fields or field in _NOT_IN_ENVIRONMENT:
+        return ""
+    return f" (default: {_shown_default(field).strip('`')})"
+
+
+def _is_secret(field: str) -> bool:
+    extra = Settings.model_fields[field].json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("secret"))

@@ -1,0 +1,460 @@
+"""Turn the tree of an expression into a function, if everything in it is allowed.
+
+The allowlist is the table at the end: a construct without a row cannot be compiled, so it cannot
+run. Jinja's code generator, optimiser and runtime are never involved; the function is made of
+plain closures over `operations` and `filters`, so nothing is evaluated, not even a constant,
+before a node is about to run.
+
+What this file must not know: text around expressions, configs, stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jinja2 import nodes
+
+from dovetail.core.errors import TemplateError
+from dovetail.core.filters import FILTERS, REQUIRED, TESTS
+from dovetail.core.findings import Suggester, shown
+from dovetail.core.grammar import KEYWORDS, TemplateRefused, too_deep
+from dovetail.core.operations import (
+    ABSENT,
+    CALCULATIONS,
+    COMPARISONS,
+    NOTHING,
+    SIGNS,
+    SKIPPED,
+    Frame,
+    Missing,
+    NodeValue,
+    Path,
+    concatenate,
+    kind,
+    settle,
+    step,
+)
+
+MAX_DEPTH = 100
+
+Evaluate = Callable[[Frame], Any]
+
+_DEFAULT = (("default_value", ""), ("boolean", False))
+_FILTER_NAMES = (*FILTERS, "default", "d")
+_TEST_NAMES = (*TESTS, "defined", "undefined")
+
+_ALLOWED = (
+    "allowed are names, attributes, items, literals, comparisons, `and or not`, `in`, `if else`, "
+    "`~ + - / // %`, filters and tests"
+)
+_FORBIDDEN: dict[type[nodes.Node], str] = {
+    nodes.Call: "a call",
+    nodes.Mul: "`*`",
+    nodes.Pow: "`**`",
+    nodes.Slice: "a slice",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A name that an expression looks up.
+
+    Guarded: it says itself what happens if the node was skipped: it stands under `default`, a
+    test `is defined` or `is none`, or reads the `status`; or it stands behind such a test.
+    """
+
+    name: str
+    guarded: bool
+
+
+def check_name(name: str, offset: int) -> None:
+    if name.startswith("_"):  # the other characters that Python takes for `_` begin no token
+        hint = "" if name.startswith("__") else f"a key is read in brackets: [{shown(name)}]"
+        raise _forbid(f"the underscored name {shown(name)}", offset, hint)
+
+
+def check_key(key: str | int, offset: int) -> None:
+    """A key in quotes may begin with one underscore, as `_id` often does, but not with two."""
+    if isinstance(key, str) and key.startswith("__"):
+        raise _forbid(f"the underscored key {shown(key)}", offset)
+
+
+def _forbid(what: str, offset: int, hint: str = "") -> TemplateRefused:
+    return TemplateRefused(
+        "template_forbidden", f"{what} is not allowed; {hint or _ALLOWED}", offset
+    )
+
+
+def settled(loose: Evaluate) -> Evaluate:
+    return lambda frame: settle(loose(frame))
+
+
+class Compiler:
+    """Compiles one expression and notes what it reads.
+
+    Two kinds of functions: a *value* is JSON and raises for what is missing; a *loose* one may
+    also give `Missing`, `NOTHING` or a `NodeValue`, so that what stands around it can look first.
+    """
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self._guarded = False  # inside `default(…)` or a test
+        self._guarded_names: frozenset[str] = frozenset()  # behind a test of the name
+
+    def value(self, node: nodes.Node | None, depth: int) -> Evaluate:
+        run = self.loose(node, depth)
+        return settled(run) if isinstance(node, _LOOSE) else run
+
+    def loose(self, node: nodes.Node | None, depth: int) -> Evaluate:
+        assert node is not None  # noqa: S101 - Jinja's types allow a filter of nothing, a block
+        if depth <= 0:
+            raise too_deep(node.lineno)
+        rule = _RULES.get(type(node))
+        if rule is None:
+            raise _forbid(_FORBIDDEN.get(type(node), "this construct"), node.lineno)
+        return rule(self, node, depth - 1)
+
+    # --- names, attributes, items ---
+
+    def path(self, node: nodes.Expr, depth: int) -> Evaluate:
+        """A name, or anything else, and any number of steps: one function, so without depth."""
+        steps: list[str | int] = []
+        start = node
+        while True:
+            if isinstance(start, nodes.Getattr):
+                check_name(start.attr, start.lineno)
+                steps.append(start.attr)
+            elif isinstance(start, nodes.Getitem) and (key := _fixed_key(start.arg)) is not None:
+                check_key(key, start.lineno)
+                steps.append(key)
+            else:
+                break
+            start = start.node
+        steps.reverse()
+        if isinstance(start, nodes.Name):
+            return self.name(Path(start.name, tuple(steps)), start.lineno)
+        if isinstance(start, nodes.Getitem) and not steps:
+            return self._item(start, depth)
+        return _stepping(self.loose(start, depth), steps)
+
+    def name(self, path: Path, offset: int) -> Evaluate:
+        if path.root in KEYWORDS:
+            raise TemplateRefused("template_syntax", f"unexpected '{path.root}'", offset)
+        check_name(path.root, offset)
+        if path.root == "secrets" and not (path.steps and isinstance(path.steps[0], str)):
+            what = "`secrets` as a whole, or with a calculated name,"
+            raise _forbid(what, offset, "name the one you need: secrets.NAME")
+        guarded = self._guarded or path.root in self._guarded_names
+        self.reads.append(Read(path.root, guarded or path.steps[:1] == ("status",)))
+        return lambda frame: path.read(frame.get)
+
+    def _item(self, node: nodes.Getitem, depth: int) -> Evaluate:
+        """`a[b]`, the key calculated."""
+        inner = self.loose(node.node, depth)
+        with self._guarding(False):
+            key = self.value(node.arg, depth)
+
+        def run(frame: Frame) -> Any:
+            value, at = inner(frame), key(frame)
+            if not isinstance(at, (str, int)):
+                raise TemplateError(f"a key is text or a whole number, not {kind(at)}")
+            found = step(value, at)
+            if found is ABSENT:
+                # The key may be a secret: only the kind of its owner is told.
+                return Missing(partial(_lacks, None, value))
+            return found
+
+        return run
+
+    # --- literals ---
+
+    def constant(self, node: nodes.Const, depth: int) -> Evaluate:
+        value = node.value
+        return lambda frame: value
+
+    def sequence(self, node: nodes.List | nodes.Tuple, depth: int) -> Evaluate:
+        parts = [self.value(item, depth) for item in node.items]
+
+        def run(frame: Frame) -> Any:
+            weight = 2
+            found = []
+            for part in parts:
+                found.append(part(frame))
+                weight += frame.weigh(found[-1]) + 1
+                if weight > frame.limit:
+                    break
+            frame.grow(weight)
+            return frame.weighed(found, weight)
+
+        return run
+
+    def mapping(self, node: nodes.Dict, depth: int) -> Evaluate:
+        pairs = [(self.value(p.key, depth), self.value(p.value, depth)) for p in node.items]
+
+        def run(frame: Frame) -> Any:
+            weight = 2
+            found = {}
+            for name, part in pairs:
+                key, value = name(frame), part(frame)
+                if not isinstance(key, str):
+                    raise TemplateError(f"the keys of a mapping are text, not {kind(key)}")
+                found[key] = value
+                weight += len(key) + frame.weigh(value) + 4
+                if weight > frame.limit:
+                    break
+            frame.grow(weight)
+            return frame.weighed(found, weight)
+
+        return run
+
+    # --- operators ---
+
+    def calculation(self, node: nodes.BinExpr, depth: int) -> Evaluate:
+        if node.operator == "%" and _is_text(node.left):
+            raise _forbid("`%` on text", node.lineno, "it works on numbers; ~ joins text")
+        left, right = self.value(node.left, depth), self.value(node.right, depth)
+        apply = CALCULATIONS[node.operator]
+        return lambda frame: apply(frame, left(frame), right(frame))
+
+    def sign(self, node: nodes.UnaryExpr, depth: int) -> Evaluate:
+        inner = self.value(node.node, depth)
+        apply = SIGNS[node.operator]
+        return lambda frame: apply(inner(frame))
+
+    def concatenation(self, node: nodes.Concat, depth: int) -> Evaluate:
+        parts = [self.value(part, depth) for part in node.nodes]
+        return lambda frame: concatenate(frame, [part(frame) for part in parts])
+
+    def comparison(self, node: nodes.Compare, depth: int) -> Evaluate:
+        first = self.value(node.expr, depth)
+        rest = [(COMPARISONS[op.op], self.value(op.expr, depth)) for op in node.ops]
+
+        def run(frame: Frame) -> bool:
+            left = first(frame)
+            for compare, operand in rest:
+                right = operand(frame)
+                if not compare(frame, left, right):
+                    return False
+                left = right
+            return True
+
+        return run
+
+    def conjunction(self, node: nodes.And, depth: int) -> Evaluate:
+        left, right = self._sides(node, depth)
+        return lambda frame: left(frame) and right(frame)
+
+    def disjunction(self, node: nodes.Or, depth: int) -> Evaluate:
+        left, right = self._sides(node, depth)
+        return lambda frame: left(frame) or right(frame)
+
+    def _sides(self, node: nodes.BinExpr, depth: int) -> tuple[Evaluate, Evaluate]:
+        left, tested = self._testing(node.left, depth)
+        with self._behind(tested):
+            return left, self.value(node.right, depth)
+
+    def negation(self, node: nodes.Not, depth: int) -> Evaluate:
+        inner = self.value(node.node, depth)
+        return lambda frame: not inner(frame)
+
+    def choice(self, node: nodes.CondExpr, depth: int) -> Evaluate:
+        """`a if test else b`; without an `else` none, which `default` replaces."""
+        test, tested = self._testing(node.test, depth)
+        with self._behind(tested):
+            then = self.loose(node.expr1, depth)
+            other = self.loose(node.expr2, depth) if node.expr2 is not None else _nothing
+        return lambda frame: then(frame) if test(frame) else other(frame)
+
+    # --- filters and tests ---
+
+    def filter(self, node: nodes.Filter, depth: int) -> Evaluate:
+        if node.name in ("default", "d"):
+            return self._default(node, depth)
+        known = FILTERS.get(node.name)
+        if known is None:
+            raise _unknown("filter", node.name, _FILTER_NAMES, node.lineno)
+        inner = self.value(node.node, depth)
+        arguments = self._arguments(node, known.takes, depth)
+        apply = known.apply
+        if not arguments:
+            return lambda frame: apply(frame, inner(frame))
+        return lambda frame: apply(frame, inner(frame), *[given(frame) for given in arguments])
+
+    def _default(self, node: nodes.Filter, depth: int) -> Evaluate:
+        with self._guarding(True):
+            inner = self.loose(node.node, depth)
+        fallback, boolean = self._arguments(node, _DEFAULT, depth, loose=True)
+
+        def run(frame: Frame) -> Any:
+            value = inner(frame)
+            if not _defined(value):
+                return fallback(frame)
+            if settle(boolean(frame)) and not settle(value):
+                return fallback(frame)
+            return value
+
+        return run
+
+    def test(self, node: nodes.Test, depth: int) -> Evaluate:
+        name = node.name
+        if name not in _TEST_NAMES:
+            raise _unknown("test", name, _TEST_NAMES, node.lineno)
+        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+            raise _forbid(f"an argument of the test '{name}'", node.lineno, "it takes none")
+        if name in ("defined", "undefined"):
+            with self._guarding(True):
+                inner = self.loose(node.node, depth)
+            wanted = name == "defined"
+            return lambda frame: _defined(inner(frame)) is wanted
+        with self._guarding(self._guarded or name == "none"):
+            inner = self.value(node.node, depth)
+        apply = TESTS[name]
+        return lambda frame: apply(inner(frame))
+
+    def _arguments(
+        self,
+        node: nodes.Filter,
+        takes: tuple[tuple[str, Any], ...],
+        depth: int,
+        *,
+        loose: bool = False,
+    ) -> list[Evaluate]:
+        """A filter's arguments in its own order, the missing ones by their defaults."""
+        names = [name for name, _ in takes]
+        listed = f"it takes ({', '.join(names)})"
+        given: dict[str, nodes.Expr] = dict(zip(names, node.args, strict=False))
+        if node.dyn_args or node.dyn_kwargs or len(node.args) > len(names):
+            raise _forbid(f"such an argument of '{node.name}'", node.lineno, listed)
+        for keyword in node.kwargs:
+            name = str(keyword.key)
+            if name not in names or name in given:
+                what = f"the argument {shown(name)} of '{node.name}'"
+                raise _forbid(what, node.lineno, listed)
+            given[name] = keyword.value
+        compiled: list[Evaluate] = []
+        for name, otherwise in takes:
+            if name in given:
+                compile_ = self.loose if loose else self.value
+                compiled.append(compile_(given[name], depth))
+            elif otherwise is REQUIRED:
+                raise _forbid(f"'{node.name}' without '{name}'", node.lineno, listed)
+            else:
+                compiled.append(_constantly(otherwise))
+        return compiled
+
+    # --- what guards a read ---
+
+    @contextmanager
+    def _guarding(self, guarded: bool) -> Iterator[None]:
+        before, self._guarded = self._guarded, guarded
+        try:
+            yield
+        finally:
+            self._guarded = before
+
+    @contextmanager
+    def _behind(self, names: frozenset[str]) -> Iterator[None]:
+        before, self._guarded_names = self._guarded_names, self._guarded_names | names
+        try:
+            yield
+        finally:
+            self._guarded_names = before
+
+    def _testing(self, node: nodes.Expr, depth: int) -> tuple[Evaluate, frozenset[str]]:
+        """An operand that decides, and the names whose absence it has looked at."""
+        already = len(self.reads)
+        run = self.value(node, depth)
+        return run, frozenset(read.name for read in self.reads[already:] if read.guarded)
+
+
+def _fixed_key(node: nodes.Expr) -> str | int | None:
+    """The key in `a['b']`, `a[0]` or `a[-1]`; none if it must be calculated."""
+    negative = isinstance(node, nodes.Neg)
+    inner = node.node if isinstance(node, nodes.Neg) else node
+    if not isinstance(inner, nodes.Const):
+        return None
+    key = inner.value
+    if key.__class__ is int:
+        return -key if negative else key
+    return key if isinstance(key, str) and not negative else None
+
+
+def _is_text(node: nodes.Expr) -> bool:
+    if isinstance(node, nodes.Const):
+        return isinstance(node.value, str)
+    return isinstance(node, nodes.Concat)
+
+
+def _stepping(start: Evaluate, steps: list[str | int]) -> Evaluate:
+    """Steps from something that is no name, such as `(a if b else c).d`."""
+
+    def run(frame: Frame) -> Any:
+        value = start(frame)
+        for key in steps:
+            found = step(value, key)
+            if found is ABSENT:
+                return Missing(partial(_lacks, key, value))
+            value = found
+        return value
+
+    return run
+
+
+def _lacks(key: str | int | None, value: Any) -> str:
+    named = "such key" if key is None else shown(key)
+    return f"has no {named} in {kind(value.output if isinstance(value, NodeValue) else value)}"
+
+
+def _defined(value: Any) -> bool:
+    if isinstance(value, NodeValue):
+        return value.status != SKIPPED
+    return value is not NOTHING and not isinstance(value, Missing)
+
+
+def _nothing(_: Frame) -> Any:
+    return NOTHING
+
+
+def _constantly(value: Any) -> Evaluate:
+    return lambda frame: value
+
+
+def _unknown(what: str, name: str, names: Sequence[str], offset: int) -> TemplateRefused:
+    meant = Suggester().did_you_mean(name, names)
+    return TemplateRefused(
+        "template_forbidden",
+        f"there is no {what} {shown(name)}{meant}; allowed are: {' '.join(names)}",
+        offset,
+    )
+
+
+_LOOSE = (nodes.Name, nodes.Getattr, nodes.Getitem, nodes.CondExpr, nodes.Filter)
+
+_RULES: dict[type[nodes.Node], Callable[[Compiler, Any, int], Evaluate]] = {
+    nodes.Name: Compiler.path,
+    nodes.Getattr: Compiler.path,
+    nodes.Getitem: Compiler.path,
+    nodes.Const: Compiler.constant,
+    nodes.List: Compiler.sequence,
+    nodes.Tuple: Compiler.sequence,
+    nodes.Dict: Compiler.mapping,
+    nodes.Add: Compiler.calculation,
+    nodes.Sub: Compiler.calculation,
+    nodes.Div: Compiler.calculation,
+    nodes.FloorDiv: Compiler.calculation,
+    nodes.Mod: Compiler.calculation,
+    nodes.Neg: Compiler.sign,
+    nodes.Pos: Compiler.sign,
+    nodes.Concat: Compiler.concatenation,
+    nodes.Compare: Compiler.comparison,
+    nodes.And: Compiler.conjunction,
+    nodes.Or: Compiler.disjunction,
+    nodes.Not: Compiler.negation,
+    nodes.CondExpr: Compiler.choice,
+    nodes.Filter: Compiler.filter,
+    nodes.Test: Compiler.test,
+}

@@ -1,0 +1,68 @@
+"""The one log of a run: what happened, in order, without gaps.
+
+Everything that tells people about a run reads this log: the live view, the event stream, the
+audit trail, metrics and traces. An event is written with the transition it reports.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+RUN_EVENTS = (
+    "run.created",
+    "run.started",
+    "run.completed",
+    "run.failed",
+    "run.cancelled",
+    "run.retried",
+)
+NODE_EVENTS = (
+    "node.queued",
+    "node.started",
+    "node.progress",
+    "node.cached",
+    "node.parked",
+    "node.retrying",
+    "node.lost",
+    "node.completed",
+    "node.failed",
+    "node.skipped",
+    "node.cancelled",
+    "result.refused",
+)
+
+
+class Event(NamedTuple):
+    """One line of the log. `epoch` is the node's; for a run event the run's."""
+
+    seq: int
+    time: float
+    type: str
+    epoch: int
+    node: str | None = None
+    attempt: int | None = None
+    data: dict[str, Any] | None = None
+
+
+class Token(NamedTuple):
+    """Names one start of one node. Whatever carries another token is stale.
+
+    The nonce makes it unique even if a store loses its newest writes and an attempt number
+    is given out twice.
+    """
+
+    epoch: int
+    attempt: int
+    nonce: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.attempt}.{self.nonce:x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Token:
+        epoch, attempt, nonce = text.split(".")
+        return cls(int(epoch), int(attempt), int(nonce, 16))
+
+
+NO_TOKEN = Token(0, 0, 0)
+"""Of a node that was never queued."""

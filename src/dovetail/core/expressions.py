@@ -1,0 +1,93 @@
+"""One `{{ … }}` as an object: what it reads, and its value in a scope.
+
+A plain dotted path is recognised from its tokens; everything else is parsed and compiled.
+What this file must not know: text around expressions, configs, stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2.lexer import Token
+
+from dovetail.core.compiler import (
+    MAX_DEPTH,
+    Compiler,
+    Evaluate,
+    Read,
+    check_key,
+    check_name,
+    settled,
+)
+from dovetail.core.errors import MissingValue, TemplateError
+from dovetail.core.grammar import KEYWORDS, Span, parse
+from dovetail.core.operations import Frame, Path, text
+
+_SHOWN_SOURCE = 80
+
+
+class Expression:
+    """One `{{ … }}`, compiled. `path` is set if it is a plain dotted path."""
+
+    __slots__ = ("_run", "path", "reads", "source")
+
+    def __init__(
+        self, source: str, run: Evaluate, reads: tuple[Read, ...], path: Path | None = None
+    ) -> None:
+        self.source = source
+        self.path = path
+        self.reads = reads
+        self._run = run
+
+    def as_text(self) -> Expression:
+        """The same expression between other text."""
+        run = self._run
+        return Expression(self.source, lambda frame: text(frame, run(frame)), self.reads)
+
+    def evaluate(self, frame: Frame) -> Any:
+        """Its value. An error says in which expression it happened."""
+        try:
+            return self._run(frame)
+        except MissingValue as error:
+            raise MissingValue(f"{self} {error}") from None
+        except TemplateError as error:
+            raise type(error)(f"{self}: {error}") from None
+        except RecursionError:
+            raise TemplateError(f"{self}: a value is nested too deeply") from None
+
+    def __str__(self) -> str:
+        line = " ".join(self.source.split())
+        return f"{{{{ {line if len(line) <= _SHOWN_SOURCE else line[:_SHOWN_SOURCE] + '…'} }}}}"
+
+
+def compile_expression(span: Span) -> Expression:
+    """Raises `TemplateRefused` for everything that is not on the list."""
+    compiler = Compiler()
+    path = _plain_path(span.tokens)
+    if path is not None:
+        run = settled(compiler.name(path, span.offset))
+    else:
+        run = compiler.value(parse(span), MAX_DEPTH)
+    return Expression(span.source, run, tuple(dict.fromkeys(compiler.reads)), path)
+
+
+def _plain_path(tokens: Sequence[Token]) -> Path | None:
+    """`a.b[0]['c']` from its tokens: most templates are one, and parsing costs 50 times more."""
+    if tokens[0].type != "name" or tokens[0].value in KEYWORDS:
+        return None
+    steps: list[str | int] = []
+    at = 1
+    while at < len(tokens):
+        here = [token.type for token in tokens[at : at + 3]]
+        if here[:2] == ["dot", "name"]:
+            check_name(tokens[at + 1].value, tokens[at].lineno)
+            steps.append(tokens[at + 1].value)
+            at += 2
+        elif here in (["lbracket", "integer", "rbracket"], ["lbracket", "string", "rbracket"]):
+            check_key(tokens[at + 1].value, tokens[at].lineno)
+            steps.append(tokens[at + 1].value)
+            at += 3
+        else:
+            return None
+    return Path(tokens[0].value, tuple(steps))

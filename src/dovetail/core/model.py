@@ -1,0 +1,202 @@
+"""A workflow definition as data: the fields of the contract, their types, bounds and defaults.
+
+The models are strict (no "30" for 30, no true for 1), refuse unknown fields, take null as
+"not given", and make the JSON Schema that editors use. What they must not know: other nodes.
+Whatever compares one part of a definition with another (ids, dependencies, templates) is in
+`validation`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError, PydanticUseDefault
+
+DEFAULT_TIMEOUT_SECONDS = 300.0
+# Ten years: past that a duration is a mistake, and arithmetic with it would overflow somewhere.
+MAX_SECONDS = 315_360_000.0
+MAX_RETRIES = 1000
+
+# The names a template knows besides nodes, and the words of its language.
+TEMPLATE_ROOTS = ("params", "run", "secrets")
+RESERVED_IDS = frozenset(
+    [*TEMPLATE_ROOTS, "true", "false", "none", "and", "or", "not", "in", "is", "if", "else"]
+) | {"True", "False", "None"}  # constants in Jinja too, so no template could read such a node
+
+
+def _default_if_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+def _not_reserved(node_id: str) -> str:
+    if node_id in RESERVED_IDS:
+        message = "'{id}' is reserved in templates and cannot be a node's id; try '{id}_node'"
+        raise PydanticCustomError("reserved_id", message, {"id": node_id})
+    return node_id
+
+
+def _text_or_bool(value: Any) -> Any:
+    if isinstance(value, str | bool):
+        return value
+    message = "must be a template such as \"{{ params.topic != '' }}\", or true or false"
+    raise PydanticCustomError("condition_type", message)
+
+
+def _for_editors(schema: dict[str, Any]) -> None:
+    """Make the generated schema say what a person needs while typing, and no more."""
+    schema.pop("title", None)
+    required = schema.get("required", ())
+    for name, field in schema["properties"].items():
+        field.pop("title", None)
+        if field.get("default", ...) is None:
+            del field["default"]  # null means "not given"; the description names the default
+        if name in required:
+            continue
+        choices = field.pop("anyOf", None) or [_without_words(field), {"type": "null"}]
+        simple = len(choices) == 2 and "type" in choices[0] and "enum" not in choices[0]
+        if simple:
+            field.update(choices[0], type=[choices[0]["type"], "null"])
+        else:
+            field["anyOf"] = choices
+    if "dependencies" in schema["properties"]:
+        alias = dict(schema["properties"]["dependencies"])
+        alias["description"] = "Another name for `dependencies`; give only one of the two."
+        schema["properties"]["depends_on"] = alias
+        schema["not"] = {"required": ["dependencies", "depends_on"]}
+
+
+def _without_words(field: dict[str, Any]) -> dict[str, Any]:
+    """Take what constrains the value out of a field's schema; what describes it stays."""
+    words = ("description", "examples", "default")
+    return {key: field.pop(key) for key in list(field) if key not in words}
+
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+Delay = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
+Label = Annotated[str, Field(min_length=1, max_length=200)]
+NodeId = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_not_reserved)]
+OrDefault = BeforeValidator(_default_if_null)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        json_schema_extra=_for_editors,
+    )
+
+
+class Retry(_Part):
+    """How long to wait before a failed node is tried again."""
+
+    base_delay_seconds: Delay | None = Field(None, examples=[10])
+    """Wait before the first retry; doubled for each further one. Default: 10."""
+    max_delay_seconds: Delay | None = Field(None, examples=[300])
+    """The longest wait. Default: 300."""
+    jitter: Annotated[float, Field(ge=0, le=10)] | None = Field(None, examples=[0.5])
+    """Up to this share of the wait is added by chance. Default: 0.5."""
+
+
+class Cache(_Part):
+    """Keep a node's output: the same handler with the same rendered config is not run again."""
+
+    ttl_seconds: Seconds = Field(examples=[86400])
+    """How long a stored output is used."""
+
+
+class Defaults(_Part):
+    """What every node gets that does not say otherwise."""
+
+    timeout_seconds: Seconds | None = Field(None, examples=[60])
+    """The time one attempt may take. Default: 300."""
+    max_retries: Retries | None = Field(None, examples=[3])
+    """How often a failed node is tried again. Default: the handler's own."""
+    retry: Retry | None = None
+    """How long to wait before a failed node is tried again."""
+    resource_tag: Label | None = Field(None, examples=["search_api"])
+    """The rate-limit group."""
+
+
+class Node(_Part):
+    """One step of a workflow."""
+
+    id: NodeId = Field(
+        examples=["fetch"], json_schema_extra={"not": {"enum": [*sorted(RESERVED_IDS)]}}
+    )
+    """Unique in the workflow; templates of later nodes read its output by this name."""
+    handler: Label = Field(examples=["call_external_service", "llm_service", "input", "output"])
+    """What the node runs. `dovetail handlers` lists those known here."""
+    dependencies: Annotated[list[str], OrDefault] = Field(
+        default_factory=list,
+        validation_alias=AliasChoices("dependencies", "depends_on"),
+        examples=[["start"]],
+    )
+    """The ids of the nodes that must be done before this one starts."""
+    config: Annotated[dict[str, Any], OrDefault] = Field(
+        default_factory=dict, examples=[{"prompt": "Summarise: {{ fetch.body }}"}]
+    )
+    """What the handler is given. Any text in it may be a template."""
+    timeout_seconds: Seconds | None = Field(None, examples=[30])
+    """The time one attempt may take; a timeout is retried like any failure. Default: 300."""
+    max_retries: Retries | None = Field(None, examples=[3])
+    """How often the node is tried again when it fails. Default: the handler's own."""
+    retry: Retry | None = None
+    """How long to wait before a failed node is tried again."""
+    cache: Cache | None = None
+    """Keep the output and use it again. Default: not kept."""
+    condition: Annotated[bool | str, BeforeValidator(_text_or_bool)] | None = Field(
+        None, examples=["{{ params.topic != '' }}"]
+    )
+    """A template; if it is false, the node is skipped."""
+    resource_tag: Label | None = Field(None, examples=["search_api"])
+    """The rate-limit group. A tag nobody configured allows 10 starts per second."""
+    delivery: Annotated[Literal["at_least_once", "at_most_once"], OrDefault] = "at_least_once"
+    """`at_most_once`: start it once and never again by itself; implies `max_retries: 0`."""
+
+
+class Workflow(_Part):
+    """A Dovetail workflow: nodes, what each runs, and what each depends on."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = Field(
+        examples=["summarise"]
+    )
+    """What the workflow is registered and triggered as."""
+    description: str | None = None
+    """What it is for, in your words."""
+    on_failure: Annotated[Literal["fail_fast", "continue"], OrDefault] = "fail_fast"
+    """`fail_fast`: stop the run when a node fails; `continue`: finish the other branches."""
+    max_concurrency: Annotated[int, Field(ge=1)] | None = Field(None, examples=[4])
+    """How many nodes of one run may run at once. Default: no limit."""
+    params: dict[str, Any] | None = Field(
+        None,
+        examples=[
+            {
+                "type": "object",
+                "required": ["topic"],
+                "properties": {"topic": {"type": "string"}},
+            }
+        ],
+    )
+    """A JSON Schema (2020-12) for the params of a run; defaults in it are applied."""
+    defaults: Defaults | None = None
+    """What every node gets that does not say otherwise."""
+    # An empty list is a finding of its own, `empty_graph`, so the model itself lets it pass.
+    nodes: list[Node] = Field(json_schema_extra={"minItems": 1})
+    """The steps, in any order; ready ones are started in this order."""
+
+
+def definition_schema() -> dict[str, Any]:
+    """The JSON Schema of a definition, for editors."""
+    schema = Workflow.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Dovetail workflow",
+        **schema,
+    }

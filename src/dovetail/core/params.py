@@ -1,0 +1,231 @@
+"""The params of a run: checked against the workflow's schema, its defaults applied.
+
+All violations come at once, with paths such as `params.topic`. What it must not know: which
+schemas are acceptable (that is `schemas`), or what a template does with a param.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import jsonschema_rs
+import orjson
+
+from dovetail.core.errors import InvalidParams, Problem
+from dovetail.core.findings import Finding, Path, Suggester, format_path, shown
+from dovetail.core.schemas import Schema, SchemaRefused, compile_schema
+from dovetail.core.values import MAX_BYTES, NotJson, encode
+
+MOST_VIOLATIONS = 100
+# Beyond these products a check could take seconds; no schema that people write comes near.
+MOST_CHECKS = 20_000_000
+MOST_MATCHES = 8_000_000
+# jsonschema-rs makes all its errors before it shows the first: 10 µs each.
+MOST_VALUES_FOR_ALL_ERRORS = 20_000
+
+_TYPES = {
+    "array": "a list",
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "text",
+}
+
+
+def check_schema(schema: Any) -> list[Problem]:
+    """Everything that keeps a schema from being accepted; nothing if it is fine."""
+    return [_problem(found) for found in schema_findings(schema)]
+
+
+def schema_findings(schema: Any) -> list[Finding]:
+    """The same with paths that begin at the schema itself."""
+    try:
+        compile_schema(schema)
+    except SchemaRefused as refused:
+        return refused.findings
+    return []
+
+
+def apply_params(
+    schema: Mapping[str, Any] | None, params: Any, *, max_bytes: int = MAX_BYTES
+) -> dict[str, Any]:
+    """A copy of the params with defaults applied. Raises `InvalidParams` with every violation.
+
+    A workflow without a schema accepts any object; no params at all are an empty one.
+    """
+    if params is None:
+        params = {}
+    if not isinstance(params, dict):
+        message = f"params must be a JSON object, not {shown(params)}"
+        raise InvalidParams([Problem("invalid_field", message, "params")])
+    try:
+        text = encode(params, max_bytes=max_bytes)
+    except NotJson as error:
+        code = "too_large" if error.code == "too_large" else "invalid_field"
+        raise InvalidParams([_problem(Finding(code, str(error), error.path))]) from None
+    given: dict[str, Any] = orjson.loads(text)
+    if schema is None:
+        return given
+    try:
+        checker = compile_schema(schema)
+    except SchemaRefused as refused:
+        raise InvalidParams([_problem(found) for found in refused.findings]) from None
+    findings = _too_much(checker, given, len(text))
+    if not findings:
+        if checker.has_defaults:
+            given = checker.filled(checker.root, given)
+        if checker.validator.is_valid(given):
+            return given
+        findings = _violations(checker, given)
+    raise InvalidParams([_problem(found) for found in findings])
+
+
+def typed(schema: Mapping[str, Any] | None, name: str, text: str) -> Any:
+    """A param given as text (`-p depth=2`) as the type the schema wants, else as the text.
+
+    What does not fit is left as text: `apply_params` then says what was expected.
+    """
+    try:
+        checker = compile_schema(schema or {})
+    except SchemaRefused:
+        return text
+    properties = checker.root.get("properties", {})
+    types, choices = _expected(checker, properties.get(name))
+    if choices and text not in choices:
+        value = _parsed(text)
+        return value if value in choices else text
+    for kind in ("null", "boolean", "integer", "number", "array", "object"):
+        # Where text is allowed too, only what cannot be meant as text is taken for something else.
+        if kind in types and not (kind == "null" and "string" in types):
+            value = _parsed(text)
+            if _is(kind, value):
+                return value
+    return text
+
+
+def _expected(checker: Schema, schema: Any) -> tuple[set[str], list[Any]]:
+    """The types a subschema names, and the values if it lists them."""
+    types: set[str] = set()
+    choices: list[Any] = []
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, dict):
+            continue
+        named = part.get("type", [])
+        types.update([named] if isinstance(named, str) else named)
+        choices += part.get("enum", [])
+        choices += [part["const"]] if "const" in part else []
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            todo += part.get(keyword, [])
+        todo.append(checker.target(part))
+    return types, choices
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value, or the text itself if it is none."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+def _is(kind: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return isinstance(value, _PYTHON_TYPES[kind])
+
+
+_PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
+    "array": list,
+    "boolean": bool,
+    "integer": int,
+    "null": type(None),
+    "number": (int, float),
+    "object": dict,
+}
+
+
+def _too_much(checker: Schema, given: dict[str, Any], size: int) -> list[Finding]:
+    """Whether checking could take seconds because the schema and the params are both large."""
+    if checker.match_cost * size > MOST_MATCHES:
+        message = f"{size:,} bytes are too much for the patterns of this workflow's params schema"
+        return [Finding("too_large", message)]
+    if checker.weight * size > MOST_CHECKS and checker.weight * _count(given) > MOST_CHECKS:
+        message = "there are too many values in it for a params schema of this size"
+        return [Finding("too_large", message)]
+    return []
+
+
+def _count(value: Any) -> int:
+    """How many values it has, at any depth."""
+    count, level = 0, [value]
+    while level:
+        count += len(level)
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = below
+    return count
+
+
+def _violations(checker: Schema, given: dict[str, Any]) -> list[Finding]:
+    if _count(given) > MOST_VALUES_FOR_ALL_ERRORS:
+        try:
+            checker.validator.validate(given)
+        except jsonschema_rs.ValidationError as error:
+            errors = [error]
+    else:
+        errors = list(checker.validator.iter_errors(given))
+    suggester = Suggester()
+    findings = [found for error in errors for found in _findings(checker, error, suggester)]
+    if len(findings) > MOST_VIOLATIONS:
+        more = len(findings) - MOST_VIOLATIONS
+        findings[MOST_VIOLATIONS:] = [Finding("too_large", f"and {more:,} more problems")]
+    return findings
+
+
+def _findings(
+    checker: Schema, error: jsonschema_rs.ValidationError, suggester: Suggester
+) -> Iterator[Finding]:
+    """One violation in our words; a missing or unknown param under its own path."""
+    path: Path = tuple(error.instance_path)
+    kind = error.kind
+    match kind:
+        case jsonschema_rs.ValidationErrorKind.Required():
+            yield Finding("invalid_field", f"'{kind.property}' is required", (*path, kind.property))
+        case (
+            jsonschema_rs.ValidationErrorKind.AdditionalProperties()
+            | jsonschema_rs.ValidationErrorKind.UnevaluatedProperties()
+        ):
+            known = list(checker.root.get("properties", {})) if not path else []
+            for name in kind.unexpected:
+                hint = suggester.did_you_mean(name, known)
+                message = f"{shown(name)} is not expected{hint}"
+                yield Finding("invalid_field", message, (*path, name), on_key=True)
+        case jsonschema_rs.ValidationErrorKind.Type():
+            wanted = " or ".join(_TYPES[name] for name in sorted(kind.types))
+            yield Finding("invalid_field", f"must be {wanted}, not {shown(error.instance)}", path)
+        case jsonschema_rs.ValidationErrorKind.Enum():
+            wanted = ", ".join(shown(option) for option in islice(kind.options, 20))
+            message = f"must be one of {wanted}; not {shown(error.instance)}"
+            yield Finding("invalid_field", message, path)
+        case _:
+            # Its own words begin with the value, which may be long.
+            words = error.message.replace("\n", " ")
+            yield Finding("invalid_field", words if len(words) <= 200 else _tail(error), path)
+
+
+def _tail(error: jsonschema_rs.ValidationError) -> str:
+    return f"{shown(error.instance)} violates '{error.kind.name}' of the params schema"
+
+
+def _problem(found: Finding) -> Problem:
+    return Problem(found.code, found.message, format_path(("params", *found.path)))

@@ -1,0 +1,165 @@
+"""The state of one run, as data: what every store keeps and `step` moves.
+
+It knows nothing of how it is stored or sent. Nodes are addressed by their index in the
+definition, so that a fan-in is a decrement in a list.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import NO_TOKEN
+from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.templates import NodeValue
+
+
+class Phase(StrEnum):
+    """Where a QUEUED node is."""
+
+    HELD = "held"
+    """Waits for its run to fall under `max_concurrency`."""
+    PUBLISHED = "published"
+    """Handed to the transport; a worker may claim it."""
+    PARKED = "parked"
+    """Waits for its rate limit until `until`."""
+    BACKING_OFF = "backing_off"
+    """Waits for its next attempt until `until`."""
+
+
+# Reading a member off its enum is a Python-level call in 3.11: ten times the look-up of a name.
+_PENDING = NodeStatus.PENDING
+
+
+class NodeState:
+    """One node of a run. `attempt` counts its starts in this epoch, `crashes` the lost ones."""
+
+    __slots__ = (
+        "answered",
+        "attempt",
+        "cause",
+        "crashes",
+        "epoch",
+        "error",
+        "fed",
+        "finished_at",
+        "lease_until",
+        "output",
+        "phase",
+        "reason",
+        "started_at",
+        "status",
+        "token",
+        "until",
+        "waiting",
+        "worker",
+    )
+
+    def __init__(self, epoch: int, waiting: int) -> None:
+        self.status: NodeStatus = _PENDING
+        self.epoch = epoch
+        self.waiting = waiting
+        """Parents that are not settled yet; at zero the node is ready."""
+        self.fed = False
+        """A parent completed: once ready, the node runs. If all were skipped, so is the node."""
+        self.attempt = 0
+        self.crashes = 0
+        self.phase: Phase | None = None
+        self.until: float | None = None
+        self.token = NO_TOKEN
+        self.answered = NO_TOKEN
+        """The start whose result was taken last: a repeat of it is no news."""
+        self.lease_until: float | None = None
+        self.worker: str | None = None
+        self.output: Any = None
+        self.error: dict[str, Any] | None = None
+        self.reason: Reason | None = None
+        self.cause: str | None = None
+        self.started_at: float | None = None
+        self.finished_at: float | None = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every field, for comparing two stores."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class RunState:
+    """One run. The counts are derived from the nodes and kept so that nothing costs O(run)."""
+
+    __slots__ = (
+        "active",
+        "created_at",
+        "epoch",
+        "error",
+        "failed",
+        "finished_at",
+        "graph",
+        "held",
+        "id",
+        "logged",
+        "nodes",
+        "params",
+        "seq",
+        "started_at",
+        "status",
+        "unfinished",
+        "version",
+    )
+
+    def __init__(
+        self,
+        run_id: str,
+        graph: Graph,
+        params: dict[str, Any],
+        now: float,
+        version: int | None = None,
+    ) -> None:
+        self.id = run_id
+        self.graph = graph
+        self.params = params
+        self.version = version
+        self.status: RunStatus = RunStatus.PENDING
+        self.epoch = 1
+        self.nodes = [NodeState(1, len(spec.parents)) for spec in graph.nodes]
+        self.created_at = now
+        self.started_at: float | None = None
+        self.finished_at: float | None = None
+        self.error: dict[str, Any] | None = None
+        self.logged = True
+        """Whether its events are written: not for a run that nobody can look at."""
+        self.seq = 0
+        """Of its newest event."""
+        self.unfinished = len(self.nodes)
+        self.failed = 0
+        self.active = 0
+        """Nodes published or RUNNING: what `max_concurrency` limits."""
+        self.held: list[int] = []
+        """A heap of the ready nodes beyond `max_concurrency`, first in the definition first."""
+
+    @property
+    def finished(self) -> bool:
+        """Its status is final and no handler of it runs any more."""
+        return self.finished_at is not None
+
+    def node(self, node_id: str) -> NodeState:
+        return self.nodes[self.graph.index[node_id]]
+
+    def get(self, name: str) -> Any:
+        """What a template reads under `name` (the `Scope` of the templates)."""
+        index = self.graph.index.get(name)
+        if index is not None:
+            node = self.nodes[index]
+            return NodeValue(name, node.status, node.output, node.error)
+        if name == "params":
+            return self.params
+        if name == "run":
+            return {"id": self.id, "workflow": self.graph.name}
+        raise KeyError(name)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every field, for comparing two stores."""
+        kept = {name: getattr(self, name) for name in self.__slots__ if name != "graph"}
+        kept["nodes"] = [node.snapshot() for node in self.nodes]
+        kept["held"] = sorted(self.held)
+        return kept

@@ -1,0 +1,372 @@
+"""Which JSON Schemas are accepted for params, and the compiled form of one.
+
+Definitions are untrusted, so a schema must not be able to fetch (only references into itself),
+to loop or explode (references are followed and counted), or to hang on a pattern (jsonschema-rs
+with its linear-time regex engine, which has no look-around and no back-references). What this
+file must not know: the params that come in; those are checked in `params`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+import jsonschema_rs
+import orjson
+
+from dovetail.core.dag import cycles, layers
+from dovetail.core.findings import Finding, Path, format_path, shown
+from dovetail.core.values import NotJson, encode, faults
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+MAX_SCHEMA_BYTES = 1 << 17
+MAX_SCHEMA_DEPTH = 32
+MAX_SUBSCHEMAS = 10_000
+"""With every reference followed: what one value can be checked against at most."""
+# jsonschema-rs makes all its errors before it shows the first.
+MAX_BYTES_FOR_ALL_ERRORS = 1 << 14
+MAX_PATTERNS = 200
+MAX_PATTERN_LENGTH = 1000
+# Linear time still has a factor: measured at worst 1 µs per character for a pattern that
+# compiles into 8 KiB (nearly all do), 23 µs for 256 KiB. So a pattern has a cost, its size in
+# units of 8 KiB, and cost × length of the params is bounded.
+PATTERN_SIZES = tuple(1 << bits for bits in (13, 15, 17, 20))
+PATTERN_UNIT = PATTERN_SIZES[0]
+
+JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+
+_ONE = (
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
+_DEFINITIONS = ("$defs", "definitions")
+_MAP = ("dependencies", "dependentSchemas", "patternProperties", "properties", *_DEFINITIONS)
+_REFUSED = {
+    "$id": "the schema stands alone",
+    "$anchor": "refer to a part by its place, such as '#/$defs/name'",
+    "$dynamicAnchor": "refer to a part by its place, such as '#/$defs/name'",
+    "$dynamicRef": "use '$ref'",
+    "$recursiveRef": "use '$ref'",
+    "$recursiveAnchor": "use '$ref'",
+    "$vocabulary": f"the vocabulary is that of {DRAFT}",
+}
+# With none of these at the top, somebody wrote the params themselves where a schema belongs.
+_AT_THE_TOP = frozenset(
+    {*_ONE, *_LIST, *_MAP, *_REFUSED, "$comment", "$ref", "$schema", "const", "default"}
+    | {"dependentRequired", "description", "enum", "examples", "maxProperties", "minProperties"}
+    | {"required", "title", "type"}
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """One subschema and where it stands."""
+
+    path: Path
+    schema: dict[str, Any]
+    inside: list[int] = field(default_factory=list)
+    """The parts that check a value together with this one, its `$ref` included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A checked schema, ready to be used."""
+
+    root: dict[str, Any]
+    validator: jsonschema_rs.Draft202012Validator
+    targets: Mapping[str, dict[str, Any]]
+    """Every subschema, by the reference that leads to it."""
+    weight: int
+    """How many subschemas it has with every reference written out."""
+    match_cost: int
+    """Of all its patterns together, in the unit of `PATTERN_UNIT`."""
+    has_defaults: bool
+
+    def target(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        """What the `$ref` in a subschema stands for."""
+        return self.targets[unquote(schema["$ref"])] if "$ref" in schema else None
+
+    def filled(self, schema: dict[str, Any], value: Any) -> Any:
+        """A copy of `value` with the defaults of `schema` put in where something is missing.
+
+        A default is looked for in `properties`, also behind `$ref` and `allOf` and in each
+        item of a list; an object that is not there is not made up for its defaults' sake.
+        """
+        value = deepcopy(value)
+        todo: list[tuple[Any, Any]] = [(schema, value)]
+        while todo:
+            part, here = todo.pop()
+            if not isinstance(part, dict) or not isinstance(here, dict | list):
+                continue
+            todo += [(other, here) for other in part.get("allOf", ())]
+            todo.append((self.target(part), here))
+            if isinstance(here, list):
+                todo += [(part.get("items"), item) for item in here]
+                continue
+            for name, below in part.get("properties", {}).items():
+                if name not in here:
+                    found, default = self._default(below)
+                    if not found:
+                        continue
+                    here[name] = deepcopy(default)
+                todo.append((below, here[name]))
+        return value
+
+    def _default(self, schema: Any) -> tuple[bool, Any]:
+        """Of the subschema itself, else of what it refers to."""
+        while isinstance(schema, dict):
+            if "default" in schema:
+                return True, schema["default"]
+            schema = self.target(schema)
+        return False, None
+
+
+class SchemaRefused(Exception):
+    """A schema that is not accepted, with everything found in it."""
+
+    def __init__(self, findings: list[Finding]) -> None:
+        super().__init__("; ".join(f"{format_path(f.path)}: {f.message}" for f in findings))
+        self.findings = findings
+
+
+def compile_schema(schema: Any) -> Schema:
+    """Raises `SchemaRefused`. Equal schemas are compiled once."""
+    if not isinstance(schema, dict):
+        message = f"must be a JSON Schema, not {shown(schema)}"
+        raise SchemaRefused([Finding("invalid_field", message)])
+    try:
+        text = encode(schema, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
+    except NotJson:
+        found = list(faults(schema, max_depth=MAX_SCHEMA_DEPTH))
+        too_large = Finding("too_large", f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes")
+        raise SchemaRefused(found or [too_large]) from None
+    return _compiled(text)
+
+
+@lru_cache(maxsize=64)
+def _compiled(text: bytes) -> Schema:
+    root = orjson.loads(text)
+    parts = _parts(root)
+    places = {_pointer(part.path): place for place, part in enumerate(parts)}
+    match_cost, bad_patterns = _check_patterns(parts)
+    findings = [
+        *_shape(root),
+        *_violations(root, len(text)),
+        *(found for part in parts for found in _references(part, places)),
+        *bad_patterns,
+    ]
+    if not findings:
+        # Only now is every reference known to lead somewhere.
+        findings = _loops(parts) or _explosion(parts)
+    if findings:
+        raise SchemaRefused(findings)
+    schema = Schema(
+        root=root,
+        validator=jsonschema_rs.Draft202012Validator(root, pattern_options=_PATTERNS, offline=True),
+        targets={pointer: parts[place].schema for pointer, place in places.items()},
+        weight=_weight(parts),
+        match_cost=match_cost,
+        has_defaults=any("default" in part.schema for part in parts),
+    )
+    findings = _bad_defaults(schema, parts)
+    if findings:
+        raise SchemaRefused(findings)
+    return schema
+
+
+def _parts(root: dict[str, Any]) -> list[Part]:
+    """Every subschema in a place where one is expected; `true` and `false` need no look."""
+    parts = [Part((), root)]
+    for part in parts:  # it grows while it is read
+        for keyword, below in part.schema.items():
+            for path, schema in _subschemas(keyword, below):
+                if not isinstance(schema, dict):
+                    continue
+                if keyword not in _DEFINITIONS:
+                    part.inside.append(len(parts))
+                parts.append(Part((*part.path, *path), schema))
+    return parts
+
+
+def _subschemas(keyword: str, below: Any) -> Iterator[tuple[Path, Any]]:
+    if keyword in _ONE:
+        yield (keyword,), below
+    elif keyword in _LIST and isinstance(below, list):
+        for place, schema in enumerate(below):
+            yield (keyword, place), schema
+    elif keyword in _MAP and isinstance(below, dict):
+        for name, schema in below.items():
+            yield (keyword, name), schema
+
+
+def _shape(root: dict[str, Any]) -> Iterator[Finding]:
+    """Params are an object, so their schema must describe one."""
+    kind = root.get("type", "object")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if "object" not in kinds and all(named in JSON_TYPES for named in kinds):
+        message = f"params are an object, so the schema's type must be 'object', not {shown(kind)}"
+        yield Finding("invalid_field", message, ("type",))
+    if root and not _AT_THE_TOP & root.keys():
+        message = f"not a JSON Schema: put {shown(next(iter(root)))} under 'properties'"
+        yield Finding("invalid_field", message)
+    if root.get("$schema", DRAFT) not in (DRAFT, f"{DRAFT}#"):
+        yield Finding("invalid_field", f"the schema must be written for {DRAFT}", ("$schema",))
+
+
+def _violations(root: dict[str, Any], size: int) -> list[Finding]:
+    """What the schema's own schema says against it; of a very large one, the first thing."""
+    # A foreign `$schema` is reported by `_shape`; here it would switch the rules.
+    schema = {key: root[key] for key in root if key != "$schema"}
+    if size <= MAX_BYTES_FOR_ALL_ERRORS:
+        errors = list(_META.iter_errors(schema))
+    else:
+        try:
+            _META.validate(schema)
+            errors = []
+        except jsonschema_rs.ValidationError as first:
+            errors = [first]
+    found: dict[tuple[Path, str], Finding] = {}  # each vocabulary says the same again
+    for error in errors:
+        path: Path = tuple(error.instance_path)
+        message = error.message.replace("\n", " ")[:200]
+        if path[-1:] == ("type",) and error.kind.name == "anyOf":
+            message = f"{shown(error.instance)} is not a JSON type"
+        found[path, message] = Finding("invalid_field", message, path)
+    return list(found.values())
+
+
+_META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT}, offline=True)
+
+
+def _references(part: Part, places: Mapping[str, int]) -> Iterator[Finding]:
+    """Link a `$ref` to its target, which must be a subschema of the same document."""
+    for keyword, instead in _REFUSED.items():
+        if keyword in part.schema:
+            message = f"'{keyword}' is not supported: {instead}"
+            yield Finding("invalid_field", message, (*part.path, keyword), on_key=True)
+    if "$schema" in part.schema and part.path:
+        message = "'$schema' is allowed at the top only"
+        yield Finding("invalid_field", message, (*part.path, "$schema"), on_key=True)
+    ref = part.schema.get("$ref")
+    if not isinstance(ref, str):
+        return  # absent, or reported as a violation
+    path = (*part.path, "$ref")
+    if not ref.startswith("#"):
+        message = f"{shown(ref)} is remote; only references within the schema (#/…) are followed"
+        yield Finding("invalid_field", message, path)
+    elif unquote(ref) not in places:
+        yield Finding("invalid_field", f"{shown(ref)} does not point to a subschema", path)
+    else:
+        part.inside.append(places[unquote(ref)])
+
+
+def _pointer(path: Path) -> str:
+    """A path as the reference that leads to it."""
+    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
+    return "".join(("#", *(f"/{step}" for step in steps)))
+
+
+def _patterns(part: Part) -> Iterator[tuple[Path, str]]:
+    pattern = part.schema.get("pattern")
+    if isinstance(pattern, str):
+        yield (*part.path, "pattern"), pattern
+    by_name = part.schema.get("patternProperties")
+    if isinstance(by_name, dict):
+        for name in by_name:
+            yield (*part.path, "patternProperties", name), name
+
+
+def _check_patterns(parts: list[Part]) -> tuple[int, list[Finding]]:
+    """What matching costs, and the patterns that are refused."""
+    patterns = [found for part in parts for found in _patterns(part)]
+    if len(patterns) > MAX_PATTERNS:
+        message = f"the schema has {len(patterns):,} patterns; at most {MAX_PATTERNS} are allowed"
+        return 0, [Finding("too_large", message)]
+    cost, findings = 0, []
+    for path, pattern in patterns:
+        if len(pattern) > MAX_PATTERN_LENGTH:
+            message = f"a pattern may have {MAX_PATTERN_LENGTH:,} characters, not {len(pattern):,}"
+            findings.append(Finding("too_large", message, path))
+            continue
+        size = next(filter(lambda size: _compiles(pattern, size), PATTERN_SIZES), None)
+        if size is None:
+            message = (
+                f"{shown(pattern)} is not a pattern that can be matched in linear time "
+                "(no look-around, no back-references, no huge repetitions)"
+            )
+            findings.append(Finding("invalid_field", message, path))
+        else:
+            cost += size // PATTERN_UNIT
+    return cost, findings
+
+
+def _options(size: int) -> jsonschema_rs.RegexOptions:
+    return jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=1 << 20)
+
+
+_PATTERNS = _options(PATTERN_SIZES[-1])
+
+
+def _compiles(pattern: str, size: int) -> bool:
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=_options(size))
+    except ValueError:
+        return False
+    return True
+
+
+def _loops(parts: list[Part]) -> list[Finding]:
+    inside = [part.inside for part in parts]
+    found = [cycle.members[0] for cycle in cycles(inside)]
+    found += [place for place, below in enumerate(inside) if place in below]
+    message = "this part of the schema contains itself through '$ref'; recursion is not supported"
+    return [Finding("invalid_field", message, parts[place].path) for place in sorted(found)]
+
+
+def _weight(parts: list[Part]) -> int:
+    """How many subschemas the whole one has with every reference written out."""
+    weights = [0] * len(parts)
+    for layer in layers([part.inside for part in parts]):
+        for place in layer:
+            below = sum(weights[other] for other in parts[place].inside)
+            weights[place] = min(1 + below, MAX_SUBSCHEMAS + 1)
+    return weights[0]
+
+
+def _explosion(parts: list[Part]) -> list[Finding]:
+    if _weight(parts) <= MAX_SUBSCHEMAS:
+        return []
+    message = f"with its references followed the schema has more than {MAX_SUBSCHEMAS:,} parts"
+    return [Finding("too_large", message)]
+
+
+def _bad_defaults(schema: Schema, parts: list[Part]) -> list[Finding]:
+    """Every default must be what the schema would accept there."""
+    if not schema.has_defaults:
+        return []
+    validators = jsonschema_rs.validator_map_for(
+        schema.root, pattern_options=_PATTERNS, offline=True
+    )
+    findings = []
+    for part in parts:
+        if "default" not in part.schema:
+            continue
+        default = schema.filled(part.schema, part.schema["default"])
+        if not validators[_pointer(part.path)].is_valid(default):
+            message = f"the default {shown(part.schema['default'])} violates its own schema"
+            findings.append(Finding("invalid_field", message, (*part.path, "default")))
+    return findings

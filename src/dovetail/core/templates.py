@@ -1,0 +1,419 @@
+"""Templates in a definition: parse them once, render them when a node is about to run.
+
+    Scope ──► ConfigTemplate.render ──► Rendered(config, deferred) ──► render_deferred (worker)
+
+A string with `{{ … }}` is a template. If it is one whole expression it gives the native value,
+otherwise text. A string that reads `secrets` is not rendered here but handed to the worker as a
+`Deferred`, with just the values it needs: secrets exist only in the worker's memory.
+
+Outputs are data: what a template reads is never parsed as a template again. Native values are
+returned as they are, not copied; whoever hands them to code that may change them copies first.
+
+What this file must not know: how an expression is cut and parsed (`grammar`), what it may contain
+(`compiler`), what its operations do (`operations`, `filters`); runs, stores, handlers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from dovetail.core.compiler import Read
+from dovetail.core.errors import TemplateError, TooLarge
+from dovetail.core.expressions import Expression, compile_expression
+from dovetail.core.findings import format_path
+from dovetail.core.grammar import Span, TemplateRefused, cut, place, too_deep
+from dovetail.core.operations import (
+    NOTHING,
+    UNSETTLED,
+    WITH_ITEMS,
+    Frame,
+    NodeValue,
+    Path,
+    Scope,
+    json_size,
+)
+
+__all__ = [
+    "MAX_CONFIG_SIZE",
+    "MAX_TEMPLATE_SIZE",
+    "ROOTS",
+    "Condition",
+    "ConfigTemplate",
+    "Deferred",
+    "NodeValue",
+    "Read",
+    "Rendered",
+    "Scope",
+    "Template",
+    "TemplateRefused",
+    "compile_config",
+    "parse_condition",
+    "parse_template",
+    "render_deferred",
+]
+
+MAX_TEMPLATE_SIZE = 16 * 1024
+MAX_CONFIG_SIZE = 1 << 20
+
+ROOTS = frozenset({"params", "run", "secrets"})
+"""The names a template may read that are not nodes."""
+
+# A compiled template takes some hundred times its text; only short ones repeat across nodes.
+_CACHED_LENGTH = 256
+_CACHED = 2048
+_SHORT = 256  # a text up to here is not measured but counted at its worst
+
+# What a worker is handed beside the config: the ancestors that strings with secrets read.
+_DEFERRED_SHARE = 4
+
+
+Place = tuple[str | int, ...]
+
+
+class Template:
+    """A string with expressions, parsed and compiled."""
+
+    __slots__ = ("_parts", "expression", "reads", "source", "uses_secrets")
+
+    def __init__(self, source: str, parts: Sequence[str | Expression]) -> None:
+        self.source = source
+        self.reads = tuple(
+            dict.fromkeys(r for p in parts if not isinstance(p, str) for r in p.reads)
+        )
+        self.uses_secrets = any(read.name == "secrets" for read in self.reads)
+        self._parts: list[str | Expression] = []
+        self.expression: Expression | None = None
+        """Set if the text is one whole expression."""
+        first, *rest = parts
+        # A YAML block scalar ends in a newline that nobody meant.
+        if isinstance(first, Expression) and rest in ([], ["\n"], ["\r\n"]):
+            self.expression = first
+        else:
+            self._parts = [p if isinstance(p, str) else p.as_text() for p in parts]
+
+    @property
+    def whole(self) -> bool:
+        return self.expression is not None
+
+    def __repr__(self) -> str:
+        return f"Template({self.source!r})"
+
+    def render(self, scope: Scope, limit: int = MAX_CONFIG_SIZE) -> Any:
+        """The native value if it is one whole expression, else text.
+
+        Raises `MissingValue`, `TooLarge` above `limit` characters of text or JSON, or another
+        `TemplateError`; each names the expression.
+        """
+        frame = Frame(scope, limit)
+        value = self.evaluate(frame)
+        if isinstance(value, WITH_ITEMS) and max(len(value), frame.weigh(value) - 2) > limit:
+            raise TooLarge(f"the value takes more than the {limit:,} characters that are allowed")
+        return value
+
+    def evaluate(self, frame: Frame) -> Any:
+        """As `render`, inside a rendering that is already being paid for."""
+        if self.expression is not None:
+            return self.expression.evaluate(frame)
+        texts: list[str] = []
+        size = 0
+        for part in self._parts:
+            texts.append(part if isinstance(part, str) else part.evaluate(frame))
+            size += len(texts[-1])
+            if size > frame.limit:
+                raise TooLarge(f"the text takes more than {frame.limit:,} characters")
+        return "".join(texts)
+
+
+def parse_template(text: str, *, max_size: int = MAX_TEMPLATE_SIZE) -> Template | None:
+    """Parse and compile; None if there is no template in the text.
+
+    Raises `TemplateRefused`. Nothing is evaluated, whatever the text contains.
+    """
+    if "{{" not in text and "{%" not in text and "{#" not in text:
+        return None
+    try:
+        size = len(text) if len(text) > max_size else len(text.encode())
+    except UnicodeEncodeError as error:
+        where = place(text, error.start)
+        message = f"half a character, which is no valid text ({where})"
+        raise TemplateRefused("template_syntax", message, error.start) from None
+    if size > max_size:
+        raise TemplateRefused(
+            "too_large", f"the template is longer than {max_size:,} bytes; move data to params"
+        )
+    return _parse_cached(text) if len(text) <= _CACHED_LENGTH else _parse(text)
+
+
+def _parse(text: str) -> Template:
+    try:
+        parts = [compile_expression(p) if isinstance(p, Span) else p for p in cut(text)]
+    except TemplateRefused as refused:
+        where = place(text, refused.offset or 0)
+        message = f"{refused.message} ({where})"
+        raise TemplateRefused(refused.code, message, refused.offset) from None
+    except RecursionError:  # only for a caller that itself stands close to Python's limit
+        raise too_deep(0) from None
+    return Template(text, parts)
+
+
+_parse_cached = lru_cache(_CACHED)(_parse)
+
+
+class Condition:
+    """Whether a node runs: `condition(scope)`."""
+
+    __slots__ = ("_expression", "_fixed", "reads", "source")
+
+    def __init__(self, source: str, expression: Expression | None, fixed: bool = True) -> None:
+        self.source = source
+        self.reads: tuple[Read, ...] = expression.reads if expression else ()
+        self._expression = expression
+        self._fixed = fixed
+
+    def __call__(self, scope: Scope) -> bool:
+        if self._expression is None:
+            return self._fixed
+        return bool(self._expression.evaluate(Frame(scope, MAX_CONFIG_SIZE)))
+
+
+def parse_condition(text: str | bool, *, max_size: int = MAX_TEMPLATE_SIZE) -> Condition:
+    """A condition is one whole expression, or a boolean. It may not read secrets."""
+    if isinstance(text, bool):
+        return Condition("true" if text else "false", None, text)
+    template = parse_template(text.strip(), max_size=max_size)
+    if template is None or template.expression is None:
+        example = text.strip() if template is None and 0 < len(text) <= 80 else "params.depth > 1"
+        raise TemplateRefused(
+            "template_syntax",
+            "a condition is one expression; write the whole condition inside {{ }}: "
+            f"{{{{ {example} }}}}",
+        )
+    if template.uses_secrets:
+        raise TemplateRefused(
+            "template_forbidden",
+            "a condition may not read secrets: it is decided where no secret is known",
+        )
+    return Condition(text, template.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A string that reads secrets, for the worker: where it stands and what else it reads.
+
+    JSON throughout; a node is `{"id", "status", "output", "error"}` under its id.
+    """
+
+    path: Place
+    source: str
+    scope: dict[str, Any]
+
+
+class Rendered(NamedTuple):
+    """A config with its templates rendered; deferred strings stand in it as they were written."""
+
+    config: dict[str, Any]
+    deferred: tuple[Deferred, ...] = ()
+
+
+class _Leaf(NamedTuple):
+    """A template's place: a key in one of the containers that are copied for a rendering."""
+
+    container: int
+    key: Any
+    dotted: Path | None
+    template: Template
+    path: Place
+
+
+class ConfigTemplate:
+    """A node's config with the places of its templates, found once.
+
+    `render` copies only the containers on the way to a template and shares the rest.
+    """
+
+    __slots__ = (
+        "_copies",
+        "_deferred",
+        "_fixed_size",
+        "_leaves",
+        "_plain",
+        "raw",
+        "reads",
+        "templates",
+    )
+
+    def __init__(self, raw: dict[str, Any], templates: list[tuple[Place, Template]]) -> None:
+        self.raw = raw
+        self._plain = Rendered(raw)
+        self.templates = templates
+        self.reads = frozenset(read.name for _, found in templates for read in found.reads)
+        at: dict[Place, int] = {(): 0}
+        self._copies: list[tuple[int, Any]] = []
+        self._leaves: list[_Leaf] = []
+        self._deferred: list[tuple[Place, Template]] = []
+        # The config's own part of the size; what templates give is added when they give it.
+        self._fixed_size = json_size(raw)
+        for path, template in templates:
+            if template.uses_secrets:
+                self._deferred.append((path, template))
+                continue
+            for depth in range(1, len(path)):
+                if path[:depth] not in at:
+                    at[path[:depth]] = len(at)
+                    self._copies.append((at[path[: depth - 1]], path[depth - 1]))
+            dotted = template.expression.path if template.expression else None
+            self._leaves.append(_Leaf(at[path[:-1]], path[-1], dotted, template, path))
+            self._fixed_size -= json_size(template.source)
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.templates
+
+    def render(self, scope: Scope, limit: int = MAX_CONFIG_SIZE) -> Rendered:
+        """The config for one start of the node. An error names its place, such as `config.url`.
+
+        Raises `TemplateError`; `TooLarge` if the config would be above `limit` bytes as JSON.
+        """
+        size = self._fixed_size
+        if not self.templates:
+            if size > limit:
+                raise _too_large(size, limit)
+            return self._plain
+        config = self.raw.copy()
+        containers: list[Any] = [config]
+        for parent, key in self._copies:
+            containers.append(containers[parent][key].copy())
+            containers[parent][key] = containers[-1]
+        frame = None
+        rough = 0  # short values, counted as the most that JSON can make of them
+        for container, key, dotted, template, path in self._leaves:
+            # A dotted path, most often, is there: 0.3 µs. For all else we need to keep accounts.
+            value = dotted.read(scope.get) if dotted is not None else NOTHING
+            if value.__class__ in UNSETTLED:
+                frame = frame or Frame(scope, limit)
+                try:
+                    value = template.evaluate(frame)
+                except TemplateError as error:
+                    raise type(error)(f"{_named(path)}: {error}") from None
+            containers[container][key] = value
+            if isinstance(value, str) and len(value) < _SHORT:
+                rough += 6 * len(value) + 2
+            elif isinstance(value, WITH_ITEMS):
+                size += json_size(value)
+                if size > limit:
+                    raise _too_large(size, limit, f"with {_named(path)} ")
+            else:
+                rough += 24
+        if size + rough > limit and (size := json_size(config)) > limit:
+            raise _too_large(size, limit)
+        return Rendered(config, self._defer(scope, limit) if self._deferred else ())
+
+    def _defer(self, scope: Scope, limit: int) -> tuple[Deferred, ...]:
+        deferred: list[Deferred] = []
+        room = _DEFERRED_SHARE * limit
+        for path, template in self._deferred:
+            values: dict[str, Any] = {}
+            for name in {read.name: None for read in template.reads if read.name != "secrets"}:
+                try:
+                    value = scope.get(name)
+                except KeyError:
+                    continue  # the worker reports it as missing, unless a default replaces it
+                if isinstance(value, NodeValue):
+                    value = {**value._asdict(), "status": str(value.status)}
+                values[name] = value
+            room -= json_size(values)
+            if room < 0:
+                raise TooLarge(
+                    f"{_named(path)}: strings with secrets are rendered in the worker, and what "
+                    f"they read takes more than {_DEFERRED_SHARE * limit:,} bytes; read smaller "
+                    "outputs, or put the secret into a string of its own"
+                )
+            deferred.append(Deferred(path, template.source, values))
+        return tuple(deferred)
+
+
+def compile_config(config: Mapping[str, Any]) -> ConfigTemplate:
+    """Find and compile every template in a validated config, in the order they are written."""
+    raw = dict(config)
+    templates: list[tuple[Place, Template]] = []
+    stack: list[tuple[Place, Any]] = [((), raw)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, str):
+            # The size was checked with the definition, by the limit that was set then.
+            template = parse_template(value, max_size=sys.maxsize)
+            if template is not None:
+                templates.append((path, template))
+        elif isinstance(value, dict):
+            stack += [((*path, key), value[key]) for key in reversed(value)]
+        elif isinstance(value, list):
+            stack += [((*path, at), value[at]) for at in reversed(range(len(value)))]
+    return ConfigTemplate(raw, templates)
+
+
+def render_deferred(
+    config: dict[str, Any],
+    deferred: Sequence[Deferred],
+    secrets: Mapping[str, str],
+    limit: int = MAX_CONFIG_SIZE,
+) -> dict[str, Any]:
+    """The config with its deferred strings rendered: what the handler gets. Copies, as `render`.
+
+    Messages name keys and kinds, never a value; still, redact them like everything else.
+    """
+    if not deferred:
+        return config
+    rendered = config.copy()
+    copied: dict[Place, Any] = {(): rendered}
+    known = dict(secrets)
+    frame = Frame(_Handed({}, known), limit)
+    size = json_size(config)
+    for each in deferred:
+        path = tuple(each.path)
+        for depth in range(1, len(path)):
+            owner, key = copied[path[: depth - 1]], path[depth - 1]
+            if path[:depth] not in copied:
+                copied[path[:depth]] = owner[key] = owner[key].copy()
+        frame.get = _Handed(each.scope, known).get
+        try:
+            template = parse_template(each.source, max_size=sys.maxsize)
+            value = each.source if template is None else template.evaluate(frame)
+        except TemplateRefused as refused:  # no definition of ours: the task came from elsewhere
+            raise TemplateError(f"{_named(path)}: {refused}") from None
+        except TemplateError as error:
+            raise type(error)(f"{_named(path)}: {error}") from None
+        size += json_size(value) - json_size(each.source)
+        if size > limit:
+            raise _too_large(size, limit, f"with {_named(path)} ")
+        copied[path[:-1]][path[-1]] = value
+    return rendered
+
+
+class _Handed:
+    """What a worker can read: the values that came with the task, and its own secrets."""
+
+    __slots__ = ("_secrets", "_values")
+
+    def __init__(self, values: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
+        self._values = values
+        self._secrets = secrets
+
+    def get(self, name: str) -> Any:
+        if name == "secrets":
+            return self._secrets
+        value = self._values[name]
+        return value if name in ROOTS else NodeValue(**value)
+
+
+def _named(path: Place) -> str:
+    return format_path(("config", *path))
+
+
+def _too_large(size: int, limit: int, where: str = "") -> TooLarge:
+    return TooLarge(
+        f"the config {where}takes {size:,} bytes as JSON; at most {limit:,} are allowed"
+    )

@@ -1,0 +1,296 @@
+"""Is this definition a workflow? Every problem at once, each with its place.
+
+`check` gathers what can be known of a definition, however broken, into `Facts`, and runs the
+table of `RULES` over it. A rule looks at the raw data rather than at the model, so that a node
+with a bad timeout still has its dependencies and templates checked. Nothing recurses, and every
+rule is linear in the definition. What it must not know: how a text was read, or how a problem
+is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dovetail.core import dag
+from dovetail.core.errors import Problem
+from dovetail.core.facts import Facts, Limits, RawNode
+from dovetail.core.fields import read_fields
+from dovetail.core.findings import Finding, Path, Suggester, format_path, shown
+from dovetail.core.model import Workflow
+from dovetail.core.params import schema_findings
+from dovetail.core.source import Source
+from dovetail.core.templates import (
+    ROOTS,
+    Condition,
+    Read,
+    Template,
+    TemplateRefused,
+    parse_condition,
+    parse_template,
+)
+from dovetail.core.values import NotJson, encode, faults
+
+__all__ = ["RULES", "Checked", "Limits", "check"]
+
+MOST_PROBLEMS = 1000
+_LONGEST_WAY = 12
+_WARNINGS = frozenset({"template_may_be_skipped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The outcome: the workflow if there are no errors, the layers if it has an order."""
+
+    workflow: Workflow | None
+    errors: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    layers: list[list[str]]
+
+    @property
+    def valid(self) -> bool:
+        return not self.errors
+
+
+def check(
+    definition: Source | Mapping[str, Any],
+    known_handlers: Container[str] | None = None,
+    limits: Limits | None = None,
+) -> Checked:
+    """Check a definition. `known_handlers` has aliases too; None: handlers are not checked."""
+    limits = limits or Limits()
+    source = definition if isinstance(definition, Source) else Source(definition)
+    data = dict(source.data) if isinstance(source.data, Mapping) else source.data
+    workflow: Workflow | None = None
+    layers: list[list[str]] = []
+    findings = list(_not_json(data, limits)) if source.text is None else []
+    if not any(found.code == "too_large" for found in findings):
+        suggester = Suggester()
+        workflow, wrong_fields = read_fields(data, suggester)
+        findings += wrong_fields
+        facts = Facts(data, known_handlers, limits, suggester)
+        if facts.oversize:
+            findings += facts.oversize
+        else:
+            for rule in RULES:
+                findings += rule(facts)
+            layers = _named_layers(facts, findings)
+    errors = [found for found in findings if found.code not in _WARNINGS]
+    warnings = [found for found in findings if found.code in _WARNINGS]
+    return Checked(
+        workflow=None if errors else workflow,
+        errors=_problems(errors, source),
+        warnings=_problems(warnings, source),
+        layers=layers,
+    )
+
+
+def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
+    """Data that did not come from a text must be what a text could have said."""
+    try:
+        encode(data, max_bytes=limits.max_body_bytes, max_depth=limits.max_depth)
+    except NotJson as error:
+        found = list(faults(data, max_depth=limits.max_depth, max_values=limits.max_body_bytes))
+        yield from found or [Finding("too_large", f"the definition {error}")]
+
+
+def empty_graph(facts: Facts) -> Iterator[Finding]:
+    if facts.data and facts.is_empty:
+        yield Finding("empty_graph", "a workflow needs at least one node", ("nodes",))
+
+
+def duplicate_ids(facts: Facts) -> Iterator[Finding]:
+    for place, node in enumerate(facts.nodes):
+        if node.id is not None and facts.by_id[node.id] != place:
+            first = format_path(facts.nodes[facts.by_id[node.id]].path)
+            message = f"{shown(node.id)} is already the id of {first}"
+            yield Finding("duplicate_id", message, (*node.path, "id"))
+
+
+def dependencies(facts: Facts) -> Iterator[Finding]:
+    for node in facts.nodes:
+        seen: set[str] = set()
+        for place, name in enumerate(node.dependencies):
+            if not isinstance(name, str):
+                continue
+            if name == node.id:
+                code, message = "self_dependency", f"{shown(name)} depends on itself"
+            elif name in seen:
+                code, message = "invalid_field", f"{shown(name)} is listed twice; once is enough"
+            elif name not in facts.by_id:
+                hint = facts.suggester.did_you_mean(name, facts.by_id)
+                code, message = "missing_dependency", f"there is no node {shown(name)}{hint}"
+            else:
+                seen.add(name)
+                continue
+            seen.add(name)
+            yield Finding(code, message, node.dependency_path(place))
+
+
+def cycles(facts: Facts) -> Iterator[Finding]:
+    """Each cycle once, and beside it what can never start because it comes after one."""
+    ordered = {place for layer in facts.layers for place in layer}
+    if len(ordered) == len(facts.nodes):
+        return
+    found = dag.cycles(facts.parents)
+    for cycle in found:
+        node = facts.nodes[cycle.way[0]]
+        closing = node.dependencies.index(facts.nodes[cycle.way[-1]].id)
+        way = _way([str(facts.nodes[place].id) for place in cycle.way])
+        message = f"{len(cycle.members):,} nodes wait for each other: {way}"
+        yield Finding("cycle", message, node.dependency_path(closing))
+    ordered.update(place for cycle in found for place in cycle.members)
+    for place, node in enumerate(facts.nodes):
+        if place not in ordered:
+            message = f"{shown(node.id)} can never start: it comes after a cycle"
+            yield Finding("unreachable", message, node.path)
+
+
+def _way(names: list[str]) -> str:
+    names = [*names, names[0]]
+    if len(names) > _LONGEST_WAY:
+        names[_LONGEST_WAY - 2 : -2] = ["…"]
+    return " → ".join(names)
+
+
+def handlers(facts: Facts) -> Iterator[Finding]:
+    known = facts.known_handlers
+    if known is None:
+        return
+    candidates = list(known) if isinstance(known, Iterable) else []
+    for node in facts.nodes:
+        if node.handler and node.handler not in known:
+            hint = facts.suggester.did_you_mean(node.handler, candidates)
+            hint = hint or "; `dovetail handlers` lists those that are known"
+            message = f"there is no handler {shown(node.handler)}{hint}"
+            yield Finding("unknown_handler", message, (*node.path, "handler"))
+
+
+def delivery(facts: Facts) -> Iterator[Finding]:
+    for node in facts.nodes:
+        retries = node.raw.get("max_retries")
+        if node.raw.get("delivery") == "at_most_once" and isinstance(retries, int) and retries > 0:
+            message = "an at_most_once node is never retried by itself: leave max_retries out"
+            yield Finding("invalid_field", message, (*node.path, "max_retries"))
+
+
+def params_schema(facts: Facts) -> Iterator[Finding]:
+    schema = facts.data.get("params")
+    if isinstance(schema, dict):
+        for found in schema_findings(schema):
+            yield Finding(found.code, found.message, ("params", *found.path), found.on_key)
+
+
+def templates(facts: Facts) -> Iterator[Finding]:
+    """Every text of a config and every condition: is it well formed, may it read what it reads?"""
+    reads: dict[tuple[Parse, str], tuple[Read, ...]] = {}
+    refusals = 0
+    for place, node in enumerate(facts.nodes):
+        for path, text, parse in _texts(node):
+            if (parse, text) not in reads:
+                if len(reads) >= facts.limits.max_templates or refusals >= MOST_PROBLEMS:
+                    # Parsing is by far the dearest step per byte: a text full of tiny templates
+                    # must not hold up a server.
+                    message = f"more than {len(reads):,} different templates; the rest is unread"
+                    yield Finding("too_large", message, path)
+                    return
+                try:
+                    parsed = parse(text, max_size=facts.limits.max_template_bytes)
+                except TemplateRefused as refused:
+                    refusals += 1
+                    yield Finding(refused.code, refused.message, path)
+                    continue
+                reads[parse, text] = parsed.reads if parsed else ()
+            for code, message in _misread(facts, place, reads[parse, text]):
+                yield Finding(code, message, path)
+
+
+class Parse(Protocol):
+    def __call__(self, text: str, *, max_size: int) -> Template | Condition | None: ...
+
+
+def _texts(node: RawNode) -> Iterator[tuple[Path, str, Parse]]:
+    """What may be a template, in the order it is written."""
+    if isinstance(node.condition, str):
+        yield (*node.path, "condition"), node.condition, parse_condition
+    stack: list[tuple[Path, Any]] = [((*node.path, "config"), node.config)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, str):
+            if "{" in value:
+                yield path, value, parse_template
+        elif isinstance(value, dict):
+            stack += [((*path, key), value[key]) for key in reversed(value)]
+        elif isinstance(value, list):
+            stack += [((*path, at), value[at]) for at in reversed(range(len(value)))]
+
+
+def _misread(facts: Facts, place: int, reads: Iterable[Read]) -> Iterator[tuple[str, str]]:
+    """The names a template of the node at `place` should not read, or not like this."""
+    reader = shown(facts.nodes[place].id)
+    unguarded = {read.name for read in reads if not read.guarded}
+    for name in dict.fromkeys(read.name for read in reads):
+        if name in ROOTS:
+            continue
+        other = facts.by_id.get(name)
+        if other is None:
+            hint = facts.suggester.did_you_mean(name, [*facts.by_id, *ROOTS])
+            yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
+        elif other == place:
+            yield "template_not_upstream", f"{reader} cannot read its own output"
+        elif other not in facts.parents[place] and not facts.ancestors[place] >> other & 1:
+            message = f"{shown(name)} need not be done before {reader} starts"
+            yield "template_not_upstream", f"{message}; add it to the dependencies to read it"
+        elif name in unguarded and facts.nodes[other].has_condition:
+            message = f"{shown(name)} has a condition, and reads as none if it was skipped"
+            yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
+
+
+Rule = Callable[[Facts], Iterable[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    empty_graph,
+    duplicate_ids,
+    dependencies,
+    cycles,
+    handlers,
+    delivery,
+    params_schema,
+    templates,
+)
+"""What is checked beyond the fields themselves. A new rule is a new row."""
+
+_NO_ORDER = frozenset(
+    {"empty_graph", "duplicate_id", "missing_dependency", "self_dependency", "cycle"}
+)
+
+
+def _named_layers(facts: Facts, findings: list[Finding]) -> list[list[str]]:
+    """The order of execution, unless what is wrong leaves none."""
+    if any(found.code in _NO_ORDER for found in findings) or None in (n.id for n in facts.nodes):
+        return []
+    return [[str(facts.nodes[place].id) for place in layer] for layer in facts.layers]
+
+
+def _problems(findings: list[Finding], source: Source) -> tuple[Problem, ...]:
+    """With their positions, in the order of the text; of data without a text, node by node."""
+    findings.sort(key=_node_of)  # so that no kind of problem hides the others behind the cap
+    places = [source.position(found.path, key=found.on_key) for found in findings[:MOST_PROBLEMS]]
+    problems = [
+        Problem(found.code, found.message, format_path(found.path), *(place or (None, None)))
+        for found, place in zip(findings, places, strict=False)
+    ]
+    if source.text is not None:
+        problems.sort(key=lambda found: (found.line or 0, found.column or 0))
+    if len(findings) > MOST_PROBLEMS:
+        more = len(findings) - MOST_PROBLEMS
+        problems.append(Problem("too_large", f"{more:,} more problems are not shown", ""))
+    return tuple(problems)
+
+
+def _node_of(found: Finding) -> int:
+    match found.path:
+        case ("nodes", int(place), *_):
+            return place
+    return -1

@@ -1,0 +1,168 @@
+"""What a JSON value is, for everything that enters from outside: params, outputs, definitions.
+
+Finite numbers, integers that fit 64 bits, text that can be written as UTF-8, text as keys,
+bounded nesting. Python's own types are looser, and what they let through (NaN, a lone
+surrogate, a list that contains itself) would only be noticed by a store much later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from dovetail.core.findings import Finding, Path, format_path, shown
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 100
+# orjson, msgpack and every database we use hold this range; 2^64 is where the first one fails.
+SMALLEST_INT = -(1 << 63)
+LARGEST_INT = (1 << 64) - 1
+
+
+class NotJson(ValueError):
+    """A value that cannot be stored. `code` is `invalid_value` or `too_large`."""
+
+    def __init__(self, message: str, path: Path = (), code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.code = code
+        self.path = path
+
+
+def is_json(value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES) -> bool:
+    """Whether a value is JSON within the bounds. What is wrong with it: see `faults`.
+
+    Level by level, so that no depth can exhaust the stack; the count of values also ends a
+    container that contains itself. `[]` has depth 1, a number has depth 0.
+    """
+    level = [value]
+    depth = 0
+    while level:
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind not in _KINDS:
+                kind = _base(item)
+            if kind is str:
+                if not (item.isascii() or _encodable(item)):
+                    return False
+            elif kind is dict:
+                for key in item:
+                    if not isinstance(key, str) or not (key.isascii() or _encodable(key)):
+                        return False
+                if depth >= max_depth:
+                    return False
+                below.extend(item.values())
+            elif kind is list:
+                if depth >= max_depth:
+                    return False
+                below.extend(item)
+            elif kind is int:
+                if not SMALLEST_INT <= item <= LARGEST_INT:
+                    return False
+            elif kind is float:
+                if not isfinite(item):
+                    return False
+            elif kind is object:
+                return False
+            if len(below) > max_values:
+                return False
+        max_values -= len(below)
+        level = below
+        depth += 1
+    return True
+
+
+def faults(
+    value: Any, *, at: Path = (), max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES
+) -> Iterator[Finding]:
+    """Everything that keeps a value from being JSON, each with its path below `at`."""
+    stack: list[tuple[Any, Path, int]] = [(value, at, 0)]
+    while stack:
+        item, path, depth = stack.pop()
+        fault = _fault(item)
+        if fault:
+            yield Finding("invalid_field", fault, path)
+            continue
+        if not isinstance(item, dict | list | tuple):
+            continue
+        max_values -= len(item)
+        if max_values < 0:
+            yield Finding("too_large", "has more values than can be stored", at)
+            return
+        if depth >= max_depth:
+            yield Finding("too_large", f"is nested deeper than {max_depth} levels", path)
+            continue
+        if not isinstance(item, dict):
+            stack += [(item[i], (*path, i), depth + 1) for i in reversed(range(len(item)))]
+            continue
+        below: list[tuple[Any, Path, int]] = []
+        for key, held in item.items():
+            if not isinstance(key, str):
+                message = f"key {shown(key)} is not text; JSON keys are"
+                yield Finding("invalid_field", message, path, on_key=True)
+            elif not _encodable(key):
+                message = "a key contains a lone surrogate, which is no valid text"
+                yield Finding("invalid_field", message, path, on_key=True)
+            else:
+                below.append((held, (*path, key), depth + 1))
+        stack += reversed(below)
+
+
+def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> bytes:
+    """A value as JSON text. Raises `NotJson` with the first fault, or if it is too large."""
+    if not is_json(value, max_depth=max_depth, max_values=max_bytes):
+        first = next(faults(value, max_depth=max_depth, max_values=max_bytes))
+        where = format_path(first.path)
+        message = f"{where}: {first.message}" if where else first.message
+        code = "too_large" if first.code == "too_large" else "invalid_value"
+        raise NotJson(message, first.path, code)
+    try:
+        text = orjson.dumps(value, default=_plain)
+    except TypeError:  # a key that is a subclass of str, such as a StrEnum
+        text = orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    if len(text) > max_bytes:
+        message = f"takes {len(text):,} bytes as JSON; at most {max_bytes:,} are allowed"
+        raise NotJson(message, (), "too_large")
+    return text
+
+
+_KINDS = frozenset({str, int, float, bool, dict, list, type(None)})
+
+
+def _base(item: Any) -> type:
+    """The JSON type that a subclass stands for, such as a `StrEnum` or an `OrderedDict`."""
+    for kind in (str, int, float, dict, list):
+        if isinstance(item, kind):
+            return kind
+    return list if isinstance(item, tuple) else object
+
+
+def _plain(item: Any) -> Any:
+    """What orjson does not write by itself although it is one of ours: subclasses."""
+    return float(item) if isinstance(item, float) else list(item)
+
+
+def _fault(item: Any) -> str | None:
+    """What is wrong with one value, leaving aside what it contains."""
+    if item is None or isinstance(item, bool | dict | list | tuple):
+        return None
+    if isinstance(item, str):
+        return None if _encodable(item) else "contains a lone surrogate, which is no valid text"
+    if isinstance(item, int):
+        if SMALLEST_INT <= item <= LARGEST_INT:
+            return None
+        return f"{shown(item)} does not fit into 64 bits; write it as text"
+    if isinstance(item, float):
+        return None if isfinite(item) else f"{item} is not a JSON number; numbers are finite"
+    return f"{shown(item)} is not a JSON value"
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

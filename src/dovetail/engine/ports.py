@@ -1,0 +1,184 @@
+"""What the engine asks of a store and of a transport, and what they promise.
+
+The promises are the point: they say what holds after a crash, a repeat or a late arrival, and
+one contract suite tests every store and every transport against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from dovetail.core.events import Event, Token
+from dovetail.core.run import RunState
+from dovetail.core.templates import Deferred
+from dovetail.core.transitions import (
+    Complete,
+    Decision,
+    Dispatch,
+    Fail,
+    Progress,
+    Submit,
+    Transition,
+)
+
+
+class Store(Protocol):
+    """Keeps runs and moves them by the rules of the core."""
+
+    async def create(self, submit: Submit, now: float) -> Decision:
+        """Make a run and queue its first nodes. Safe to repeat: a known id decides nothing."""
+        ...
+
+    async def apply(self, moves: Sequence[Transition], now: float) -> list[Decision]:
+        """Step runs by these transitions, in order; state and orders are saved together.
+
+        One decision per transition. Safe to repeat: what is late, known or of an unknown run
+        decides nothing. Nothing may leave the process before `flush` has returned.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything applied so far survives what the store survives."""
+        ...
+
+    async def load(self, run_id: str) -> RunState:
+        """The run as it is now, to read. Raises `NotFound`."""
+        ...
+
+    def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        """Every event from `after` on, then new ones as they come; ends with the run."""
+        ...
+
+    async def wait(self, run_id: str) -> RunState:
+        """Return the run once it has finished. Raises `NotFound`."""
+        ...
+
+    async def recall(self, key: str, now: float) -> Cached | None:
+        """The output that a `Complete` left under this cache key, unless it is too old."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    output: Any
+
+
+class Task(NamedTuple):
+    """One start of one node, as a worker gets it."""
+
+    run_id: str
+    node_id: str
+    token: Token
+    handler: str
+    config: dict[str, Any]
+    params: dict[str, Any]
+    inputs: Callable[[], dict[str, Any]]
+    """Outputs of the completed parents by id; a copy of the asker's own."""
+    timeout_seconds: float
+    resource_tag: str | None = None
+    deferred: Sequence[Deferred] = ()
+    """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
+    cache: tuple[str, float] | None = None
+
+
+Result = Complete | Fail
+
+
+class Transport(Protocol):
+    """Carries published nodes to workers. A hint, never the truth.
+
+    Anything may be lost, doubled or reordered on the way: the claim decides who starts a
+    node and the token decides whose result counts.
+    """
+
+    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+        """Offer these nodes to the workers."""
+        ...
+
+    async def stop(self, run_id: str, node_id: str, token: Token) -> None:
+        """Tell whoever runs this start to stop; its result is refused in any case."""
+        ...
+
+
+class Desk(Protocol):
+    """Where a worker gets its work and says what became of it."""
+
+    async def take(self, limit: int) -> list[Task]:
+        """Wait for work; give at most `limit` tasks, claimed for this worker.
+
+        A claim survives what the store survives before this returns: no handler starts on a
+        promise that could be forgotten.
+        """
+        ...
+
+    async def report(self, results: Sequence[Result | Progress]) -> object:
+        """Hand results in; returns when they cannot be lost any more."""
+        ...
+
+    async def slow(self, tag: str, until: float) -> None:
+        """A service asked to be left alone until then."""
+        ...
+
+
+class Call(Protocol):
+    """One invocation of a handler, ready to go."""
+
+    @property
+    def is_async(self) -> bool: ...
+
+    def __call__(self) -> Any:
+        """A coroutine if `is_async`; else the work itself, to be done in a thread."""
+        ...
+
+    def cancel(self) -> None:
+        """Tell a handler that looks for it that it should stop."""
+        ...
+
+    def seal(self, output: Any) -> Any:
+        """What is stored of an output. Raises `PermanentError` for one that cannot be."""
+        ...
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        """What is stored of an error: `type`, `message` and, where known, `where`."""
+        ...
+
+
+Report = Callable[[Task, float, str], None]
+
+
+class Calls(Protocol):
+    """Makes calls of tasks: finds the handler, checks its config, builds its context."""
+
+    def open(self, task: Task, report: Report) -> Call:
+        """Make the call; `report` is for its progress, from whichever thread.
+
+        Raises `PermanentError` or `TemplateError` if the task can never be run.
+        """
+        ...
+
+
+class Limits(Protocol):
+    """Token buckets by resource tag."""
+
+    async def reserve(self, tag: str, now: float) -> Grant:
+        """Take the next token of the tag's bucket, which may lie in the future."""
+        ...
+
+    async def holds(self, grant: Grant) -> bool:
+        """Whether a token reserved earlier still counts: the bucket was not slowed since."""
+        ...
+
+    async def slow(self, tag: str, until: float) -> None:
+        """A service asked to be left alone: no token of this tag before `until`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One token, good from `at` on."""
+
+    tag: str
+    at: float
+    generation: int = field(default=0)

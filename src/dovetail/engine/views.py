@@ -1,0 +1,98 @@
+"""A run as people and programs see it: the fields of the HTTP API, everywhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from dovetail.core.dag import NodeSpec
+from dovetail.core.events import Event
+from dovetail.core.run import NodeState, RunState
+from dovetail.core.states import NodeStatus
+
+
+def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
+    """As `GET /runs/<id>` answers."""
+    view: dict[str, Any] = {
+        "run_id": run.id,
+        "workflow": run.graph.name,
+        "version": run.version,
+        "status": run.status.value,
+        "epoch": run.epoch,
+        "params": run.params,
+        "created_at": timestamp(run.created_at),
+        "started_at": timestamp(run.started_at),
+        "finished_at": timestamp(run.finished_at),
+        "duration": _duration(run.started_at, run.finished_at),
+        "error": run.error,
+        "result": result(run),
+    }
+    if nodes:
+        names = [spec.id for spec in run.graph.nodes]
+        view["nodes"] = [
+            _node_view(spec, node, names)
+            for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+        ]
+    return view
+
+
+def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, Any]:
+    return {
+        "id": spec.id,
+        "handler": spec.handler,
+        "status": node.status.value,
+        "attempt": node.attempt,
+        "epoch": node.epoch,
+        "dependencies": [names[parent] for parent in spec.parents],
+        "reason": None if node.reason is None else node.reason.value,
+        "cause": node.cause,
+        "error": node.error,
+        "started_at": timestamp(node.started_at),
+        "finished_at": timestamp(node.finished_at),
+        "duration": _duration(node.started_at, node.finished_at),
+        "worker": node.worker,
+        "output": node.output,
+    }
+
+
+def result(run: RunState) -> Any:
+    """The output of the only `output` node, else of every exit node by id."""
+    graph = run.graph
+    if graph.output_node is not None:
+        return run.nodes[graph.output_node].output
+    return {graph.nodes[index].id: run.nodes[index].output for index in graph.exits}
+
+
+def outputs(run: RunState) -> dict[str, Any]:
+    """Every output there is, by node."""
+    return {
+        spec.id: node.output
+        for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+        if node.status is NodeStatus.COMPLETED
+    }
+
+
+def event_view(event: Event) -> dict[str, Any]:
+    view: dict[str, Any] = {
+        "seq": event.seq,
+        "time": timestamp(event.time),
+        "type": event.type,
+        "epoch": event.epoch,
+    }
+    if event.node is not None:
+        view["node"] = event.node
+        view["attempt"] = event.attempt
+    for name, value in (event.data or {}).items():
+        view[name] = timestamp(value) if name == "until" else value
+    return view
+
+
+def timestamp(seconds: float | None) -> str | None:
+    """RFC 3339 in UTC, to the microsecond."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def _duration(began: float | None, ended: float | None) -> float | None:
+    return None if began is None or ended is None else round(max(0.0, ended - began), 6)

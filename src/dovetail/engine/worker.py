@@ -1,0 +1,331 @@
+"""Runs handlers: takes tasks, claims them, and reports what became of them.
+
+One asyncio task at a time leads. The leader takes tasks, claims them and drives each handler
+itself until it first waits for something; it then stays with that handler and another task
+is made the leader. So a handler that never waits costs no task, no timer and no turn of the
+event loop, and one that waits costs one of each. Every handler still runs in an asyncio task
+and in a context of its own, so timeouts, cancel scopes and context variables inside it work
+as they would anywhere.
+
+What it must not know: any rule. It asks the desk before it starts a handler, and a result
+that comes too late is refused there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextvars import Context, copy_context
+from types import coroutine
+from typing import Any
+
+from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
+from dovetail.core.events import Token
+from dovetail.core.transitions import Complete, Fail, Progress
+from dovetail.engine.clock import Clock
+from dovetail.engine.ports import Call, Calls, Desk, Result, Task
+from dovetail.engine.threads import Threads
+
+LEAD_SECONDS = 0.01
+"""How long handlers that never wait may keep the event loop from everything else."""
+STOP_GRACE_SECONDS = 1.0
+"""How long a handler may take to leave after it was told to stop."""
+PROGRESS_SECONDS = 0.05
+"""Progress is told at most this often per node: people read it, nothing follows from it."""
+FOREVER = float("inf")
+
+new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
+
+
+class _Running:
+    """A handler that waits for something."""
+
+    __slots__ = ("call", "detached", "task", "timer", "waiter")
+    timer: asyncio.TimerHandle
+
+    def __init__(self, task: Task, call: Call, waiter: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.call = call
+        self.waiter = waiter
+        self.detached = False
+        """It ran out of time or was stopped: what it does from now on counts no more."""
+
+
+class Worker:
+    def __init__(
+        self,
+        desk: Desk,
+        calls: Calls,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+        *,
+        concurrency: int,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._desk = desk
+        self._calls = calls
+        self._clock = clock
+        self._on_crash = on_crash
+        self._concurrency = concurrency
+        self._chance = chance
+        self._threads = Threads()
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._claimed: deque[Task] = deque()
+        self._busy = 0
+        """Slots in use: claimed, whether its handler has begun or not."""
+        self._slot_freed = asyncio.Event()
+        self._running: dict[tuple[str, str], _Running] = {}
+        self._results: list[Result] = []
+        self._progress: dict[tuple[str, str], Progress] = {}
+        self._slowed: list[tuple[str, float]] = []
+        self._flushing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        self._promote()
+
+    async def close(self) -> None:
+        """Take no more work and stop what runs, with a short grace."""
+        self._closing = True
+        for running in list(self._running.values()):
+            self._detach(running)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_GRACE_SECONDS)
+        self._threads.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug or a lost store must end the worker loudly, never leave it half alive."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._on_crash(error)
+
+    # ── leading ──────────────────────────────────────────────────────────────────────────
+
+    def _promote(self) -> None:
+        self._spawn(self._lead())
+
+    async def _lead(self) -> None:
+        pause_at = time.monotonic() + LEAD_SECONDS
+        claimed = self._claimed
+        while True:
+            if not claimed:
+                await self._refill()
+            if time.monotonic() > pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + LEAD_SECONDS
+                continue  # what was claimed may have been stopped meanwhile
+            task = claimed.popleft()
+            try:
+                call = self._calls.open(task, self._report)
+            except DovetailError as problem:
+                error = {"type": problem.type, "message": str(problem)}
+                self._settle(self._failure(task, problem, error))
+                continue
+            if not call.is_async:
+                self._spawn(self._stay(task, call, self._in_thread(call)))
+                continue
+            context = copy_context()
+            try:
+                work = call()
+                waits_for = context.run(work.send, None)
+            except StopIteration as returned:
+                self._succeed(task, call, returned.value)
+            except BaseException as error:
+                self._fail(task, call, error)
+            else:
+                self._promote()
+                await self._stay(task, call, _resume(work, context, waits_for))
+                return
+
+    async def _refill(self) -> None:
+        """Report what is done, then take as much as there are free slots."""
+        while not self._claimed:
+            if self._results or self._progress or self._slowed:
+                await self._flush()
+            free = self._concurrency - self._busy
+            if free > 0:
+                tasks = await self._desk.take(free)
+                self._busy += len(tasks)
+                self._claimed.extend(tasks)
+            else:
+                self._slot_freed.clear()
+                await self._slot_freed.wait()
+
+    # ── staying with a handler that waits ────────────────────────────────────────────────
+
+    async def _stay(self, task: Task, call: Call, work: Awaitable[Any]) -> None:
+        running = self._enter(task, call)
+        try:
+            output = await work
+        except BaseException as error:
+            if not running.detached:
+                self._fail(task, call, error)
+        else:
+            if running.detached:  # too late: the log shall tell, nothing follows from it
+                self._results.append(Complete(task.run_id, task.node_id, task.token, None))
+            else:
+                self._succeed(task, call, output)
+        if not running.detached:
+            running.timer.cancel()
+            del self._running[task.run_id, task.node_id]
+        if not self._closing:
+            await self._flush()
+
+    async def _in_thread(self, call: Call) -> Any:
+        # A thread cannot be stopped from outside: one that is detached is left to itself.
+        output = await self._threads.submit(call)
+        return await output if inspect.isawaitable(output) else output
+
+    def _enter(self, task: Task, call: Call) -> _Running:
+        waiter = asyncio.current_task()
+        assert waiter is not None  # noqa: S101
+        running = _Running(task, call, waiter)
+        running.timer = self._loop.call_later(task.timeout_seconds, self._expire, running)
+        self._running[task.run_id, task.node_id] = running
+        return running
+
+    def _detach(self, running: _Running) -> None:
+        """Tell a handler to stop and wait for it no longer, however long it clings on."""
+        running.detached = True
+        running.timer.cancel()
+        del self._running[running.task.run_id, running.task.node_id]
+        running.call.cancel()
+        running.waiter.cancel()
+
+    def _expire(self, running: _Running) -> None:
+        message = f"did not finish within {running.task.timeout_seconds:g} s (timeout_seconds)"
+        error = {"type": "timeout", "message": message}
+        self._detach(running)
+        self._settle(self._failure(running.task, TimeoutError(), error))
+        self._spawn(self._flush())
+
+    def stop(self, run_id: str, node_id: str, token: Token) -> None:
+        """Stop this start of this node, wherever it is. Its result would be refused anyway."""
+        running = self._running.get((run_id, node_id))
+        if running is not None and running.task.token == token:
+            self._detach(running)
+            self._free()
+            return
+        for task in self._claimed:
+            if task.run_id == run_id and task.node_id == node_id and task.token == token:
+                self._claimed.remove(task)
+                self._free()
+                return
+
+    # ── results ──────────────────────────────────────────────────────────────────────────
+
+    def _succeed(self, task: Task, call: Call, output: Any) -> None:
+        try:
+            sealed = call.seal(output)
+        except PermanentError as problem:
+            self._fail(task, call, problem)
+            return
+        fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
+        self._settle(new_tuple(Complete, fields))
+
+    def _fail(self, task: Task, call: Call, error: BaseException) -> None:
+        self._settle(self._failure(task, error, call.describe(error)))
+
+    def _failure(self, task: Task, error: BaseException, described: dict[str, Any]) -> Fail:
+        after = at_least = None
+        if isinstance(error, RetryableError):
+            after, at_least = _seconds(error.after), _seconds(error.at_least)
+            if at_least is not None and task.resource_tag is not None:
+                self._slowed.append((task.resource_tag, self._clock() + at_least))
+        return Fail(
+            task.run_id,
+            task.node_id,
+            task.token,
+            described,
+            permanent=isinstance(error, PermanentError | TemplateError),
+            after=after,
+            at_least=at_least,
+            chance=self._chance(),
+        )
+
+    def _settle(self, result: Result) -> None:
+        self._results.append(result)
+        self._free()
+
+    def _free(self) -> None:
+        if self._busy == self._concurrency:
+            self._slot_freed.set()
+        self._busy -= 1
+
+    async def _flush(self) -> None:
+        """Report everything that waits to be reported; whoever comes meanwhile joins in."""
+        if self._flushing:
+            return
+        self._flushing = True
+        try:
+            while self._results or self._progress or self._slowed:
+                if self._slowed:
+                    slowed, self._slowed = self._slowed, []
+                    for tag, until in slowed:
+                        await self._desk.slow(tag, until)
+                told = [*self._progress.values(), *self._results]
+                self._progress.clear()
+                self._results.clear()
+                if told:
+                    await self._desk.report(told)
+        finally:
+            self._flushing = False
+
+    def _report(self, task: Task, fraction: float, message: str) -> None:
+        """Progress, from the handler's own thread, whichever that is."""
+        move = Progress(task.run_id, task.node_id, task.token, fraction, message)
+        if threading.get_ident() == self._loop_thread:
+            self._note(move)
+        else:
+            self._loop.call_soon_threadsafe(self._note, move)
+
+    def _note(self, move: Progress) -> None:
+        if not self._progress:
+            self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self._flush()))
+        self._progress[move.run_id, move.node] = move
+
+
+def _seconds(value: object) -> float | None:
+    """A delay that a handler asked for, if it is one."""
+    if isinstance(value, int | float) and 0 <= value < FOREVER:
+        return float(value)
+    return None
+
+
+@coroutine
+def _resume(
+    work: Coroutine[Any, Any, Any], context: Context, waits_for: Any
+) -> Generator[Any, Any, Any]:
+    """Drive a coroutine that was started elsewhere, always in its own context."""
+    while True:
+        try:
+            value = yield waits_for
+        except GeneratorExit:
+            context.run(work.close)
+            raise
+        except BaseException as error:
+            go: Callable[[Any], Any] = work.throw
+            value = error
+        else:
+            go = work.send
+        try:
+            waits_for = context.run(go, value)
+        except StopIteration as returned:
+            return returned.value

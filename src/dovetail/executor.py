@@ -1,0 +1,372 @@
+"""Dovetail as a library: a graph of Python functions, run in this process.
+
+A façade over the same core, store, orchestrator and worker as everything else: a step is a
+node whose handler is the function, and its condition a function instead of a template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
+from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
+from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
+from dovetail.core.run import NodeState, RunState
+from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.step import COMPLETED
+from dovetail.core.templates import Scope, compile_config
+from dovetail.core.transitions import Submit
+from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
+from dovetail.engine.ports import Report, Task
+from dovetail.handlers.failure import describe
+from dovetail.wiring import LocalEngine
+
+OnFailure = Literal["continue", "fail_fast"]
+Step = Callable[[dict[str, Any]], Any]
+Predicate = Callable[[dict[str, Any]], object]
+
+_NO_CONFIG = compile_config({})
+_DEPENDENCY_FAILED = "Dependency failed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    id: str
+    fn: Step
+    depends_on: tuple[str, ...]
+    condition: Predicate | None
+    resource_tag: str | None
+    max_retries: int
+    timeout_seconds: float
+    retry: RetryPolicy
+    is_async: bool
+
+
+class WorkflowDAG:
+    """Steps and what they depend on."""
+
+    def __init__(self, name: str = "workflow", *, on_failure: OnFailure | None = None) -> None:
+        _check_policy(on_failure)
+        self.name = name
+        self.on_failure = on_failure
+        self._steps: list[_Step] = []
+        self._graphs: dict[OnFailure, Graph] = {}
+
+    def add_step(
+        self,
+        step_id: str,
+        fn: Step,
+        *,
+        depends_on: Iterable[str] = (),
+        condition: Predicate | None = None,
+        resource_tag: str | None = None,
+        max_retries: int = 0,
+        timeout_seconds: float = 300.0,
+        retry: RetryPolicy = DEFAULT_RETRY,
+    ) -> WorkflowDAG:
+        """Add a step `fn(ctx)`, async or plain. Returns the graph, so that calls can chain."""
+        if not isinstance(step_id, str) or not step_id:
+            raise ValueError(f"a step's id is a non-empty string, not {step_id!r}")
+        if not callable(fn):
+            raise TypeError(f"step '{step_id}': fn must be callable, not {type(fn).__name__}")
+        if condition is not None and not callable(condition):
+            raise TypeError(f"step '{step_id}': condition must be a function of ctx")
+        if isinstance(depends_on, str):
+            raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
+        if max_retries < 0:
+            raise ValueError(f"step '{step_id}': max_retries must not be negative")
+        if not timeout_seconds > 0:
+            raise ValueError(f"step '{step_id}': timeout_seconds must be above 0")
+        self._graphs.clear()
+        self._steps.append(
+            _Step(
+                step_id,
+                fn,
+                tuple(depends_on),
+                condition,
+                resource_tag,
+                max_retries,
+                timeout_seconds,
+                retry,
+                is_async=_is_async(fn),
+            )
+        )
+        return self
+
+    def validate(self) -> None:
+        """Raise `InvalidDefinition` with every problem: empty, doubled, missing, cyclic."""
+        problems = self._problems()
+        if problems:
+            raise InvalidDefinition(problems)
+
+    def get_execution_layers(self) -> list[list[str]]:
+        """Steps by distance from the roots; those of one layer can run side by side."""
+        self.validate()
+        return [[self._steps[i].id for i in layer] for layer in layers(self._parents())]
+
+    def get_ready_nodes(self, completed: Collection[str] = ()) -> list[str]:
+        """The steps whose dependencies are all in `completed`, without those in it."""
+        self.validate()
+        done = {i for i, step in enumerate(self._steps) if step.id in completed}
+        return [self._steps[i].id for i in ready_nodes(self._parents(), done)]
+
+    def _index(self) -> dict[str, int]:
+        return {step.id: i for i, step in enumerate(self._steps)}
+
+    def _parents(self) -> list[tuple[int, ...]]:
+        index = self._index()
+        return [tuple(index[d] for d in dict.fromkeys(s.depends_on)) for s in self._steps]
+
+    def _problems(self) -> list[Problem]:
+        if not self._steps:
+            return [Problem("empty_graph", f"'{self.name}' has no steps: add_step first", "")]
+        problems = []
+        seen: set[str] = set()
+        index = self._index()
+        for place, step in enumerate(self._steps):
+            path = f"steps[{place}]"
+            if step.id in seen:
+                problems.append(Problem("duplicate_id", f"a second step '{step.id}'", path))
+            seen.add(step.id)
+            for name in step.depends_on:
+                if name == step.id:
+                    message = f"step '{name}' depends on itself"
+                    problems.append(Problem("self_dependency", message, path))
+                elif name not in index:
+                    message = f"step '{step.id}' depends on '{name}', which does not exist"
+                    problems.append(Problem("missing_dependency", message, path))
+        if not problems:
+            for cycle in cycles(self._parents()):
+                names = [self._steps[i].id for i in cycle.way]
+                way = " → ".join([*names, names[0]])
+                message = f"a cycle of {len(cycle.members)} steps: {way}"
+                problems.append(Problem("cycle", message, f"steps[{cycle.way[0]}]"))
+        return problems
+
+    def _compiled(self, on_failure: OnFailure) -> Graph:
+        """The graph of the core, made once and kept until a step is added."""
+        policy = self.on_failure or on_failure
+        if policy not in self._graphs:
+            self.validate()
+            self._graphs[policy] = self._compile(policy)
+        return self._graphs[policy]
+
+    def _compile(self, policy: OnFailure) -> Graph:
+        parents = self._parents()
+        children = children_of(parents)
+        nodes = tuple(
+            NodeSpec(
+                index=i,
+                id=step.id,
+                handler=step.id,
+                config=_NO_CONFIG,
+                condition=None if step.condition is None else _condition(step.condition),
+                parents=parents[i],
+                children=tuple(children[i]),
+                timeout_seconds=step.timeout_seconds,
+                max_retries=step.max_retries,
+                retry=step.retry,
+                cache_ttl=None,
+                resource_tag=step.resource_tag,
+                at_most_once=False,
+            )
+            for i, step in enumerate(self._steps)
+        )
+        return Graph(
+            name=self.name,
+            nodes=nodes,
+            index=MappingProxyType(self._index()),
+            fail_fast=policy == "fail_fast",
+            max_concurrency=None,
+            roots=tuple(i for i, above in enumerate(parents) if not above),
+            exits=tuple(i for i, below in enumerate(children) if not below),
+            output_node=None,
+        )
+
+
+@dataclass(slots=True)
+class StepResult:
+    status: NodeStatus
+    output: Any
+    error: str | None
+    duration: float
+    retry_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowResult:
+    """How a workflow ended; the counts are steps by status."""
+
+    status: RunStatus
+    completed: int
+    failed: int
+    skipped: int
+    duration: float
+    outputs: dict[str, Any]
+    steps: dict[str, StepResult] = field(repr=False)
+
+
+class TokenBucketRateLimiter:
+    """At most `rate_per_second` starts a second, `burst` at once. Share it to share the rate."""
+
+    def __init__(self, rate_per_second: float = DEFAULT_RATE, burst: int = DEFAULT_BURST) -> None:
+        self.bucket = TokenBucket(rate_per_second, burst)
+
+    @property
+    def rate_per_second(self) -> float:
+        return self.bucket.rate
+
+    @property
+    def burst(self) -> int:
+        return self.bucket.burst
+
+    async def acquire(self) -> None:
+        """Wait for a token and take it."""
+        # The clock that executors use too: a limiter may be shared with them.
+        now = time.monotonic()
+        await asyncio.sleep(max(0.0, self.bucket.reserve(now) - now))
+
+
+class WorkflowExecutor:
+    """Runs a `WorkflowDAG` with at most `max_concurrency` steps at once."""
+
+    def __init__(
+        self,
+        max_concurrency: int = 4,
+        rate_limiters: Mapping[str, TokenBucketRateLimiter] | None = None,
+        *,
+        on_failure: OnFailure = "continue",
+    ) -> None:
+        _check_policy(on_failure)
+        if max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1, not {max_concurrency}")
+        self.max_concurrency = max_concurrency
+        self.rate_limiters = dict(rate_limiters or {})
+        self.on_failure: OnFailure = on_failure
+
+    async def execute(
+        self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
+    ) -> WorkflowResult:
+        """Run every step as soon as what it depends on is done; never raises for a failed one."""
+        graph = dag._compiled(self.on_failure)
+        outputs: dict[str, Any] = {}
+        ctx = {**(context or {}), "step_outputs": outputs}
+        steps = _StepCalls({step.id: step for step in dag._steps}, ctx, outputs)
+        limits = LocalLimits({tag: rl.bucket for tag, rl in self.rate_limiters.items()})
+        engine = LocalEngine(
+            steps,
+            concurrency=self.max_concurrency,
+            limits=limits,
+            isolate=False,
+            clock=time.monotonic,
+        )
+        run_id = os.urandom(8).hex()
+        async with engine:
+            await engine.orchestrator.submit(Submit(run_id, graph, ctx, logged=False))
+            run = await engine.wait(run_id)
+        return _result(run)
+
+    def execute_sync(
+        self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
+    ) -> WorkflowResult:
+        """`execute` for scripts that have no event loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.execute(dag, context))
+        raise RuntimeError("execute_sync inside a running event loop: await execute() instead")
+
+
+class _StepCalls:
+    """Steps as the worker wants them. Outputs stay Python objects: nothing leaves the process."""
+
+    def __init__(
+        self, steps: dict[str, _Step], ctx: dict[str, Any], outputs: dict[str, Any]
+    ) -> None:
+        self._steps = steps
+        self.ctx = ctx
+        self.outputs = outputs
+
+    def open(self, task: Task, report: Report) -> _StepCall:
+        return _StepCall(self, self._steps[task.node_id])
+
+
+class _StepCall:
+    __slots__ = ("_calls", "_step", "is_async")
+
+    def __init__(self, calls: _StepCalls, step: _Step) -> None:
+        self._calls = calls
+        self._step = step
+        self.is_async = step.is_async
+
+    def __call__(self) -> Any:
+        return self._step.fn(self._calls.ctx.copy())
+
+    def cancel(self) -> None:
+        """A step has no cancel event: an async one is cancelled, a thread is left behind."""
+
+    def seal(self, output: Any) -> Any:
+        self._calls.outputs[self._step.id] = output
+        return output
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        return describe(error)
+
+
+def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
+    def holds(scope: Scope) -> bool:
+        try:
+            return bool(predicate(dict(scope.get("params"))))
+        except Exception as error:
+            raise TemplateError(f"raised {type(error).__name__}: {error}") from error
+
+    return holds
+
+
+def _result(run: RunState) -> WorkflowResult:
+    steps = {
+        spec.id: _step_result(node) for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+    }
+    statuses = [step.status for step in steps.values()]
+    assert run.started_at is not None and run.finished_at is not None  # noqa: S101, PT018
+    return WorkflowResult(
+        status=run.status,
+        completed=statuses.count(NodeStatus.COMPLETED),
+        failed=statuses.count(NodeStatus.FAILED),
+        skipped=statuses.count(NodeStatus.SKIPPED),
+        duration=run.finished_at - run.started_at,
+        outputs={name: step.output for name, step in steps.items() if step.status is COMPLETED},
+        steps=steps,
+    )
+
+
+def _step_result(node: NodeState) -> StepResult:
+    began, ended = node.started_at, node.finished_at
+    duration = 0.0 if began is None or ended is None else ended - began
+    retries = node.attempt - 1 if node.attempt else 0
+    if node.status is COMPLETED:
+        return StepResult(node.status, node.output, None, duration, retries)
+    error = None
+    if node.reason is Reason.DEPENDENCY_FAILED:
+        error = _DEPENDENCY_FAILED
+    elif node.status is NodeStatus.FAILED and node.error is not None:
+        error = f"{node.error['type']}: {node.error['message']}"
+    return StepResult(node.status, None, error, duration, retries)
+
+
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
+        getattr(fn, "__call__", None)  # noqa: B004
+    )
+
+
+def _check_policy(on_failure: str | None) -> None:
+    if on_failure not in ("continue", "fail_fast", None):
+        raise ValueError(f"on_failure is 'continue' or 'fail_fast', not {on_failure!r}")

@@ -1,0 +1,175 @@
+"""The address guard: which machines a workflow may make us talk to.
+
+A definition is untrusted, and so is every DNS answer and every redirect. The guard therefore
+decides on resolved addresses only, never on how a host is spelled, and hands out the very
+addresses it checked: whoever connects to those cannot be sent elsewhere by a second DNS answer.
+It must not know HTTP.
+
+Of a name with several addresses only the permitted ones are handed out, and it is refused when
+none is. Refusing it when any is private would forbid ordinary split-horizon names and gain
+nothing, because nobody connects to an address that was not handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import unicodedata
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+
+from dovetail.core.errors import PermanentError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+
+SETTING = "DOVETAIL_ALLOW_PRIVATE_ADDRESSES"
+
+# The IANA special-purpose registries, plus what nobody should be sent to. Written out, because
+# `ipaddress.is_global` differs between Python versions and calls multicast, 6to4, NAT64 and
+# IPv4-compatible addresses global.
+_NOT_PUBLIC: tuple[tuple[str, str], ...] = (
+    ("0.0.0.0/8", "this network"),
+    ("10.0.0.0/8", "private"),
+    ("100.64.0.0/10", "carrier-grade NAT"),
+    ("127.0.0.0/8", "loopback"),
+    ("169.254.0.0/16", "link-local, where clouds keep their metadata service"),
+    ("172.16.0.0/12", "private"),
+    ("192.0.0.0/24", "IETF protocol assignments"),
+    ("192.0.2.0/24", "documentation"),
+    ("192.88.99.0/24", "6to4 relay"),
+    ("192.168.0.0/16", "private"),
+    ("198.18.0.0/15", "benchmarking"),
+    ("198.51.100.0/24", "documentation"),
+    ("203.0.113.0/24", "documentation"),
+    ("224.0.0.0/4", "multicast"),
+    ("240.0.0.0/4", "reserved"),
+    ("::1/128", "loopback"),
+    ("::/128", "unspecified"),
+    ("fc00::/7", "private"),
+    ("fe80::/10", "link-local"),
+    ("fec0::/10", "site-local"),
+    ("ff00::/8", "multicast"),
+    ("2001::/23", "IETF protocol assignments, Teredo among them"),
+    ("2001:db8::/32", "documentation"),
+    ("3fff::/20", "documentation"),
+)
+_TABLE: tuple[tuple[Network, str], ...] = tuple((ip_network(n), why) for n, why in _NOT_PUBLIC)
+
+# Outside this block no IPv6 address is assigned to anybody's public host.
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_6TO4 = IPv6Network("2002::/16")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    """What the operating system answers, in its order of preference."""
+    try:
+        return [str(ip_address(host))]  # an address needs no look-up, which takes a thread
+    except ValueError:
+        pass
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+class AddressGuard:
+    """Turns a host into the addresses that may be connected to."""
+
+    def __init__(
+        self, allowed: Iterable[Network] = (), resolver: Resolver = system_resolver
+    ) -> None:
+        self._allowed = tuple(allowed)
+        self._resolve = resolver
+
+    async def addresses(self, host: str, port: int) -> list[Address]:
+        """The permitted addresses of a host, resolved once, in the resolver's order.
+
+        Raises a `PermanentError` of type `forbidden_address` when none is permitted, and
+        `OSError` when the host has none.
+        """
+        answers = await self._resolve(host, port)
+        found = list(dict.fromkeys(parse_address(answer) for answer in answers))
+        if not found:
+            raise OSError(f"host '{host}' has no address")
+        permitted = [address for address in found if self.reason_against(address) is None]
+        if not permitted:
+            raise PermanentError(self._refusal(host, found[0]), type="forbidden_address")
+        return permitted
+
+    def reason_against(self, address: Address) -> str | None:
+        """Why an address is off limits, or None if it is permitted."""
+        if self._is_allowed(address):
+            return None
+        carried = _carried(address)
+        if carried is not None:
+            if self._is_allowed(carried):
+                return None
+            reason = _not_public(carried)
+            return None if reason is None else f"a way to {carried}: {reason}"
+        return _not_public(address)
+
+    def _is_allowed(self, address: Address) -> bool:
+        # An IPv4 address is never `in` an IPv6 network, so the families need no case of their own.
+        return any(address in network for network in self._allowed)
+
+    def _refusal(self, host: str, address: Address) -> str:
+        what = f"'{host}'" if host == str(address) else f"'{host}' ({address})"
+        reason = self.reason_against(address)
+        return (
+            f"address {what} is not public ({reason}); "
+            f"if it is meant, allow its network: {SETTING}={ip_network(address)}"
+        )
+
+
+def parse_address(text: str) -> Address:
+    """An address as it is routed: without a zone, and IPv4 where IPv6 only wraps it."""
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+def plain_host(host: str) -> str:
+    """A host in the one spelling under which it is resolved, sent and shown.
+
+    `①②⑦.1`, `0x7f.1`, `0177.0.0.1` and `2130706433` are all spellings of 127.0.0.1 to some
+    resolver. Unifying them is no part of the guard's safety, which rests on the resolved
+    address; it makes the answer the same on every platform, and the error readable.
+    """
+    # U+3002 is a dot to IDNA, though not to NFKC.
+    plain = unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower().rstrip(".")
+    # inet_aton reads what C programs read, but also ignores what follows a space.
+    if not plain or plain.split() != [plain]:
+        return plain
+    try:
+        return str(IPv4Address(socket.inet_aton(plain)))
+    except (OSError, ValueError):
+        return plain
+
+
+def _carried(address: Address) -> IPv4Address | None:
+    """The IPv4 address that an IPv6 packet is taken to by a translator or a tunnel."""
+    if isinstance(address, IPv6Address):
+        if address in _6TO4:
+            return address.sixtofour
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def _not_public(address: Address) -> str | None:
+    for network, why in _TABLE:
+        if address in network:
+            return why
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return "outside the public IPv6 range"
+    return None

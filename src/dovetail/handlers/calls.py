@@ -1,0 +1,104 @@
+"""Tasks become calls of registered handlers: config checked, context built, output sealed.
+
+The last place that sees secrets: what leaves here, output, error or progress, is redacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+
+from dovetail.core.errors import DovetailError, PermanentError
+from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred
+from dovetail.core.values import MAX_BYTES, NotJson, encode
+from dovetail.engine.ports import Report, Task
+from dovetail.handlers.context import Context
+from dovetail.handlers.failure import describe
+from dovetail.handlers.redaction import Redactor
+from dovetail.handlers.registry import Handler, Registry
+
+
+class RegistryCalls:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        sensitive: Mapping[str, str] | None = None,
+        max_config_bytes: int = MAX_CONFIG_SIZE,
+        max_output_bytes: int = MAX_BYTES,
+    ) -> None:
+        """`sensitive` is what must not leave beside the secrets, such as the API's tokens."""
+        self._registry = registry
+        self._secrets = dict(secrets or {})
+        self._max_config_bytes = max_config_bytes
+        self._max_output_bytes = max_output_bytes
+        self._redactor = Redactor({**self._secrets, **(sensitive or {})})
+
+    def open(self, task: Task, report: Report) -> HandlerCall:
+        try:
+            handler = self._registry.get(task.handler)
+            config = task.config
+            if task.deferred:
+                config = render_deferred(
+                    config, task.deferred, self._secrets, self._max_config_bytes
+                )
+            prepared = handler.prepare(config)
+        except DovetailError as problem:
+            # Never tried again: the same definition on the same worker would end the same way.
+            message = self._redactor.redact(f"node '{task.node_id}': {problem}")
+            raise PermanentError(message, type=problem.type) from None
+        context = Context(
+            run_id=task.run_id,
+            node_id=task.node_id,
+            attempt=task.token.attempt,
+            epoch=task.token.epoch,
+            params=orjson.loads(orjson.dumps(task.params)),
+            inputs=task.inputs(),
+            secrets=self._secrets,
+            report_progress=partial(report, task),
+            redactor=self._redactor,
+        )
+        return HandlerCall(handler, prepared, context, self._redactor, self._max_output_bytes)
+
+
+class HandlerCall:
+    __slots__ = ("_config", "_context", "_handler", "_max_output_bytes", "_redactor", "is_async")
+
+    def __init__(
+        self,
+        handler: Handler,
+        config: Any,
+        context: Context,
+        redactor: Redactor,
+        max_output_bytes: int,
+    ) -> None:
+        self._handler = handler
+        self._config = config
+        self._context = context
+        self._redactor = redactor
+        self._max_output_bytes = max_output_bytes
+        self.is_async = handler.is_async
+
+    def __call__(self) -> Any:
+        return self._handler.fn(self._config, self._context)
+
+    def cancel(self) -> None:
+        self._context.cancel()
+
+    def seal(self, output: Any) -> Any:
+        """A JSON value of its own, so that the handler cannot change it any more."""
+        try:
+            text = encode(output, max_bytes=self._max_output_bytes)
+        except NotJson as problem:
+            kind = "too_large" if problem.code == "too_large" else "invalid_output"
+            message = self._redactor.redact(f"the handler's output is not storable: {problem}")
+            raise PermanentError(message, type=kind) from None
+        return self._redactor.redact(orjson.loads(text))
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        described: dict[str, Any] = self._redactor.redact(describe(error))
+        return described

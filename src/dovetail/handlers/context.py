@@ -1,0 +1,170 @@
+"""What a handler is given beside its config: who it is, what came before, and how to report.
+
+One is made for every start of a node, so it costs next to nothing: the logger and the cancel
+event exist once somebody asks for them. It must not know of stores, queues or leases; what
+the worker wants to hear it passes in as a callable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from dovetail.handlers.redaction import Redactor
+
+Report = Callable[[float, str], None]
+
+_NO_SECRETS: Mapping[str, str] = {}
+
+# Guards only the making and setting of cancel events: a handler in a thread may ask for the
+# event in the very moment in which the loop cancels it.
+_CANCEL = threading.Lock()
+
+
+def _unheard(fraction: float, message: str) -> None:
+    """Progress that nobody asked for."""
+
+
+class Context:
+    """The second argument of every handler."""
+
+    __slots__ = (
+        "_cancelled",
+        "_event",
+        "_log",
+        "_redactor",
+        "_report",
+        "attempt",
+        "epoch",
+        "inputs",
+        "node_id",
+        "params",
+        "run_id",
+        "secrets",
+    )
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        node_id: str,
+        attempt: int = 1,
+        epoch: int = 1,
+        params: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        secrets: Mapping[str, str] = _NO_SECRETS,
+        report_progress: Report = _unheard,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """`report_progress` is called in the handler's own thread, whichever that is.
+
+        `redactor` spares making one from `secrets` for each node that logs or reports.
+        """
+        self.run_id = run_id
+        self.node_id = node_id
+        self.attempt = attempt
+        self.epoch = epoch
+        self.params = {} if params is None else params
+        self.inputs = {} if inputs is None else inputs
+        self.secrets = secrets
+        self._report = report_progress
+        self._redactor = redactor
+        self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._event: asyncio.Event | None = None
+        self._cancelled = False
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt in an epoch; give it to services that can deduplicate."""
+        return f"{self.run_id}:{self.node_id}:{self.epoch}"
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A standard logger that knows run, node and attempt, and writes no secret."""
+        if self._log is None:
+            names = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
+            self._log = _NodeLog(logging.getLogger("dovetail.handler"), names, self._redaction())
+        return self._log
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Tell how far the work is, from 0 to 1; what lies outside is cut to that."""
+        if fraction != fraction:  # NaN, which would make the event no JSON
+            raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
+        text = str(message)
+        if text and self.secrets:
+            text = self._redaction().redact(text)
+        self._report(min(1.0, max(0.0, float(fraction))), text)
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set once the node should stop. In a thread, ask `.is_set()`."""
+        if self._event is None:
+            with _CANCEL:
+                if self._event is None:
+                    event = asyncio.Event()
+                    if self._cancelled:
+                        event.set()
+                    self._event = event
+        return self._event
+
+    def cancel(self) -> None:
+        """Tell the handler to stop. Called by the worker, in the event loop."""
+        with _CANCEL:
+            self._cancelled = True
+            if self._event is not None:
+                self._event.set()
+
+    def _redaction(self) -> Redactor:
+        if self._redactor is None:
+            self._redactor = Redactor(self.secrets)
+        return self._redactor
+
+
+class _NodeLog(logging.LoggerAdapter[logging.Logger]):
+    """Adds the node's names to each record and takes secrets out of it."""
+
+    def __init__(self, logger: logging.Logger, names: dict[str, Any], redactor: Redactor) -> None:
+        super().__init__(logger, names)
+        self._redactor = redactor
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(kwargs.get("extra") or {}), **(self.extra or {})}
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if not self.isEnabledFor(level):
+            return
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        if self._redactor:
+            msg, args = self._redactor.redact(_formatted(msg, args)), ()
+            if error := kwargs.pop("exc_info", None):
+                msg = f"{msg}\n{self._redactor.redact(_traceback(error))}"
+            if "extra" in kwargs:
+                kwargs["extra"] = self._redactor.redact(kwargs["extra"])
+        super().log(level, msg, *args, **kwargs)
+
+
+def _formatted(msg: object, args: tuple[object, ...]) -> str:
+    if not args:
+        return str(msg)
+    # As logging itself does: a single mapping fills %(name)s.
+    values: Any = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args
+    try:
+        return str(str(msg) % values)
+    except (TypeError, ValueError, KeyError):  # a slip in a log line must not fail the node
+        return f"{msg} {args}"
+
+
+def _traceback(error: object) -> str:
+    """The traceback that logging would print for `exc_info=error`."""
+    if isinstance(error, BaseException):
+        return "".join(traceback.format_exception(error)).rstrip()
+    if isinstance(error, tuple):
+        return "".join(traceback.format_exception(*error)).rstrip()
+    return traceback.format_exc().rstrip()

@@ -1,0 +1,286 @@
+"""The handlers this process knows, by name, and how they are declared and found.
+
+`@handler` only marks a function; nothing is registered as a side effect of an import. A
+`Registry` collects marked functions from files, modules and entry points, so two registries
+in one process never see each other's handlers. It must not know how a handler is run (that is
+the worker) nor which handlers come with Dovetail (that is `builtin`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints, overload
+
+from dovetail.core.errors import DovetailError, NotFound, PermanentError
+from dovetail.handlers.context import Context
+
+if TYPE_CHECKING:  # a third of a second that `from dovetail import handler` need not pay
+    from pydantic import BaseModel, ValidationError
+
+HandlerFunction = Callable[[Any, Context], Any | Awaitable[Any]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+BUILT_IN = "built in"
+MARK = "__dovetail_handlers__"
+
+# Names become stream names and metric labels, so they stay plain.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+class HandlerError(DovetailError):
+    """A handler that could not work, or a place to load from that has none."""
+
+    type = "handler_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One known handler. `origin` says where it came from, for people."""
+
+    name: str
+    fn: HandlerFunction
+    max_retries: int = 0
+    is_async: bool = True
+    config_model: type[BaseModel] | None = None
+    origin: str = BUILT_IN
+    description: str = ""
+
+    def prepare(self, config: dict[str, Any]) -> Any:
+        """The config as the handler wants it: its pydantic model if it has one, else the dict.
+
+        Raises a `PermanentError` of type `invalid_config` that names every violation: the same
+        config would be wrong again.
+        """
+        if self.config_model is None:
+            return config
+        from pydantic import ValidationError
+
+        try:
+            return self.config_model.model_validate(config)
+        except ValidationError as error:
+            # Without the cause: pydantic's own text repeats the input, which may be a secret.
+            raise PermanentError(
+                f"config of handler '{self.name}': {_violations(error, self.config_model)}",
+                type="invalid_config",
+            ) from None
+
+    def config_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the config, where the handler declares one."""
+        return None if self.config_model is None else self.config_model.model_json_schema()
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What the decorator was told, kept on the function until a registry collects it."""
+
+    name: str
+    max_retries: int
+
+
+@overload
+def handler(name: F) -> F: ...
+@overload
+def handler(name: str | None = None, *, max_retries: int = 0) -> Callable[[F], F]: ...
+def handler(name: Any = None, *, max_retries: int = 0) -> Any:
+    """Mark a function `(config, ctx)`, async or plain, as a handler.
+
+    `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; without a name
+    it is the function's. The function stays what it was and can be called in tests.
+    """
+    if callable(name):
+        return handler()(name)
+
+    def mark(fn: F) -> F:
+        named = describe(fn, name=name, max_retries=max_retries)  # complains here, at the def
+        marks = (*getattr(fn, MARK, ()), _Mark(named.name, named.max_retries))
+        try:
+            setattr(fn, MARK, marks)
+        except AttributeError:
+            raise HandlerError(
+                f"@handler({named.name!r}): {fn!r} cannot be marked; decorate a function"
+            ) from None
+        return fn
+
+    return mark
+
+
+def describe(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    max_retries: int = 0,
+    origin: str | None = None,
+) -> Handler:
+    """Say what handler a function is; raises `HandlerError` if it cannot be one."""
+    name = getattr(fn, "__name__", None) if name is None else name
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise HandlerError(
+            f"@handler({name!r}): a name is 1 to 128 letters, digits, '_', '.' or '-' "
+            "and does not begin with '.' or '-'"
+        )
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
+        raise HandlerError(
+            f"@handler({name!r}): max_retries must be a whole number ≥ 0, not {max_retries!r}"
+        )
+    if inspect.isclass(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise HandlerError(
+            f"@handler({name!r}): a handler is a function that returns its output, "
+            "not a class and not a generator"
+        )
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise HandlerError(
+            f"@handler({name!r}): a handler takes (config, ctx); this one takes {signature}"
+        ) from None
+    call = getattr(fn, "__call__", None)  # noqa: B004  (an object with an async __call__)
+    return Handler(
+        name=name,
+        fn=fn,
+        max_retries=max_retries,
+        is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call),
+        config_model=_config_model(fn, signature),
+        origin=origin if origin is not None else getattr(fn, "__module__", None) or "unknown",
+        description=_first_paragraph(fn),
+    )
+
+
+class Registry:
+    """Handlers by name and alias."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._aliases: dict[str, str] = {}
+
+    def add(self, known: Handler, *aliases: str) -> None:
+        """Take a handler in. The same function again changes nothing; another one is refused:
+        which of two equal names runs must never depend on the order of loading."""
+        for name in (known.name, *aliases):
+            earlier = self._find(name)
+            if earlier is None or earlier.fn is known.fn:
+                continue
+            if earlier.origin == BUILT_IN:
+                raise HandlerError(
+                    f"{known.origin}: handler '{name}' is built in and cannot be replaced; "
+                    "choose another name"
+                )
+            raise HandlerError(
+                f"{known.origin}: handler '{name}' is already defined in {earlier.origin}; "
+                "rename one of the two"
+            )
+        if known.name not in self._handlers:
+            self._handlers[known.name] = known
+        self._aliases.update(dict.fromkeys(aliases, known.name))
+
+    def get(self, name: str) -> Handler:
+        """The handler of that name or alias; `NotFound` with a did-you-mean otherwise."""
+        found = self._find(name)
+        if found is not None:
+            return found
+        near = get_close_matches(name, list(self), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known here: {', '.join(sorted(self))}"
+        raise NotFound(f"no handler '{name}'; {hint}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._handlers or name in self._aliases
+
+    def __iter__(self) -> Iterator[str]:
+        """Every name that a definition may use, aliases included."""
+        yield from self._handlers
+        yield from self._aliases
+
+    def __len__(self) -> int:
+        return len(self._handlers) + len(self._aliases)
+
+    def handlers(self) -> list[Handler]:
+        """Each handler once, in the order of loading."""
+        return list(self._handlers.values())
+
+    def aliases(self) -> Mapping[str, str]:
+        """Alias → the handler's own name."""
+        return dict(self._aliases)
+
+    def items(self) -> Iterator[tuple[str, Handler]]:
+        """Every name and alias with its handler."""
+        for name in self:
+            yield name, self.get(name)
+
+    def default_retries(self) -> dict[str, int]:
+        """Name and alias → the handler's own `max_retries`."""
+        return {name: known.max_retries for name, known in self.items()}
+
+    def load(self, spec: str) -> list[Handler]:
+        """Take in the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
+        from dovetail.handlers.loading import load
+
+        return self._take(load(spec))
+
+    def load_entry_points(self) -> list[Handler]:
+        """Take in what installed packages offer in the entry point group `dovetail.handlers`."""
+        from dovetail.handlers.loading import load_entry_points
+
+        return self._take(load_entry_points())
+
+    def _take(self, found: list[Handler]) -> list[Handler]:
+        for known in found:
+            self.add(known)
+        return found
+
+    def _find(self, name: str) -> Handler | None:
+        return self._handlers.get(self._aliases.get(name, name))
+
+
+def marked(fn: object, origin: str) -> list[Handler]:
+    """The handlers a decorated function stands for; none if it is not decorated."""
+    marks: tuple[_Mark, ...] = getattr(fn, MARK, ()) if callable(fn) else ()
+    return [
+        replace(describe(fn, name=mark.name, max_retries=mark.max_retries), origin=origin)
+        for mark in marks
+        if callable(fn)
+    ]
+
+
+def _config_model(fn: Callable[..., Any], signature: inspect.Signature) -> type[BaseModel] | None:
+    first = next(iter(signature.parameters.values()))
+    annotation = first.annotation
+    if isinstance(annotation, str):  # from __future__ import annotations
+        annotation = _resolved(fn, first.name, annotation)
+    # Whoever wrote a pydantic model down has imported pydantic.
+    pydantic = sys.modules.get("pydantic")
+    if pydantic and inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
+        return cast("type[BaseModel]", annotation)
+    return None
+
+
+def _resolved(fn: Callable[..., Any], name: str, text: str) -> object:
+    """What an annotation written as text means; None if it cannot be found out."""
+    written = fn if inspect.isfunction(fn) else getattr(type(fn), "__call__", fn)  # noqa: B004
+    try:
+        return get_type_hints(written).get(name)
+    except Exception:  # another annotation of it names what is not there at run time
+        return getattr(written, "__globals__", {}).get(text.strip("'\""))
+
+
+def _first_paragraph(fn: Callable[..., Any]) -> str:
+    text = inspect.getdoc(fn) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _violations(error: ValidationError, model: type[BaseModel]) -> str:
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    said = []
+    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(part) for part in problem["loc"])
+        what = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            near = get_close_matches(where, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"it knows: {', '.join(known)}"
+            what = f"unknown field; {hint}"
+        said.append(f"{where}: {what}" if where else what)
+    return "; ".join(said)

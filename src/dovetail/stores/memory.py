@@ -1,0 +1,105 @@
+"""Runs in the memory of this process: the core itself, behind the store's port.
+
+Nothing here decides anything; it looks the run up, steps it and wakes whoever watches. It
+survives nothing, which is right for the library and for tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+from dovetail.core.errors import NotFound
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.step import begin, step
+from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
+from dovetail.engine.ports import Cached
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._runs: dict[str, RunState] = {}
+        self._events: dict[str, list[Event]] = {}
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._waiters: dict[str, asyncio.Event] = {}
+        self._cache: dict[str, tuple[float, Cached]] = {}
+
+    async def create(self, submit: Submit, now: float) -> Decision:
+        if submit.run_id in self._runs:
+            return NOTHING
+        run, decision = begin(submit, now, random.getrandbits(64))
+        self._runs[run.id] = run
+        self._events[run.id] = decision.events
+        return decision
+
+    async def apply(self, moves: Sequence[Transition], now: float) -> list[Decision]:
+        # Tokens only tell starts apart within this process: no secret, so no costly entropy.
+        nonce = random.getrandbits(64)
+        decisions = []
+        for move in moves:
+            run = self._runs.get(move.run_id)
+            if run is None:
+                decisions.append(NOTHING)
+                continue
+            decision = step(run, move, now, nonce)
+            decisions.append(decision)
+            if decision.events:
+                self._tell(run, decision)
+            if decision.ended and run.id in self._waiters:
+                self._waiters.pop(run.id).set()
+            if type(move) is Complete and move.cache and decision.changed:
+                key, ttl = move.cache
+                self._cache[key] = (now + ttl, Cached(move.output))
+        return decisions
+
+    def _tell(self, run: RunState, decision: Decision) -> None:
+        self._events[run.id] += decision.events
+        if self._watchers:
+            for watcher in self._watchers.get(run.id, ()):
+                watcher.set()
+
+    def close(self) -> None:
+        """Let every run go now, rather than when the garbage collector comes round."""
+        self._runs.clear()
+        self._events.clear()
+        self._cache.clear()
+
+    async def flush(self) -> None:
+        """Memory is as safe as it will ever be."""
+
+    async def load(self, run_id: str) -> RunState:
+        try:
+            return self._runs[run_id]
+        except KeyError:
+            raise NotFound(f"no run '{run_id}' here") from None
+
+    async def wait(self, run_id: str) -> RunState:
+        run = await self.load(run_id)
+        while not run.finished:  # again: a retry may have reopened it
+            await self._waiters.setdefault(run_id, asyncio.Event()).wait()
+        return run
+
+    async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        run = await self.load(run_id)
+        events = self._events[run_id]
+        news = asyncio.Event()
+        self._watchers.setdefault(run_id, set()).add(news)
+        try:
+            while True:
+                news.clear()  # before reading, or what comes in between would wait for the next
+                while after < len(events):
+                    after += 1
+                    yield events[after - 1]
+                if run.finished:
+                    return
+                await news.wait()
+        finally:
+            self._watchers[run_id].discard(news)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+
+    async def recall(self, key: str, now: float) -> Cached | None:
+        expires, cached = self._cache.get(key, (now, None))
+        return cached if now < expires else None

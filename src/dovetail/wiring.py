@@ -1,0 +1,119 @@
+"""Puts the parts together: the only place that names concrete stores and transports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dovetail.config import Settings
+from dovetail.core.run import RunState
+from dovetail.core.validation import Limits
+from dovetail.engine.clock import Clock, steady_clock
+from dovetail.engine.commands import Commands
+from dovetail.engine.intake import Intake
+from dovetail.engine.limits import LocalLimits, TokenBucket
+from dovetail.engine.orchestrator import Orchestrator
+from dovetail.engine.ports import Calls
+from dovetail.engine.ports import Limits as RateLimits
+from dovetail.engine.worker import Worker
+from dovetail.handlers.calls import RegistryCalls
+from dovetail.handlers.registry import Registry
+from dovetail.stores.memory import MemoryStore
+from dovetail.transports.local import LocalTransport
+
+
+class LocalEngine:
+    """Orchestrator and worker in this process, state in its memory."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        *,
+        concurrency: int,
+        limits: RateLimits | None = None,
+        isolate: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or steady_clock()
+        transport = LocalTransport()
+        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.store = MemoryStore()
+        self.orchestrator = Orchestrator(self.store, transport, clock, self._crash)
+        desk = Intake(
+            transport.next,
+            self.store,
+            self.orchestrator,
+            limits or LocalLimits(),
+            clock,
+            worker_id=f"{socket.gethostname()}-{os.getpid()}",
+            isolate=isolate,
+        )
+        self.worker = Worker(desk, calls, clock, self._crash, concurrency=concurrency)
+        transport.on_stop = self.worker.stop
+
+    async def __aenter__(self) -> LocalEngine:
+        self.worker.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.orchestrator.close()
+        await self.worker.close()
+        self._crashed.cancel()
+        self.store.close()
+
+    async def wait(self, run_id: str) -> RunState:
+        """The run once it has finished. If a part of the engine dies, that is raised instead."""
+        waiting = asyncio.ensure_future(self.store.wait(run_id))
+        ended: list[asyncio.Future[Any]] = [waiting, self._crashed]
+        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        if self._crashed.done():
+            waiting.cancel()
+            self._crashed.result()
+        return waiting.result()
+
+    def _crash(self, error: BaseException) -> None:
+        """A bug or a lost store must end the engine loudly, never leave it half alive."""
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
+
+@asynccontextmanager
+async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Commands]:
+    """The engine inside this process, running, as the commands that drive it."""
+    calls = RegistryCalls(
+        registry,
+        secrets=settings.secrets,
+        sensitive=settings.sensitive(),
+        max_config_bytes=settings.max_config_bytes,
+        max_output_bytes=settings.max_output_bytes,
+    )
+    limits = LocalLimits(
+        {
+            tag: TokenBucket(limit.rate_per_second, limit.burst)
+            for tag, limit in settings.rate_limits.items()
+        }
+    )
+    try:
+        async with LocalEngine(calls, concurrency=settings.concurrency, limits=limits) as engine:
+            yield Commands(
+                store=engine.store,
+                orchestrator=engine.orchestrator,
+                wait=engine.wait,
+                known_handlers=registry,
+                default_retries=registry.default_retries(),
+                limits=definition_limits(settings),
+            )
+    finally:
+        await registry.aclose()
+
+
+def definition_limits(settings: Settings) -> Limits:
+    return Limits(
+        max_nodes=settings.max_nodes,
+        max_edges=settings.max_edges,
+        max_template_bytes=settings.max_template_bytes,
+    )

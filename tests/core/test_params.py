@@ -1,0 +1,460 @@
+"""Params: schemas that are accepted, defaults, violations in plain words, text from a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.core.errors import InvalidParams
+from dovetail.core.params import apply_params, check_schema, typed
+
+CONTRACT = {
+    "type": "object",
+    "required": ["topic"],
+    "properties": {"topic": {"type": "string"}, "depth": {"type": "integer", "default": 2}},
+}
+
+
+def props(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def violations(schema: dict[str, Any] | None, params: Any, **limits: int) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidParams) as error:
+        apply_params(schema, params, **limits)
+    return [(problem.path, problem.message) for problem in error.value.problems]
+
+
+# Which schemas are accepted
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": ["object", "null"]},
+        {"properties": {"a": True, "b": False}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **CONTRACT},
+        {"$defs": {"a/b %": {}}, "properties": {"x": {"$ref": "#/$defs/a~1b%20%25"}}},
+        {"allOf": [{"type": "object"}], "$ref": "#/allOf/0"},
+        props(a={"enum": [{"$ref": "http://not.a/reference"}], "x-unknown": {"$id": "y"}}),
+        props(**{"$ref": {"type": "string"}, "$id": {"type": "string"}}),
+        props(a={"type": "string", "pattern": "^.{1,255}$"}),
+        CONTRACT,
+    ],
+)  # fmt: skip
+def test_a_reasonable_schema_is_accepted(schema: dict[str, Any]) -> None:
+    assert check_schema(schema) == []
+
+
+def chained(links: int, copies: int) -> dict[str, Any]:
+    """Definitions that each refer to the one before, several times."""
+    definitions: dict[str, Any] = {"d0": {"type": "integer"}}
+    for link in range(1, links):
+        ref = {"$ref": f"#/$defs/d{link - 1}"}
+        definitions[f"d{link}"] = {"allOf": [ref] * copies}
+    return {"$defs": definitions, "properties": {"a": {"$ref": f"#/$defs/d{links - 1}"}}}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"not": schema}
+    return schema
+
+
+REFUSED = [
+    (5, "invalid_field", "params", "must be a JSON Schema, not 5"),
+    ({"type": "array"}, "invalid_field", "params.type", "must be 'object', not 'array'"),
+    ({"type": ["array", "null"]}, "invalid_field", "params.type", "must be 'object'"),
+    ({"topic": {"type": "string"}}, "invalid_field", "params", "put 'topic' under 'properties'"),
+    (
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+        "invalid_field",
+        'params["$schema"]',
+        "must be written for https://json-schema.org/draft/2020-12/schema",
+    ),
+    (props(a={"$schema": "x"}), "invalid_field", 'params.properties.a["$schema"]', "at the top"),
+    ({"type": "foo"}, "invalid_field", "params.type", "'foo' is not a JSON type"),
+    (props(a={"minimum": "3"}), "invalid_field", "params.properties.a.minimum", "number"),
+    ({"required": "topic"}, "invalid_field", "params.required", "array"),
+    ({"properties": []}, "invalid_field", "params.properties", "object"),
+    ({"allOf": {}}, "invalid_field", "params.allOf", "array"),
+    ({"items": [{}]}, "invalid_field", "params.items", "boolean"),
+    # References
+    ({"$ref": "http://127.0.0.1/x"}, "invalid_field", 'params["$ref"]', "is remote"),
+    ({"$ref": "file:///etc/passwd"}, "invalid_field", 'params["$ref"]', "is remote"),
+    ({"$ref": "other.json#/a"}, "invalid_field", 'params["$ref"]', "is remote"),
+    ({"$ref": "#/nowhere"}, "invalid_field", 'params["$ref"]', "not point to a subschema"),
+    ({"$ref": "#name"}, "invalid_field", 'params["$ref"]', "not point to a subschema"),
+    ({"$ref": "#/x", "x": {}}, "invalid_field", 'params["$ref"]', "not point to a subschema"),
+    ({"$ref": 5}, "invalid_field", 'params["$ref"]', "string"),
+    ({"$ref": "#"}, "invalid_field", "params", "contains itself"),
+    (props(a={"$ref": "#"}), "invalid_field", "params", "contains itself"),
+    (
+        {"$defs": {"a": {"not": {"$ref": "#/$defs/a"}}}, "type": "object"},
+        "invalid_field",
+        'params["$defs"].a',
+        "contains itself",
+    ),
+    ({"$id": "http://x/y"}, "invalid_field", 'params["$id"]', "not supported"),
+    (props(a={"$anchor": "b"}), "invalid_field", 'params.properties.a["$anchor"]', "by its place"),
+    ({"$dynamicRef": "#"}, "invalid_field", 'params["$dynamicRef"]', "use '$ref'"),
+    ({"$recursiveRef": "#"}, "invalid_field", 'params["$recursiveRef"]', "use '$ref'"),
+    # Patterns
+    (props(a={"pattern": "("}), "invalid_field", "params.properties.a.pattern", "linear time"),
+    (props(a={"pattern": r"(a)\1"}), "invalid_field", "params.properties.a.pattern", "linear"),
+    (props(a={"pattern": "(?=a)b"}), "invalid_field", "params.properties.a.pattern", "linear"),
+    (
+        props(a={"pattern": "(a{1000}){1000}"}),
+        "invalid_field",
+        "params.properties.a.pattern",
+        "huge repetitions",
+    ),
+    (
+        {"patternProperties": {"(": {}}},
+        "invalid_field",
+        'params.patternProperties["("]',
+        "linear time",
+    ),
+    (props(a={"pattern": "a" * 1001}), "too_large", "params.properties.a.pattern", "1,000"),
+    (
+        props(**{f"p{i}": {"pattern": "a"} for i in range(201)}),
+        "too_large",
+        "params",
+        "201 patterns",
+    ),
+    # Size
+    (chained(20, 2), "too_large", "params", "more than 10,000 parts"),
+    (chained(200, 9), "too_large", "params", "more than 10,000 parts"),
+    (deep(33), "too_large", "params" + ".not" * 32, "deeper than 32 levels"),
+    ({"description": "x" * 200_000}, "too_large", "params", "more than 131,072 bytes"),
+    # Defaults
+    (
+        props(a={"type": "integer", "default": "2"}),
+        "invalid_field",
+        "params.properties.a.default",
+        "the default '2' violates its own schema",
+    ),
+    (
+        props(a={"type": "object", "required": ["b"], "default": {}}),
+        "invalid_field",
+        "params.properties.a.default",
+        "violates its own schema",
+    ),
+    (
+        {"$defs": {"n": {"minimum": 5}}, "properties": {"a": {"$ref": "#/$defs/n", "default": 1}}},
+        "invalid_field",
+        "params.properties.a.default",
+        "violates its own schema",
+    ),
+    ({"const": {1: 2}}, "invalid_field", "params.const", "key 1 is not text"),
+]
+
+
+@pytest.mark.parametrize(("schema", "code", "path", "message"), REFUSED)
+def test_a_schema_that_could_attack_or_is_wrong_is_refused(
+    schema: Any, code: str, path: str, message: str
+) -> None:
+    started = time.perf_counter()
+    (problem,) = check_schema(schema)
+    assert time.perf_counter() - started < 0.5
+    assert (problem.code, problem.path) == (code, path)
+    assert message in problem.message
+
+
+def test_everything_wrong_with_a_schema_is_reported_at_once() -> None:
+    schema = {
+        "type": "array",
+        "properties": {"a": {"type": 5, "pattern": "("}, "b": {"$ref": "#/x"}},
+        "$id": "y",
+    }
+    assert sorted(problem.path for problem in check_schema(schema)) == [
+        "params.properties.a.pattern",
+        "params.properties.a.type",
+        'params.properties.b["$ref"]',
+        "params.type",
+        'params["$id"]',
+    ]
+
+
+def test_of_a_very_large_schema_only_the_first_violation_is_told() -> None:
+    schema = props(**{f"p{i}": 5 for i in range(5000)})
+    started = time.perf_counter()
+    (problem,) = check_schema(schema)
+    assert "is not of types" in problem.message
+    assert check_schema(props(**{f"p{i}": {"type": "null"} for i in range(2000)})) == []
+    assert time.perf_counter() - started < 1
+
+
+def test_a_refused_schema_also_refuses_params() -> None:
+    assert violations({"type": "array"}, {})[0][0] == "params.type"
+
+
+def test_a_default_may_rely_on_the_defaults_inside_it() -> None:
+    inner = {"required": ["b"], "properties": {"b": {"default": 1}}, "default": {}}
+    assert apply_params(props(a=inner), {}) == {"a": {"b": 1}}
+
+
+# Defaults
+
+WITH_DEFAULT = props(b={"default": 7})
+TO_O = {"$ref": "#/$defs/o"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "params", "result"),
+    [
+        (None, None, {}),
+        (None, {"any": ["thing"]}, {"any": ["thing"]}),
+        (CONTRACT, {"topic": "x"}, {"topic": "x", "depth": 2}),
+        (CONTRACT, {"topic": "x", "depth": 3}, {"topic": "x", "depth": 3}),
+        (props(a={"default": None}), {}, {"a": None}),
+        (props(a={"default": 1}), {"a": None}, {"a": None}),
+        # An object that is not there is not made up.
+        (props(a=WITH_DEFAULT), {}, {}),
+        (props(a=WITH_DEFAULT), {"a": {}}, {"a": {"b": 7}}),
+        (props(a={**WITH_DEFAULT, "default": {}}), {}, {"a": {"b": 7}}),
+        (props(a={"items": WITH_DEFAULT}), {"a": [{}, {"b": 2}]}, {"a": [{"b": 7}, {"b": 2}]}),
+        (props(a={"items": {"items": WITH_DEFAULT}}), {"a": [[{}]]}, {"a": [[{"b": 7}]]}),
+        ({"allOf": [WITH_DEFAULT]}, {}, {"b": 7}),
+        ({"$defs": {"o": {"default": 7}}, **props(a=TO_O)}, {}, {"a": 7}),
+        ({"$defs": {"o": {"default": 7}}, **props(a={**TO_O, "default": 8})}, {}, {"a": 8}),
+        ({"$defs": {"o": WITH_DEFAULT}, **props(a=TO_O)}, {"a": {}}, {"a": {"b": 7}}),
+        (props(a=True), {}, {}),
+    ],
+)
+def test_defaults_are_applied_where_something_is_missing(
+    schema: dict[str, Any] | None, params: Any, result: dict[str, Any]
+) -> None:
+    assert apply_params(schema, params) == result
+
+
+def test_neither_the_params_given_nor_the_schema_is_changed() -> None:
+    schema = props(a=props(b={"default": [1]}))
+    before = copy.deepcopy(schema)
+    params: dict[str, Any] = {"a": {}}
+    found = apply_params(schema, params)
+    assert params == {"a": {}}
+    found["a"]["b"].append(2)
+    assert schema == before
+    assert apply_params(schema, params) == {"a": {"b": [1]}}
+
+
+# Violations
+
+
+@pytest.mark.parametrize(
+    ("schema", "params", "expected"),
+    [
+        (None, [1], [("params", "params must be a JSON object, not a list")]),
+        (None, "x", [("params", "params must be a JSON object, not 'x'")]),
+        (
+            None,
+            {"a": float("nan")},
+            [("params.a", "a: nan is not a JSON number; numbers are finite")],
+        ),
+        (CONTRACT, {}, [("params.topic", "'topic' is required")]),
+        (
+            CONTRACT,
+            {"topic": 1, "depth": "2"},
+            [
+                ("params.depth", "must be a whole number, not '2'"),
+                ("params.topic", "must be text, not 1"),
+            ],
+        ),
+        (
+            {**CONTRACT, "additionalProperties": False},
+            {"topic": "x", "dept": 1, "zzz": 2},
+            [
+                ("params.dept", "'dept' is not expected; did you mean 'depth'?"),
+                ("params.zzz", "'zzz' is not expected"),
+            ],
+        ),
+        (
+            props(a={**props(b={}), "unevaluatedProperties": False}),
+            {"a": {"c d": 1}},
+            [('params.a["c d"]', "'c d' is not expected")],
+        ),
+        (
+            props(a={"type": ["integer", "null"]}),
+            {"a": "x"},
+            [("params.a", "must be a whole number or null, not 'x'")],
+        ),
+        (
+            props(a={"enum": ["x", 1, None]}),
+            {"a": "y"},
+            [("params.a", "must be one of 'x', 1, null; not 'y'")],
+        ),
+        (
+            props(a={"items": {"minimum": 3}}),
+            {"a": [3, 2]},
+            [("params.a[1]", "2 is less than the minimum of 3")],
+        ),
+        (
+            props(a={"pattern": "^b"}),
+            {"a": "a" * 500},
+            [("params.a", f"'{'a' * 59}…' violates 'pattern' of the params schema")],
+        ),
+    ],
+)
+def test_every_violation_is_said_in_plain_words(
+    schema: dict[str, Any] | None, params: Any, expected: list[tuple[str, str]]
+) -> None:
+    assert sorted(violations(schema, params)) == expected
+
+
+def test_params_have_a_size_limit() -> None:
+    with pytest.raises(InvalidParams) as error:
+        apply_params(None, {"a": "x" * 100}, max_bytes=50)
+    (problem,) = error.value.problems
+    assert (problem.code, problem.path) == ("too_large", "params")
+
+
+def test_no_more_than_a_hundred_violations_are_listed() -> None:
+    found = violations(props(a={"items": {"type": "string"}}), {"a": list(range(1000))})
+    assert len(found) == 101
+    assert found[-1] == ("params", "and 900 more problems")
+
+
+def test_of_very_many_values_only_the_first_violation_is_told() -> None:
+    started = time.perf_counter()
+    found = violations(props(a={"items": {"type": "string"}}), {"a": [1] * 100_000})
+    assert found == [("params.a[0]", "must be text, not 1")]
+    assert time.perf_counter() - started < 1
+
+
+# Attacks on the check
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a*)*b$", "(x+x+)+y"])
+def test_patterns_are_matched_in_linear_time(pattern: str) -> None:
+    schema = props(a={"type": "string", "pattern": pattern})
+    started = time.perf_counter()
+    assert violations(schema, {"a": "a" * 500_000 + "!"})
+    assert violations(schema, {"a": "x" * 500_000 + "!"})
+    assert time.perf_counter() - started < 1
+
+
+def test_a_dear_pattern_is_not_matched_against_much_text() -> None:
+    schema = props(a={"pattern": "(a[ab]{0,900}){2}[^ab]{2}"})
+    assert check_schema(schema) == []
+    chance = random.Random(1)
+    text = "".join(chance.choice("ab") for _ in range(500_000))
+    started = time.perf_counter()
+    ((path, message),) = violations(schema, {"a": text})
+    assert (path, "too much for the patterns" in message) == ("params", True)
+    assert violations(schema, {"a": text[:10_000]})[0][0] == "params.a"
+    assert time.perf_counter() - started < 2
+
+
+def test_a_large_schema_is_not_checked_against_very_many_values() -> None:
+    schema = props(a={"items": {"allOf": [{"minimum": i} for i in range(5000)]}})
+    ((path, message),) = violations(schema, {"a": list(range(100_000))})
+    assert (path, "too many values" in message) == ("params", True)
+    # Much text in few values is no trouble.
+    assert apply_params(schema, {"a": [], "b": "x" * 100_000})["b"]
+
+
+KEYWORDS = ["$ref", "$defs", "a", "allOf", "anyOf", "default", "dependencies", "enum", "items"]
+KEYWORDS += ["pattern", "patternProperties", "properties", "required", "type"]
+
+
+@given(
+    st.recursive(
+        st.booleans() | st.integers(-5, 5) | st.sampled_from(["#", "a", "object", "("]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4)
+        ),
+        max_leaves=25,
+    )
+)
+def test_any_schema_is_accepted_and_usable_or_refused(schema: Any) -> None:
+    if check_schema(schema):
+        assert violations(schema, {})
+        return
+    for params in ({}, {"a": 1}, {"a": [{}, {"a": None}]}):
+        typed(schema, "a", "1")
+        with contextlib.suppress(InvalidParams):
+            assert set(apply_params(schema, params)) >= set(params)
+
+
+# Text from a terminal
+
+TYPED = props(
+    s={"type": "string"},
+    i={"type": "integer"},
+    n={"type": "number"},
+    b={"type": "boolean"},
+    l={"type": "array"},
+    o={"type": "object"},
+    maybe={"type": ["integer", "null"]},
+    text_or_null={"type": ["string", "null"]},
+    either={"type": ["string", "integer"]},
+    choice={"enum": ["a", 1, None, "2"]},
+    fixed={"const": 5},
+    one={"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "boolean"}]}]},
+    ref={"$ref": "#/properties/i"},
+    free={},
+    all=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("s", "5", "5"),
+        ("s", "true", "true"),
+        ("i", "5", 5),
+        ("i", "-5", -5),
+        ("i", "5.5", "5.5"),
+        ("i", "true", "true"),
+        ("i", "x", "x"),
+        ("n", "5", 5),
+        ("n", "5.5", 5.5),
+        ("n", "1e3", 1000.0),
+        ("n", "NaN", "NaN"),
+        ("b", "true", True),
+        ("b", "false", False),
+        ("b", "1", "1"),
+        ("b", "True", "True"),
+        ("l", "[1, 2]", [1, 2]),
+        ("l", "1,2", "1,2"),
+        ("o", '{"a": 1}', {"a": 1}),
+        ("o", "[]", "[]"),
+        ("maybe", "null", None),
+        ("maybe", "5", 5),
+        ("text_or_null", "null", "null"),
+        ("either", "5", 5),
+        ("either", "five", "five"),
+        ("choice", "a", "a"),
+        ("choice", "1", 1),
+        ("choice", "null", None),
+        ("choice", "2", "2"),
+        ("choice", "9", "9"),
+        ("fixed", "5", 5),
+        ("one", "5", 5),
+        ("one", "true", True),
+        ("ref", "5", 5),
+        ("free", "5", "5"),
+        ("all", "5", "5"),
+        ("unknown", "5", "5"),
+    ],
+)
+def test_text_is_typed_by_the_schema_else_it_stays_text(name: str, text: str, value: Any) -> None:
+    found = typed(TYPED, name, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_without_a_usable_schema_text_stays_text() -> None:
+    assert typed(None, "a", "5") == "5"
+    assert typed({"type": "array"}, "a", "5") == "5"

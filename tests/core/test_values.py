@@ -1,0 +1,169 @@
+"""What counts as a JSON value, and how a value that does not is described."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import OrderedDict
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.core.values import LARGEST_INT, SMALLEST_INT, NotJson, encode, faults, is_json
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Metres(float):
+    pass
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(SMALLEST_INT, LARGEST_INT)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=3)
+    | st.just(object()),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.none(), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_a_json_value_is_encoded_without_loss(value: Any) -> None:
+    assert is_json(value)
+    assert list(faults(value)) == []
+    assert json.loads(encode(value)) == value
+
+
+@given(anything)
+def test_whatever_is_not_a_json_value_has_a_fault_and_is_not_encoded(value: Any) -> None:
+    found = list(faults(value))
+    assert is_json(value) is (not found)
+    if found:
+        with pytest.raises(NotJson):
+            encode(value)
+    else:
+        json.loads(encode(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Colour.RED, b'"red"'),
+        (Level.HIGH, b"3"),
+        (Metres(1.5), b"1.5"),
+        ((1, 2), b"[1,2]"),
+        (Pair(1, "a"), b'[1,"a"]'),
+        (OrderedDict(a=1), b'{"a":1}'),
+        ({Colour.RED: [Colour.RED]}, b'{"red":["red"]}'),
+    ],
+)
+def test_subclasses_and_tuples_are_the_json_type_they_stand_for(value: Any, text: bytes) -> None:
+    assert encode(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [math.nan]}, "a[0]: nan is not a JSON number; numbers are finite"),
+        ({"a b": -math.inf}, '["a b"]: -inf is not a JSON number; numbers are finite'),
+        (LARGEST_INT + 1, "18446744073709551616 does not fit into 64 bits; write it as text"),
+        (SMALLEST_INT - 1, "-9223372036854775809 does not fit into 64 bits; write it as text"),
+        ([10**5000], "[0]: a very large integer does not fit into 64 bits; write it as text"),
+        (["a\ud800"], "[0]: contains a lone surrogate, which is no valid text"),
+        ({"a\ud800": 1}, "a key contains a lone surrogate, which is no valid text"),
+        ({1: 2}, "key 1 is not text; JSON keys are"),
+        ({True: 2}, "key true is not text; JSON keys are"),
+        ({"x": {1, 2}}, "x: a Python set is not a JSON value"),
+        (b"abc", "a Python bytes is not a JSON value"),
+    ],
+)
+def test_a_fault_says_what_and_where(value: Any, message: str) -> None:
+    with pytest.raises(NotJson) as error:
+        encode(value)
+    assert str(error.value) == message
+    assert error.value.code == "invalid_value"
+
+
+def test_every_fault_is_found_in_order() -> None:
+    value = {"a": math.nan, "b": {"c": [1, b""], "d": {2: 3}}, "e": 10**30}
+    assert [found.path for found in faults(value)] == [("a",), ("b", "c", 1), ("b", "d"), ("e",)]
+
+
+def test_depth_counts_containers() -> None:
+    assert is_json(nested(3), max_depth=3)
+    assert not is_json(nested(4), max_depth=3)
+    assert not is_json({"a": {"b": {}}}, max_depth=2)
+    (found,) = faults(nested(4), max_depth=3)
+    assert (found.code, found.path) == ("too_large", (0, 0, 0))
+
+
+def test_a_value_that_contains_itself_is_refused_at_once() -> None:
+    loop: list[Any] = []
+    loop.extend([loop] * 10)
+    started = time.perf_counter()
+    with pytest.raises(NotJson) as error:
+        encode(loop)
+    assert error.value.code == "too_large"
+    assert time.perf_counter() - started < 2
+
+
+def test_very_deep_nesting_does_not_exhaust_the_stack() -> None:
+    with pytest.raises(NotJson) as error:
+        encode(nested(100_000))
+    assert error.value.code == "too_large"
+
+
+def test_size_is_bounded_in_bytes_of_json() -> None:
+    assert len(encode("é" * 10, max_bytes=22)) == 22
+    with pytest.raises(NotJson, match="takes 22 bytes as JSON; at most 21 are allowed") as error:
+        encode("é" * 10, max_bytes=21)
+    assert error.value.code == "too_large"
+
+
+def test_a_list_of_more_values_than_bytes_allowed_is_not_even_written() -> None:
+    with pytest.raises(NotJson, match="has more values than can be stored") as error:
+        encode([1] * 10, max_bytes=5)
+    assert error.value.code == "too_large"

@@ -1,0 +1,290 @@
+"""Settings: their sources, their defaults, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from dovetail.config import (
+    RateLimit,
+    Settings,
+    SettingsError,
+    env_name,
+    load_settings,
+    reference,
+)
+
+DOCS = Path(__file__).parents[1] / "docs" / "settings.md"
+
+
+def load(tmp_path: Path, toml: str = "", flags: dict | None = None, **environ: str) -> Settings:
+    if toml:
+        (tmp_path / "dovetail.toml").write_text(toml)
+    given = {f"DOVETAIL_{name}": value for name, value in environ.items()}
+    return load_settings(environ=given, directory=tmp_path, **(flags or {}))
+
+
+def refused(tmp_path: Path, toml: str = "", flags: dict | None = None, **environ: str) -> str:
+    with pytest.raises(SettingsError) as error:
+        load(tmp_path, toml, flags, **environ)
+    assert error.value.__cause__ is None
+    return str(error.value)
+
+
+def test_the_defaults_are_the_contracts(tmp_path):
+    settings = load(tmp_path)
+    assert {
+        name: getattr(settings, name)
+        for name in Settings.model_fields
+        if getattr(settings, name) not in (None, (), {})
+    } == {
+        "db": Path(".dovetail/dovetail.db"),
+        "db_sync": "full",
+        "transport": "streams",
+        "mock_latency": (0.0, 0.0),
+        "concurrency": 32,
+        "lease_seconds": 10.0,
+        "heartbeat_interval": 5.0,
+        "heartbeat_timeout": 15.0,
+        "stale_result_timeout": 30.0,
+        "stale_claim_interval": 15.0,
+        "checkpoint_interval": 10.0,
+        "retention_days": 7.0,
+        "recovery_timeout": 30.0,
+        "max_crashes": 3,
+        "drain_seconds": 30.0,
+        "log_format": "console",
+        "max_nodes": 10_000,
+        "max_edges": 100_000,
+        "max_body_bytes": 1 << 20,
+        "max_nesting": 32,
+        "max_template_bytes": 16 << 10,
+        "max_config_bytes": 1 << 20,
+        "max_output_bytes": 1 << 20,
+    }
+
+
+CONTRACT = """
+    DB DB_SYNC REDIS_URL DATABASE_URL TRANSPORT BROKER_URL TOKENS ALLOWED_HOSTS
+    ALLOW_PRIVATE_ADDRESSES LLM_BASE_URL LLM_API_KEY LLM_MODEL LEASE_SECONDS HEARTBEAT_INTERVAL
+    HEARTBEAT_TIMEOUT STALE_RESULT_TIMEOUT STALE_CLAIM_INTERVAL CHECKPOINT_INTERVAL RETENTION_DAYS
+    RECOVERY_TIMEOUT METRICS_PORT MAX_CRASHES DRAIN_SECONDS LOG_FORMAT HANDLERS MOCK_LATENCY SERVER
+"""
+
+
+def test_every_variable_of_the_contract_is_known():
+    known = set(map(env_name, Settings.model_fields))
+    assert {f"DOVETAIL_{name}" for name in CONTRACT.split()} <= known
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path):
+    toml = "lease_seconds = 1\nmax_crashes = 1\nconcurrency = 1\n"
+    settings = load(
+        tmp_path, toml, {"concurrency": 3, "db": None}, CONCURRENCY="2", MAX_CRASHES="2"
+    )
+    assert (settings.lease_seconds, settings.max_crashes, settings.concurrency) == (1.0, 2, 3)
+    assert settings.db == Path(".dovetail/dovetail.db")
+
+
+def test_the_process_environment_and_directory_are_the_default_sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DOVETAIL_CONCURRENCY", "5")
+    (tmp_path / "dovetail.toml").write_text("max_nodes = 7")
+    settings = load_settings()
+    assert (settings.concurrency, settings.max_nodes) == (5, 7)
+
+
+def test_an_empty_variable_is_unset(tmp_path):
+    assert load(tmp_path, REDIS_URL="", LEASE_SECONDS="  ").lease_seconds == 10.0
+
+
+def test_lists_are_comma_separated(tmp_path):
+    settings = load(
+        tmp_path,
+        'allowed_hosts = ["a.example", "b.example"]',
+        HANDLERS="a.py, package.module,",
+        TOKENS="one,two:read",
+        ALLOW_PRIVATE_ADDRESSES="127.0.0.1/32, 10.0.0.0/8,::1",
+    )
+    assert settings.handlers == ("a.py", "package.module")
+    assert settings.tokens == ("one", "two:read")
+    assert settings.allowed_hosts == ("a.example", "b.example")
+    assert settings.allow_private_addresses == (
+        ip_network("127.0.0.1/32"), ip_network("10.0.0.0/8"), ip_network("::1/128"),
+    )  # fmt: skip
+
+
+def test_networks_may_be_a_list_in_the_file(tmp_path):
+    settings = load(tmp_path, 'allow_private_addresses = ["10.0.0.0/8"]')
+    assert settings.allow_private_addresses == (ip_network("10.0.0.0/8"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("0", (0, 0)), ("0.5", (0.5, 0.5)), ("1-2", (1, 2)), ("0-0.1", (0, 0.1)), (" 3 ", (3, 3))],
+)
+def test_mock_latency_is_a_time_or_a_range(tmp_path, text, bounds):
+    assert load(tmp_path, MOCK_LATENCY=text).mock_latency == bounds
+
+
+@pytest.mark.parametrize("text", ["2-1", "-1", "1-", "a", "nan", "inf", "1-2-3", "99999", "1 2"])
+def test_mock_latency_refuses_the_rest(tmp_path, text):
+    said = refused(tmp_path, MOCK_LATENCY=text)
+    assert said == (
+        f"DOVETAIL_MOCK_LATENCY = {text!r}: must be seconds as in 0.5, or a range as in 1-2 "
+        "(default: 0)"
+    )
+
+
+def test_mock_latency_may_be_given_as_bounds():
+    assert Settings(mock_latency=(0.1, 0.2)).mock_latency == (0.1, 0.2)
+
+
+def test_mock_latency_refuses_a_truth_value_of_the_file(tmp_path):
+    assert "mock_latency in dovetail.toml = True" in refused(tmp_path, "mock_latency = true")
+
+
+def test_secrets_come_from_the_environment_with_their_names(tmp_path):
+    settings = load(tmp_path, SECRET_API_KEY="hunter2", SECRET_lower="x", SECRET_="no name")
+    assert settings.secrets == {"API_KEY": "hunter2", "lower": "x"}
+
+
+def test_secrets_do_not_belong_in_a_file(tmp_path):
+    said = refused(tmp_path, '[secrets]\nA = "b"')
+    assert "set DOVETAIL_SECRET_<NAME> instead" in said
+
+
+def test_rate_limits_come_from_the_file(tmp_path):
+    settings = load(
+        tmp_path,
+        "[rate_limits]\ngemini_api = {rate_per_second = 2.5, burst = 3}\nother = {}\n",
+        RATE_LIMITS="ignored: a table has no spelling there",
+    )
+    assert settings.rate_limits == {
+        "gemini_api": RateLimit(rate_per_second=2.5, burst=3),
+        "other": RateLimit(rate_per_second=10.0, burst=1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[rate_limits]\na = {rate_per_second = 0}", "rate_limits.a.rate_per_second in"),
+        ("[rate_limits]\na = {burst = 0}", "a.burst in dovetail.toml: must be greater"),
+        ("[rate_limits]\na = {rate = 1}", "a.rate in dovetail.toml: Extra inputs are not"),
+        ("rate_limits = 3", "rate_limits in dovetail.toml: must be a valid dictionary"),
+        ("leas_seconds = 3", "unknown setting 'leas_seconds'; did you mean 'lease_seconds'?"),
+        ("DOVETAIL_DB = 'x'", "did you mean 'db'?"),
+        ("zzzzz = 3", "unknown setting 'zzzzz'; it knows: db, db_sync"),
+        ("a = ", "dovetail.toml: not valid TOML: Invalid value (at"),
+        ("lease_seconds = true", "lease_seconds in dovetail.toml = True: must be a number"),
+        ("allowed_hosts = 3", "allowed_hosts in dovetail.toml = 3: must be a valid tuple"),
+        ("allow_private_addresses = 3", "must be a valid tuple"),
+        ("allow_private_addresses = [3]", "'3' is no network"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_told(tmp_path, toml, said):
+    assert said in refused(tmp_path, toml)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    (tmp_path / "dovetail.toml").mkdir()
+    assert refused(tmp_path).startswith("dovetail.toml: cannot be read: ")
+    (tmp_path / "dovetail.toml").rmdir()
+    (tmp_path / "dovetail.toml").write_bytes(b"\xff")
+    assert "not valid TOML" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("LEASE_SECONDS", "10s", "= '10s': must be a valid number"),
+        ("LEASE_SECONDS", "0", "must be greater than 0 (default: 10)"),
+        ("LEASE_SECONDS", "inf", "must be a finite number"),
+        ("DRAIN_SECONDS", "-1", "must be greater than or equal to 0"),
+        ("MAX_CRASHES", "1.5", "must be a valid integer"),
+        ("METRICS_PORT", "70000", "must be less than or equal to 65535"),
+        ("DB_SYNC", "ful", "= 'ful': must be 'full' or 'normal' (default: full)"),
+        ("TRANSPORT", "kafka", "must be 'streams' or 'celery'"),
+        ("SERVER", "host:8700", "must begin with http:// or https://"),
+        ("ALLOW_PRIVATE_ADDRESSES", "10.0.0.1/8", "did you mean 10.0.0.0/8?"),
+        ("ALLOW_PRIVATE_ADDRESSES", "home", "'home' is no network; write them as in 127.0.0.1/32"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_what_would_have_worked(tmp_path, variable, value, said):
+    message = refused(tmp_path, **{variable: value})
+    assert message.startswith(f"DOVETAIL_{variable} = ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("REDIS_URL", "http://u:hunter2@h"),
+        ("DATABASE_URL", "mysql://u:hunter2@h"),
+        ("LLM_BASE_URL", "u:hunter2@h"),
+    ],
+)
+def test_a_wrong_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, value):
+    message = refused(tmp_path, **{variable: value})
+    assert message.startswith(f"DOVETAIL_{variable} (value not shown): must begin with ")
+    assert "hunter2" not in message
+
+
+def test_every_mistake_is_told_at_once(tmp_path):
+    said = refused(tmp_path, "max_nodes = 0", LEASE_SECONDS="x", DB_SYNC="y")
+    assert said.count("; ") == 2
+
+
+def test_a_flag_that_is_wrong_is_told_as_a_flag(tmp_path):
+    assert refused(tmp_path, flags={"concurrency": 0}).startswith("--concurrency = 0: must be")
+    said = refused(tmp_path, flags={"conurrency": 1})
+    assert "--conurrency: no such setting; did you mean 'concurrency'?" in said
+    assert "no such setting" in refused(tmp_path, flags={"zzzzz": 1})
+
+
+def test_a_worker_may_not_be_dead_between_two_heartbeats(tmp_path):
+    said = refused(tmp_path, HEARTBEAT_TIMEOUT="5")
+    assert said.startswith("DOVETAIL_HEARTBEAT_TIMEOUT (5) must be longer than")
+
+
+def test_a_repr_shows_no_secret(tmp_path):
+    settings = load(
+        tmp_path, TOKENS="hunter2", SECRET_A="hunter2", LLM_API_KEY="hunter2",
+        REDIS_URL="redis://:hunter2@h", DATABASE_URL="postgresql://u:hunter2@h/d",
+        BROKER_URL="amqp://u:hunter2@h", LLM_BASE_URL="http://u:hunter2@h",
+    )  # fmt: skip
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in str(settings)
+
+
+def test_what_must_not_be_shown_is_listed_for_the_redactor(tmp_path):
+    settings = load(tmp_path, TOKENS="one,two:read", SECRET_A="three", LLM_API_KEY="four")
+    assert sorted(settings.sensitive().values()) == ["four", "one", "three", "two"]
+    assert load(tmp_path).sensitive() == {}
+
+
+def test_settings_do_not_change(tmp_path):
+    with pytest.raises(ValueError, match="frozen"):
+        load(tmp_path).lease_seconds = 3
+
+
+def test_the_documentation_has_the_table_of_the_code():
+    assert reference() in DOCS.read_text(), "docs/settings.md: replace its table; see its top"
+    for name in Settings.model_fields:
+        assert f"`{env_name(name)}`" in DOCS.read_text() or name in ("rate_limits", "secrets")
+
+
+def test_declaring_a_handler_imports_nothing_heavy():
+    code = (
+        "import sys, dovetail.handlers.registry, dovetail.handlers.context; "
+        "print([name for name in ('pydantic', 'httpx2', 'jinja2', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

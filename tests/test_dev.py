@@ -1,0 +1,210 @@
+"""Shows that ./dev sets up once, mends what is broken and takes nothing away.
+
+./dev runs as it is, in a small checkout of its own, with a uv that only writes down what it was
+asked: no package index is needed, and the real environment stays out of it. What it must not
+know: what is in the real requirements.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+UV = """#!/bin/sh
+echo "uv $*" >>"$LOG"
+[ "$1" = --version ] && exit 0
+[ -z "$OFFLINE" ] || { echo "no route to the index" >&2; exit 2; }
+for last; do :; done
+if [ "$1" = venv ]; then
+    mkdir -p "$last/bin"
+    ln -s "$PYTHON" "$last/bin/python"
+    printf '#!/bin/sh\\necho "dovetail $*"; exit 7\\n' >"$last/bin/dovetail"
+    chmod +x "$last/bin/dovetail"
+fi
+[ -z "$SLOW" ] || sleep "$SLOW"
+"""
+
+
+class Checkout:
+    """A checkout with ./dev, pins of its own, and a uv that writes down its calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a checkout"
+        self.tools = folder / "tools"
+        self.log = folder / "log"
+        (self.root / "requirements").mkdir(parents=True)
+        self.tools.mkdir()
+        shutil.copy(ROOT / "dev", self.root)
+        (self.root / "pyproject.toml").write_text("[project]\n")
+        for name in ("run", "test", "bench"):
+            text = f"# download: 1 MB, packages: 1\n{name}==1\n"
+            (self.root / "requirements" / f"{name}.txt").write_text(text)
+        (self.tools / "uv").write_text(UV)
+        (self.tools / "uv").chmod(0o755)
+
+    def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
+        environment = {
+            "PATH": f"{self.tools}:{os.defpath}",
+            "PYTHON": sys.executable,
+            "LOG": str(self.log),
+            "OFFLINE": "",
+            "SLOW": "",
+            **settings,
+        }
+        return subprocess.Popen(
+            [self.root / "dev", *words],
+            cwd=self.root.parent,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def dev(self, *words: str, **settings: str) -> tuple[int, str, str]:
+        running = self.start(*words, **settings)
+        out, err = running.communicate(timeout=60)
+        return running.returncode, out, err
+
+    def asked(self) -> list[str]:
+        """What uv was asked since the last look, without the questions for its version."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [line for line in lines if line != "uv --version"]
+
+    @property
+    def busy(self) -> Path:
+        return self.root / ".venv" / ".dev" / "busy"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_the_first_start_installs_by_hash_and_builds_without_fetching(checkout: Checkout) -> None:
+    code, out, err = checkout.dev("run", "validate", "a b.yaml")
+    assert (code, out) == (7, "dovetail validate a b.yaml\n"), err
+    made, pinned, built = checkout.asked()
+    assert made.startswith("uv venv ")
+    assert "--require-hashes" in pinned
+    assert pinned.endswith("requirements/run.txt")
+    assert "--no-deps --no-build-isolation -e " in built
+    assert "1 MB" in err
+
+
+def test_a_warm_start_asks_uv_nothing_and_says_nothing(checkout: Checkout) -> None:
+    checkout.dev("run", "x")
+    checkout.asked()
+    took = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert checkout.dev("run", "x") == (7, "dovetail x\n", "")
+        took.append(time.perf_counter() - start)
+    assert min(took) < 0.3
+    assert not checkout.log.exists()
+
+
+def test_run_alone_runs_the_quickstart(checkout: Checkout) -> None:
+    assert checkout.dev("run")[1] == "dovetail run examples/quickstart.yaml\n"
+
+
+def test_test_after_run_adds_to_the_same_environment(checkout: Checkout) -> None:
+    checkout.dev("run", "x")
+    checkout.asked()
+    checkout.dev("test", "--version")
+    pinned, _ = checkout.asked()
+    assert pinned.startswith("uv pip install ")
+    assert pinned.endswith("requirements/test.txt")
+
+
+def test_run_after_test_leaves_the_environment_alone(checkout: Checkout) -> None:
+    checkout.dev("test", "--version")
+    checkout.asked()
+    checkout.dev("run", "x")
+    assert not checkout.asked()
+
+
+@pytest.mark.parametrize("changed", ["requirements/run.txt", "pyproject.toml"])
+def test_a_change_of_pins_or_project_installs_again(checkout: Checkout, changed: str) -> None:
+    checkout.dev("run", "x")
+    checkout.asked()
+    with (checkout.root / changed).open("a") as file:
+        file.write("\n")
+    checkout.dev("run", "x")
+    assert [line.split()[1] for line in checkout.asked()] == ["pip", "pip"]
+
+
+def test_an_environment_left_half_made_is_made_anew(checkout: Checkout) -> None:
+    checkout.dev("run", "x")
+    checkout.busy.touch()
+    checkout.asked()
+    assert "left half made" in checkout.dev("run", "x")[2]
+    assert checkout.asked()[0].startswith("uv venv ")
+    assert not checkout.busy.exists()
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Checkout) -> None:
+    checkout.dev("run", "x")
+    (checkout.root / ".venv" / "bin" / "python").unlink()
+    code, out, err = checkout.dev("run", "x")
+    assert (code, out) == (7, "dovetail x\n")
+    assert "broken" in err
+
+
+def test_an_environment_of_another_checkout_is_made_anew(checkout: Checkout) -> None:
+    checkout.dev("run", "x")
+    checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
+    assert "made for another place" in checkout.dev("run", "x")[2]
+
+
+def test_an_environment_that_somebody_else_made_is_used_not_removed(checkout: Checkout) -> None:
+    folder = checkout.root / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(sys.executable)
+    (folder / "mine").touch()
+    checkout.dev("run", "x")
+    assert (folder / "mine").exists()
+
+
+def test_without_a_network_it_says_so_and_the_next_start_goes_on(checkout: Checkout) -> None:
+    (checkout.root / ".venv" / "bin").mkdir(parents=True)
+    (checkout.root / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    code, out, err = checkout.dev("run", "x", OFFLINE="yes")
+    assert (code, out) == (1, "")
+    assert "no route to the index" in err
+    assert "could not install requirements/run.txt" in err
+    assert checkout.dev("run", "x")[:2] == (7, "dovetail x\n")
+
+
+def test_two_starts_at_once_set_up_once(checkout: Checkout) -> None:
+    both = [checkout.start("run", "x", SLOW="0.2") for _ in range(2)]
+    answers = [running.communicate(timeout=60) for running in both]
+    assert [out for out, _ in answers] == ["dovetail x\n"] * 2
+    assert len(checkout.asked()) == 3
+    assert sum("waiting for another ./dev" in err for _, err in answers) == 1
+
+
+def test_without_a_python_it_says_which_one_it_needs(checkout: Checkout) -> None:
+    for name in ("dirname", "cat", "cmp", "tr"):
+        (checkout.tools / name).symlink_to(shutil.which(name) or name)
+    code, _, err = checkout.dev("run", PATH=str(checkout.tools), PYTHON="")
+    assert code == 1
+    assert "no Python 3.11 or newer" in err
+
+
+def test_clean_removes_what_it_made_and_nothing_else(checkout: Checkout) -> None:
+    before = sorted(checkout.root.rglob("*"))
+    (checkout.root / "src" / "__pycache__").mkdir(parents=True)
+    (checkout.root / ".dovetail").mkdir()
+    checkout.dev("test", "--version")
+    assert checkout.dev("clean")[0] == 0
+    kept = [checkout.root / ".dovetail", checkout.root / "src"]
+    assert sorted(checkout.root.rglob("*")) == sorted([*before, *kept])
