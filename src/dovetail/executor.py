@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
@@ -58,6 +57,7 @@ class WorkflowDAG:
         self.on_failure = on_failure
         self._steps: list[_Step] = []
         self._graphs: dict[OnFailure, Graph] = {}
+        self._step_calls: _StepCalls | None = None
 
     def add_step(
         self,
@@ -85,6 +85,7 @@ class WorkflowDAG:
         if not timeout_seconds > 0:
             raise ValueError(f"step '{step_id}': timeout_seconds must be above 0")
         self._graphs.clear()
+        self._step_calls = None
         self._steps.append(
             _Step(
                 step_id,
@@ -158,6 +159,11 @@ class WorkflowDAG:
             self._graphs[policy] = self._compile(policy)
         return self._graphs[policy]
 
+    def _calls(self) -> _StepCalls:
+        if self._step_calls is None:
+            self._step_calls = _StepCalls({step.id: _StepCall(step) for step in self._steps})
+        return self._step_calls
+
     def _compile(self, policy: OnFailure) -> Graph:
         parents = self._parents()
         children = children_of(parents)
@@ -182,7 +188,7 @@ class WorkflowDAG:
         return Graph(
             name=self.name,
             nodes=nodes,
-            index=MappingProxyType(self._index()),
+            index=self._index(),
             fail_fast=policy == "fail_fast",
             max_concurrency=None,
             roots=tuple(i for i, above in enumerate(parents) if not above),
@@ -256,12 +262,10 @@ class WorkflowExecutor:
     ) -> WorkflowResult:
         """Run every step as soon as what it depends on is done; never raises for a failed one."""
         graph = dag._compiled(self.on_failure)
-        outputs: dict[str, Any] = {}
-        ctx = {**(context or {}), "step_outputs": outputs}
-        steps = _StepCalls({step.id: step for step in dag._steps}, ctx, outputs)
+        ctx = {**(context or {}), "step_outputs": {}}
         limits = LocalLimits({tag: rl.bucket for tag, rl in self.rate_limiters.items()})
         engine = LocalEngine(
-            steps,
+            dag._calls(),
             concurrency=self.max_concurrency,
             limits=limits,
             isolate=False,
@@ -287,33 +291,31 @@ class WorkflowExecutor:
 class _StepCalls:
     """Steps as the worker wants them. Outputs stay Python objects: nothing leaves the process."""
 
-    def __init__(
-        self, steps: dict[str, _Step], ctx: dict[str, Any], outputs: dict[str, Any]
-    ) -> None:
+    def __init__(self, steps: dict[str, _StepCall]) -> None:
         self._steps = steps
-        self.ctx = ctx
-        self.outputs = outputs
 
     def open(self, task: Task, report: Report) -> _StepCall:
-        return _StepCall(self, self._steps[task.node_id])
+        return self._steps[task.node_id]
 
 
 class _StepCall:
-    __slots__ = ("_calls", "_step", "is_async")
+    """How to call one step; whose run it is comes with the task."""
 
-    def __init__(self, calls: _StepCalls, step: _Step) -> None:
-        self._calls = calls
-        self._step = step
+    __slots__ = ("_fn", "_id", "is_async")
+
+    def __init__(self, step: _Step) -> None:
+        self._id = step.id
+        self._fn = step.fn
         self.is_async = step.is_async
 
-    def __call__(self) -> Any:
-        return self._step.fn(self._calls.ctx.copy())
+    def __call__(self, task: Task) -> Any:
+        return self._fn(task.params.copy())
 
     def cancel(self) -> None:
         """A step has no cancel event: an async one is cancelled, a thread is left behind."""
 
-    def seal(self, output: Any) -> Any:
-        self._calls.outputs[self._step.id] = output
+    def seal(self, task: Task, output: Any) -> Any:
+        task.params["step_outputs"][self._id] = output
         return output
 
     def describe(self, error: BaseException) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from dovetail.config import Settings
 from dovetail.core.run import RunState
+from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.validation import Limits
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
@@ -36,11 +35,12 @@ class LocalEngine:
         concurrency: int,
         limits: RateLimits | None = None,
         isolate: bool = True,
+        max_config_size: int = MAX_CONFIG_SIZE,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or steady_clock()
         transport = LocalTransport()
-        self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._crashed: BaseException | None = None
         self.store = MemoryStore()
         self.orchestrator = Orchestrator(self.store, transport, clock, self._crash)
         desk = Intake(
@@ -51,6 +51,7 @@ class LocalEngine:
             clock,
             worker_id=f"{socket.gethostname()}-{os.getpid()}",
             isolate=isolate,
+            max_config_size=max_config_size,
         )
         self.worker = Worker(desk, calls, clock, self._crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
@@ -62,23 +63,19 @@ class LocalEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.orchestrator.close()
         await self.worker.close()
-        self._crashed.cancel()
         self.store.close()
 
     async def wait(self, run_id: str) -> RunState:
-        """The run once it has finished. If a part of the engine dies, that is raised instead."""
-        waiting = asyncio.ensure_future(self.store.wait(run_id))
-        ended: list[asyncio.Future[Any]] = [waiting, self._crashed]
-        await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
-        if self._crashed.done():
-            waiting.cancel()
-            self._crashed.result()
-        return waiting.result()
+        """The run once it has finished. If a part of the engine died, that is raised instead."""
+        if self._crashed is not None:
+            raise self._crashed
+        return await self.store.wait(run_id)
 
     def _crash(self, error: BaseException) -> None:
         """A bug or a lost store must end the engine loudly, never leave it half alive."""
-        if not self._crashed.done():
-            self._crashed.set_exception(error)
+        if self._crashed is None:
+            self._crashed = error
+            self.store.abort(error)
 
 
 @asynccontextmanager
@@ -97,23 +94,27 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
             for tag, limit in settings.rate_limits.items()
         }
     )
-    try:
-        async with LocalEngine(calls, concurrency=settings.concurrency, limits=limits) as engine:
-            yield Commands(
-                store=engine.store,
-                orchestrator=engine.orchestrator,
-                wait=engine.wait,
-                known_handlers=registry,
-                default_retries=registry.default_retries(),
-                limits=definition_limits(settings),
-            )
-    finally:
-        await registry.aclose()
+    async with LocalEngine(
+        calls,
+        concurrency=settings.concurrency,
+        limits=limits,
+        max_config_size=settings.max_config_bytes,
+    ) as engine:
+        yield Commands(
+            store=engine.store,
+            orchestrator=engine.orchestrator,
+            wait=engine.wait,
+            known_handlers=registry,
+            default_retries=registry.default_retries(),
+            limits=definition_limits(settings),
+        )
 
 
 def definition_limits(settings: Settings) -> Limits:
     return Limits(
         max_nodes=settings.max_nodes,
         max_edges=settings.max_edges,
+        max_body_bytes=settings.max_body_bytes,
+        max_depth=settings.max_nesting,
         max_template_bytes=settings.max_template_bytes,
     )

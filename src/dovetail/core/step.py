@@ -81,7 +81,9 @@ def step(run: RunState, transition: Transition, now: float, nonce: int) -> Decis
 
 
 def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != move.token:
         return NOTHING  # started already, or a message from before its last attempt
@@ -92,12 +94,16 @@ def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
     node.worker = move.worker
     node.lease_until = move.lease_until
     node.started_at = now
-    _note(run, index, out, now, "node.started", {"worker": move.worker})
+    out.changed.append(index)
+    if run.logged:
+        _event(run, index, out, now, "node.started", {"worker": move.worker})
     return out
 
 
 def renew(run: RunState, move: Renew, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != move.token:
         return NOTHING  # lost or cancelled: the worker must stop its handler
@@ -108,22 +114,31 @@ def renew(run: RunState, move: Renew, now: float, nonce: int) -> Decision:
 
 
 def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != move.token:
         return _refuse(run, index, move.token, now)
     out = Decision()
     node.answered = move.token
     node.output = move.output
+    node.status = COMPLETED
+    node.lease_until = None
+    node.finished_at = now
     run.active -= 1
-    _finish(run, node, COMPLETED, now)
-    _note(run, index, out, now, "node.completed")
+    run.unfinished -= 1
+    out.changed.append(index)
+    if run.logged:
+        _event(run, index, out, now, "node.completed")
     _settle(run, index, out, now, nonce)
     return out
 
 
 def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != move.token:
         return NOTHING
@@ -137,7 +152,9 @@ def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
 
 
 def fail(run: RunState, move: Fail, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     # A config that cannot be rendered fails before the start; nothing else may.
     unstarted = node.phase is PUBLISHED and move.permanent
@@ -168,7 +185,9 @@ def fail(run: RunState, move: Fail, now: float, nonce: int) -> Decision:
 
 
 def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != move.token:
         return NOTHING
@@ -193,7 +212,9 @@ def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
 
 
 def park(run: RunState, move: Park, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != move.token:
         return NOTHING
@@ -209,7 +230,9 @@ def park(run: RunState, move: Park, now: float, nonce: int) -> Decision:
 
 
 def wake(run: RunState, move: Wake, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.until is None or node.token != move.token or now < node.until:
         return NOTHING  # it does not wait, or not yet long enough
@@ -221,7 +244,9 @@ def wake(run: RunState, move: Wake, now: float, nonce: int) -> Decision:
 
 
 def progress(run: RunState, move: Progress, now: float, nonce: int) -> Decision:
-    index = run.graph.index[move.node]
+    index = run.graph.index.get(move.node)
+    if index is None:
+        return NOTHING
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != move.token:
         return NOTHING
@@ -316,19 +341,23 @@ RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
 
 def _settle(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     """The node is COMPLETED: count it off at its children and queue those that are ready."""
-    ready = []
-    nodes = run.nodes
-    for child in run.graph.nodes[index].children:
+    specs, nodes = run.graph.nodes, run.nodes
+    queue: list[int] = []
+    conditional: list[int] = []
+    for child in specs[index].children:
         node = nodes[child]
         # Only a PENDING child waits: in a failed run they are finished, in a retried one some ran.
         if node.status is PENDING:
             node.fed = True
             node.waiting -= 1
             if not node.waiting:
-                ready.append(child)
-    if ready:
-        _resolve(run, ready, out, now, nonce)
-    else:
+                (queue if specs[child].condition is None else conditional).append(child)
+    if conditional:
+        _resolve(run, sorted(queue + conditional), out, now, nonce)
+        return
+    for child in queue:
+        _queue(run, child, out, now, nonce)
+    if run.held or not run.unfinished:
         _close(run, out, now)
 
 
@@ -376,7 +405,9 @@ def _queue(run: RunState, index: int, out: Decision, now: float, nonce: int) -> 
     node = run.nodes[index]
     node.status = QUEUED
     _fence(node, nonce)
-    _note(run, index, out, now, "node.queued")
+    out.changed.append(index)
+    if run.logged:
+        _event(run, index, out, now, "node.queued")
     _publish(run, index, node, out)
 
 
@@ -513,7 +544,7 @@ def _cancel_node(run: RunState, index: int, reason: Reason, out: Decision, now: 
 def _stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
     """The orders that end what of these nodes is running."""
     return [
-        Stop(run.graph.nodes[i].id, run.nodes[i].token)
+        Stop(run.id, run.graph.nodes[i].id, run.nodes[i].token)
         for i in indices
         if run.nodes[i].status is RUNNING
     ]
@@ -551,13 +582,24 @@ def _note(
     kind: str,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """A node moved: write its event, with the transition that it reports."""
+    """A node moved: say so, and write its event with the transition that it reports."""
     out.changed.append(index)
     if run.logged:
-        node = run.nodes[index]
-        run.seq = seq = run.seq + 1
-        fields = (seq, now, kind, node.epoch, run.graph.nodes[index].id, node.attempt, data)
-        out.events.append(new_tuple(Event, fields))
+        _event(run, index, out, now, kind, data)
+
+
+def _event(
+    run: RunState,
+    index: int,
+    out: Decision,
+    now: float,
+    kind: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    node = run.nodes[index]
+    run.seq = seq = run.seq + 1
+    fields = (seq, now, kind, node.epoch, run.graph.nodes[index].id, node.attempt, data)
+    out.events.append(new_tuple(Event, fields))
 
 
 def _log(

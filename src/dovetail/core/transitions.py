@@ -141,6 +141,7 @@ class Dispatch(NamedTuple):
 class Stop(NamedTuple):
     """An order: tell this running handler to stop."""
 
+    run_id: str
     node: str
     token: Token
 

@@ -62,10 +62,9 @@ class Commands:
 
     async def _move(self, move: Cancel | Retry) -> RunState:
         run = await self.store.load(move.run_id)
-        (decision,) = await self.orchestrator.apply([move])
+        (decision,) = await self.orchestrator.apply([move], durable=True)
         if not decision:
             raise explain_refusal(run, move)
-        await self.store.flush()
         return run
 
 

@@ -44,6 +44,8 @@ class Intake:
     ) -> None:
         self._published = published
         self._store = store
+        self.report: Callable[[Sequence[Result | Progress]], Awaitable[object]]
+        self.report = orchestrator.apply
         self._orchestrator = orchestrator
         self._limits = limits
         self._clock = clock
@@ -93,14 +95,11 @@ class Intake:
                 claim = (run.id, spec.id, token, self._worker_id, FOREVER)
                 claims.append(new_tuple(Claim, claim))
             if claims:
-                decisions = await self._store.apply(claims, self._clock())
-                await self._store.flush()
-                return [
-                    task for task, granted in zip(tasks, decisions, strict=True) if granted.changed
-                ]
-
-    async def report(self, results: Sequence[Result | Progress]) -> None:
-        await self._orchestrator.apply(results)
+                decisions = await self._store.apply(claims, self._clock(), durable=True)
+                granted = [decision.changed for decision in decisions]
+                if all(granted):
+                    return tasks
+                return [task for task, mine in zip(tasks, granted, strict=True) if mine]
 
     async def slow(self, tag: str, until: float) -> None:
         await self._limits.slow(tag, until)

@@ -38,18 +38,18 @@ class Orchestrator:
         decision = await self._store.create(submit, self._clock())
         if decision.dispatch:
             await self._transport.publish(decision.dispatch)
-        await self._store.flush()
 
-    async def apply(self, moves: Sequence[Transition]) -> list[Decision]:
+    async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         """Step runs by these transitions and send out what follows."""
-        decisions = await self._store.apply(moves, self._clock())
+        decisions = await self._store.apply(moves, self._clock(), durable=durable)
         dispatches: list[Dispatch] = []
-        for move, decision in zip(moves, decisions, strict=True):
-            dispatches += decision.dispatch
+        for decision in decisions:
+            if decision.dispatch:
+                dispatches += decision.dispatch
             if decision.wake:
                 self._set_timers(decision.wake)
             for stop in decision.stop:
-                await self._transport.stop(move.run_id, stop.node, stop.token)
+                await self._transport.stop(stop)
         if dispatches:
             await self._transport.publish(dispatches)
         return decisions

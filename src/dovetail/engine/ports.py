@@ -6,7 +6,7 @@ one contract suite tests every store and every transport against them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from dovetail.core.transitions import (
     Dispatch,
     Fail,
     Progress,
+    Stop,
     Submit,
     Transition,
 )
@@ -28,19 +29,22 @@ class Store(Protocol):
     """Keeps runs and moves them by the rules of the core."""
 
     async def create(self, submit: Submit, now: float) -> Decision:
-        """Make a run and queue its first nodes. Safe to repeat: a known id decides nothing."""
-        ...
+        """Make a run and queue its first nodes; it is durable when this returns.
 
-    async def apply(self, moves: Sequence[Transition], now: float) -> list[Decision]:
-        """Step runs by these transitions, in order; state and orders are saved together.
-
-        One decision per transition. Safe to repeat: what is late, known or of an unknown run
-        decides nothing. Nothing may leave the process before `flush` has returned.
+        Safe to repeat: a known id decides nothing.
         """
         ...
 
-    async def flush(self) -> None:
-        """Return when everything applied so far survives what the store survives."""
+    async def apply(
+        self, moves: Sequence[Transition], now: float, *, durable: bool = False
+    ) -> list[Decision]:
+        """Step runs by these transitions, in order; state and orders are saved together.
+
+        One decision per transition. Safe to repeat: what is late, known, or of an unknown run
+        or node decides nothing. With `durable` it returns when all of it survives what the
+        store survives; without, that may come a little later, but never after anything that
+        was applied later and is durable.
+        """
         ...
 
     async def load(self, run_id: str) -> RunState:
@@ -97,7 +101,7 @@ class Transport(Protocol):
         """Offer these nodes to the workers."""
         ...
 
-    async def stop(self, run_id: str, node_id: str, token: Token) -> None:
+    async def stop(self, order: Stop) -> None:
         """Tell whoever runs this start to stop; its result is refused in any case."""
         ...
 
@@ -113,8 +117,9 @@ class Desk(Protocol):
         """
         ...
 
-    async def report(self, results: Sequence[Result | Progress]) -> object:
-        """Hand results in; returns when they cannot be lost any more."""
+    @property
+    def report(self) -> Callable[[Sequence[Result | Progress]], Awaitable[object]]:
+        """Hand results in, in this order."""
         ...
 
     async def slow(self, tag: str, until: float) -> None:
@@ -128,7 +133,7 @@ class Call(Protocol):
     @property
     def is_async(self) -> bool: ...
 
-    def __call__(self) -> Any:
+    def __call__(self, task: Task) -> Any:
         """A coroutine if `is_async`; else the work itself, to be done in a thread."""
         ...
 
@@ -136,7 +141,7 @@ class Call(Protocol):
         """Tell a handler that looks for it that it should stop."""
         ...
 
-    def seal(self, output: Any) -> Any:
+    def seal(self, task: Task, output: Any) -> Any:
         """What is stored of an output. Raises `PermanentError` for one that cannot be."""
         ...
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,7 +29,7 @@ class Threads:
     def submit(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put((work, loop, future))
+        self._jobs.put((partial(copy_context().run, work), loop, future))
         if not self._idle.acquire(blocking=False):
             self._started += 1
             name = f"dovetail-handler-{self._started}"

@@ -21,12 +21,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
+from functools import partial
 from types import coroutine
 from typing import Any
 
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
-from dovetail.core.events import Token
-from dovetail.core.transitions import Complete, Fail, Progress
+from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Call, Calls, Desk, Result, Task
 from dovetail.engine.threads import Threads
@@ -86,6 +86,7 @@ class Worker:
         self._slowed: list[tuple[str, float]] = []
         self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leader: asyncio.Task[None] | None = None
         self._closing = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
@@ -100,8 +101,9 @@ class Worker:
             self._detach(running)
         for task in self._tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_GRACE_SECONDS)
+        await asyncio.sleep(0)  # enough for nearly every one of them
+        if left := [task for task in self._tasks if not task.done()]:
+            await asyncio.wait(left, timeout=STOP_GRACE_SECONDS)
         self._threads.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -113,13 +115,16 @@ class Worker:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A bug or a lost store must end the worker loudly, never leave it half alive."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled():
+            if task is self._leader and not self._closing:
+                self._promote()  # a handler kept hold of the task it ran in, and cancelled it
+        elif error := task.exception():
             self._on_crash(error)
 
     # ── leading ──────────────────────────────────────────────────────────────────────────
 
     def _promote(self) -> None:
-        self._spawn(self._lead())
+        self._leader = self._spawn(self._lead())
 
     async def _lead(self) -> None:
         pause_at = time.monotonic() + LEAD_SECONDS
@@ -139,11 +144,11 @@ class Worker:
                 self._settle(self._failure(task, problem, error))
                 continue
             if not call.is_async:
-                self._spawn(self._stay(task, call, self._in_thread(call)))
+                self._spawn(self._stay(task, call, self._in_thread(task, call)))
                 continue
             context = copy_context()
             try:
-                work = call()
+                work = call(task)
                 waits_for = context.run(work.send, None)
             except StopIteration as returned:
                 self._succeed(task, call, returned.value)
@@ -188,9 +193,9 @@ class Worker:
         if not self._closing:
             await self._flush()
 
-    async def _in_thread(self, call: Call) -> Any:
+    async def _in_thread(self, task: Task, call: Call) -> Any:
         # A thread cannot be stopped from outside: one that is detached is left to itself.
-        output = await self._threads.submit(call)
+        output = await self._threads.submit(partial(call, task))
         return await output if inspect.isawaitable(output) else output
 
     def _enter(self, task: Task, call: Call) -> _Running:
@@ -216,15 +221,15 @@ class Worker:
         self._settle(self._failure(running.task, TimeoutError(), error))
         self._spawn(self._flush())
 
-    def stop(self, run_id: str, node_id: str, token: Token) -> None:
+    def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
-        running = self._running.get((run_id, node_id))
-        if running is not None and running.task.token == token:
+        running = self._running.get((order.run_id, order.node))
+        if running is not None and running.task.token == order.token:
             self._detach(running)
             self._free()
             return
         for task in self._claimed:
-            if task.run_id == run_id and task.node_id == node_id and task.token == token:
+            if (task.run_id, task.node_id, task.token) == order:
                 self._claimed.remove(task)
                 self._free()
                 return
@@ -233,7 +238,7 @@ class Worker:
 
     def _succeed(self, task: Task, call: Call, output: Any) -> None:
         try:
-            sealed = call.seal(output)
+            sealed = call.seal(task, output)
         except PermanentError as problem:
             self._fail(task, call, problem)
             return
@@ -262,7 +267,9 @@ class Worker:
 
     def _settle(self, result: Result) -> None:
         self._results.append(result)
-        self._free()
+        if self._busy == self._concurrency:
+            self._slot_freed.set()
+        self._busy -= 1
 
     def _free(self) -> None:
         if self._busy == self._concurrency:
@@ -276,13 +283,15 @@ class Worker:
         self._flushing = True
         try:
             while self._results or self._progress or self._slowed:
+                told: list[Result | Progress] = self._results  # type: ignore[assignment]
+                self._results = []
+                if self._progress:
+                    told = [*self._progress.values(), *told]
+                    self._progress = {}
                 if self._slowed:
                     slowed, self._slowed = self._slowed, []
                     for tag, until in slowed:
                         await self._desk.slow(tag, until)
-                told = [*self._progress.values(), *self._results]
-                self._progress.clear()
-                self._results.clear()
                 if told:
                     await self._desk.report(told)
         finally:

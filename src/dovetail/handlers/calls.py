@@ -83,13 +83,13 @@ class HandlerCall:
         self._max_output_bytes = max_output_bytes
         self.is_async = handler.is_async
 
-    def __call__(self) -> Any:
+    def __call__(self, task: Task) -> Any:
         return self._handler.fn(self._config, self._context)
 
     def cancel(self) -> None:
         self._context.cancel()
 
-    def seal(self, output: Any) -> Any:
+    def seal(self, task: Task, output: Any) -> Any:
         """A JSON value of its own, so that the handler cannot change it any more."""
         try:
             text = encode(output, max_bytes=self._max_output_bytes)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
-from dovetail.core.step import begin, step
+from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Cached
 
@@ -23,7 +23,7 @@ class MemoryStore:
         self._runs: dict[str, RunState] = {}
         self._events: dict[str, list[Event]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._waiters: dict[str, asyncio.Event] = {}
+        self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._cache: dict[str, tuple[float, Cached]] = {}
 
     async def create(self, submit: Submit, now: float) -> Decision:
@@ -34,21 +34,26 @@ class MemoryStore:
         self._events[run.id] = decision.events
         return decision
 
-    async def apply(self, moves: Sequence[Transition], now: float) -> list[Decision]:
+    async def apply(
+        self, moves: Sequence[Transition], now: float, *, durable: bool = False
+    ) -> list[Decision]:
         # Tokens only tell starts apart within this process: no secret, so no costly entropy.
         nonce = random.getrandbits(64)
         decisions = []
+        runs = self._runs
         for move in moves:
-            run = self._runs.get(move.run_id)
+            run = runs.get(move.run_id)
             if run is None:
                 decisions.append(NOTHING)
                 continue
-            decision = step(run, move, now, nonce)
+            decision = RULES[type(move)](run, move, now, nonce)
             decisions.append(decision)
             if decision.events:
                 self._tell(run, decision)
-            if decision.ended and run.id in self._waiters:
-                self._waiters.pop(run.id).set()
+            if decision.ended:
+                for waiter in self._waiters.pop(run.id, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
             if type(move) is Complete and move.cache and decision.changed:
                 key, ttl = move.cache
                 self._cache[key] = (now + ttl, Cached(move.output))
@@ -66,9 +71,6 @@ class MemoryStore:
         self._events.clear()
         self._cache.clear()
 
-    async def flush(self) -> None:
-        """Memory is as safe as it will ever be."""
-
     async def load(self, run_id: str) -> RunState:
         try:
             return self._runs[run_id]
@@ -78,8 +80,18 @@ class MemoryStore:
     async def wait(self, run_id: str) -> RunState:
         run = await self.load(run_id)
         while not run.finished:  # again: a retry may have reopened it
-            await self._waiters.setdefault(run_id, asyncio.Event()).wait()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.setdefault(run_id, []).append(waiter)
+            await waiter
         return run
+
+    def abort(self, error: BaseException) -> None:
+        """The engine died: nobody shall wait for an end that cannot come."""
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+        self._waiters.clear()
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         run = await self.load(run_id)

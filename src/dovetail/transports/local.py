@@ -6,12 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dovetail.core.events import Token
-from dovetail.core.transitions import Dispatch
+from dovetail.core.transitions import Dispatch, Stop
 
 
 class LocalTransport:
-    on_stop: Callable[[str, str, Token], None]
+    on_stop: Callable[[Stop], None]
     """Set by the wiring: the worker's, which needs the queue before it can be made."""
 
     def __init__(self) -> None:
@@ -28,7 +27,11 @@ class LocalTransport:
         while not waiting:
             self._news.clear()
             await self._news.wait()
-        return [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        if len(waiting) > limit:
+            return [waiting.popleft() for _ in range(limit)]
+        batch = list(waiting)
+        waiting.clear()
+        return batch
 
-    async def stop(self, run_id: str, node_id: str, token: Token) -> None:
-        self.on_stop(run_id, node_id, token)
+    async def stop(self, order: Stop) -> None:
+        self.on_stop(order)
