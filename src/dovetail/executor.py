@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dovetail.core.consequences import COMPLETED
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
-from dovetail.core.step import COMPLETED
 from dovetail.core.templates import Scope, compile_config
 from dovetail.core.transitions import Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.consequences import COMPLETED, PUBLISHED
 from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.run import RunState
-from dovetail.core.step import COMPLETED, PUBLISHED
 from dovetail.core.templates import MAX_CONFIG_SIZE, Rendered
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.clock import Clock
