@@ -44,7 +44,7 @@ class LocalEngine:
         self.store = MemoryStore()
         self.orchestrator = Orchestrator(self.store, transport, clock, self._crash)
         desk = Intake(
-            transport.next,
+            transport,
             self.store,
             self.orchestrator,
             limits or LocalLimits(),

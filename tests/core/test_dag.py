@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from dovetail.core.model import Workflow
 from dovetail.core.retry import RetryPolicy
 
 Parents = list[list[int]]
+# Measuring coverage makes everything some times slower.
+PATIENCE = 5 if sys.gettrace() else 1
 
 
 @st.composite
@@ -133,12 +136,12 @@ def mesh(size: int) -> Parents:
 @pytest.mark.parametrize("shape", [chain, fan, ring, pairs, mesh])
 def test_ten_thousand_nodes_take_no_time_and_no_stack(shape: Callable[[int], Parents]) -> None:
     parents = shape(10_000)
-    started = time.perf_counter()
+    started = time.process_time()
     dag.layers(parents)
     dag.cycles(parents)
     dag.ancestors(parents)
     dag.descendants(dag.children_of(parents), 0)
-    assert time.perf_counter() - started < 2  # 0.2 s on an idle machine
+    assert time.process_time() - started < 2 * PATIENCE  # 0.2 s on an idle machine
 
 
 # The compiled graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import random
+import sys
 import time
 from typing import Any
 
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import InvalidParams
 from dovetail.core.params import apply_params, check_schema, typed
+
+# Measuring coverage makes everything some times slower.
+PATIENCE = 5 if sys.gettrace() else 1
 
 CONTRACT = {
     "type": "object",
@@ -164,9 +168,9 @@ REFUSED = [
 def test_a_schema_that_could_attack_or_is_wrong_is_refused(
     schema: Any, code: str, path: str, message: str
 ) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     (problem,) = check_schema(schema)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5 * PATIENCE
     assert (problem.code, problem.path) == (code, path)
     assert message in problem.message
 
@@ -188,11 +192,11 @@ def test_everything_wrong_with_a_schema_is_reported_at_once() -> None:
 
 def test_of_a_very_large_schema_only_the_first_violation_is_told() -> None:
     schema = props(**{f"p{i}": 5 for i in range(5000)})
-    started = time.perf_counter()
+    started = time.process_time()
     (problem,) = check_schema(schema)
     assert "is not of types" in problem.message
     assert check_schema(props(**{f"p{i}": {"type": "null"} for i in range(2000)})) == []
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1 * PATIENCE
 
 
 def test_a_refused_schema_also_refuses_params() -> None:
@@ -259,8 +263,11 @@ def test_neither_the_params_given_nor_the_schema_is_changed() -> None:
         (None, "x", [("params", "params must be a JSON object, not 'x'")]),
         (
             None,
-            {"a": float("nan")},
-            [("params.a", "a: nan is not a JSON number; numbers are finite")],
+            {"a": float("nan"), "b": [b""]},
+            [
+                ("params.a", "nan is not a JSON number; numbers are finite"),
+                ("params.b[0]", "a Python bytes is not a JSON value"),
+            ],
         ),
         (CONTRACT, {}, [("params.topic", "'topic' is required")]),
         (
@@ -326,10 +333,10 @@ def test_no_more_than_a_hundred_violations_are_listed() -> None:
 
 
 def test_of_very_many_values_only_the_first_violation_is_told() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     found = violations(props(a={"items": {"type": "string"}}), {"a": [1] * 100_000})
     assert found == [("params.a[0]", "must be text, not 1")]
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1 * PATIENCE
 
 
 # Attacks on the check
@@ -338,10 +345,10 @@ def test_of_very_many_values_only_the_first_violation_is_told() -> None:
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a*)*b$", "(x+x+)+y"])
 def test_patterns_are_matched_in_linear_time(pattern: str) -> None:
     schema = props(a={"type": "string", "pattern": pattern})
-    started = time.perf_counter()
+    started = time.process_time()
     assert violations(schema, {"a": "a" * 500_000 + "!"})
     assert violations(schema, {"a": "x" * 500_000 + "!"})
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1 * PATIENCE
 
 
 def test_a_dear_pattern_is_not_matched_against_much_text() -> None:
@@ -349,11 +356,11 @@ def test_a_dear_pattern_is_not_matched_against_much_text() -> None:
     assert check_schema(schema) == []
     chance = random.Random(1)
     text = "".join(chance.choice("ab") for _ in range(500_000))
-    started = time.perf_counter()
+    started = time.process_time()
     ((path, message),) = violations(schema, {"a": text})
     assert (path, "too much for the patterns" in message) == ("params", True)
-    assert violations(schema, {"a": text[:10_000]})[0][0] == "params.a"
-    assert time.perf_counter() - started < 2
+    assert violations(schema, {"a": text[:2_000]})[0][0] == "params.a"
+    assert time.process_time() - started < 2 * PATIENCE
 
 
 def test_a_large_schema_is_not_checked_against_very_many_values() -> None:
@@ -404,6 +411,7 @@ TYPED = props(
     fixed={"const": 5},
     one={"anyOf": [{"type": "integer"}, {"oneOf": [{"type": "boolean"}]}]},
     ref={"$ref": "#/properties/i"},
+    auto={"anyOf": [{"enum": ["auto"]}, {"type": "integer"}]},
     free={},
     all=True,
 )
@@ -445,6 +453,8 @@ TYPED = props(
         ("one", "5", 5),
         ("one", "true", True),
         ("ref", "5", 5),
+        ("auto", "auto", "auto"),
+        ("auto", "5", 5),
         ("free", "5", "5"),
         ("all", "5", "5"),
         ("unknown", "5", "5"),

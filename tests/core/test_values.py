@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections import OrderedDict
 from enum import IntEnum, StrEnum
@@ -14,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT, NotJson, encode, faults, is_json
+
+# Measuring coverage makes everything some times slower.
+PATIENCE = 5 if sys.gettrace() else 1
 
 
 class Colour(StrEnum):
@@ -143,11 +147,11 @@ def test_depth_counts_containers() -> None:
 def test_a_value_that_contains_itself_is_refused_at_once() -> None:
     loop: list[Any] = []
     loop.extend([loop] * 10)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(NotJson) as error:
         encode(loop)
     assert error.value.code == "too_large"
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2 * PATIENCE
 
 
 def test_very_deep_nesting_does_not_exhaust_the_stack() -> None:
@@ -167,3 +171,4 @@ def test_a_list_of_more_values_than_bytes_allowed_is_not_even_written() -> None:
     with pytest.raises(NotJson, match="has more values than can be stored") as error:
         encode([1] * 10, max_bytes=5)
     assert error.value.code == "too_large"
+    assert [found.code for found in faults([1] * 10, max_values=5)] == ["too_large"]

@@ -108,9 +108,13 @@ def fence(node: NodeState, nonce: int) -> None:
 
 
 def publish(run: RunState, index: int, node: NodeState, out: Decision) -> None:
-    """Hand a QUEUED node to the transport, or hold it while the run is at its limit."""
+    """Hand a QUEUED node to the transport, or hold it while the run is at its limit.
+
+    A place that this very decision freed goes to the first in the definition: while others are
+    held the node joins them, and `close` chooses.
+    """
     limit = run.graph.max_concurrency
-    if limit is not None and run.active >= limit:
+    if limit is not None and (run.held or run.active >= limit):
         node.phase = HELD
         heappush(run.held, index)
         return
@@ -126,7 +130,10 @@ def close(run: RunState, out: Decision, now: float) -> None:
         while run.held and limit is not None and run.active < limit:
             index = heappop(run.held)
             out.changed.append(index)
-            publish(run, index, run.nodes[index], out)
+            node = run.nodes[index]
+            run.active += 1
+            node.phase = PUBLISHED
+            out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
     if not run.unfinished and run.finished_at is None:
         end_run(run, out, now)
 

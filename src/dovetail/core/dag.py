@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from dovetail.core.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
@@ -239,7 +238,7 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
     return Graph(
         name=workflow.name,
         nodes=nodes,
-        index=MappingProxyType(index),
+        index=index,
         fail_fast=workflow.on_failure == "fail_fast",
         max_concurrency=workflow.max_concurrency,
         roots=tuple(spec.index for spec in nodes if not spec.parents),

@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.core import dag
 from dovetail.core.findings import Finding, Path, Suggester
 from dovetail.core.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH
-from dovetail.core.templates import MAX_TEMPLATE_SIZE
+from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Facts:
         limits: Limits,
         suggester: Suggester,
     ) -> None:
+        self._is_mapping = isinstance(data, dict)
         self.data: dict[str, Any] = data if isinstance(data, dict) else {}
         self.known_handlers = known_handlers
         self.limits = limits
@@ -100,7 +101,7 @@ class Facts:
     @property
     def is_empty(self) -> bool:
         """No nodes at all, as opposed to something else in their place."""
-        return self.data.get("nodes") in (None, [])
+        return self._is_mapping and self.data.get("nodes") in (None, [])
 
     @cached_property
     def nodes(self) -> list[RawNode]:
@@ -114,6 +115,11 @@ class Facts:
             if node.id is not None:
                 found.setdefault(node.id, place)
         return found
+
+    @cached_property
+    def readable(self) -> list[str]:
+        """Every name that a template may know."""
+        return [*self.by_id, *ROOTS]
 
     @cached_property
     def parents(self) -> list[list[int]]:

@@ -26,7 +26,6 @@ from dovetail.core.operations import (
     ITEM,
     WALKED,
     WITH_ITEMS,
-    WRITTEN,
     Frame,
     Missing,
     is_number,
@@ -40,7 +39,7 @@ from dovetail.core.operations import (
 _MAX_ATTRIBUTE_STEPS = 32
 _MAX_PRECISION = 18
 _MAX_INDENT = 8
-_WORD_START = re.compile(r"([-\s({\[<]+)")  # Jinja's own rule for `title`
+_WORD = re.compile(r"[^-\s({\[<]+")  # Jinja's own rule for `title`
 
 REQUIRED = object()
 
@@ -69,15 +68,14 @@ def _on_text(change: Callable[[str], str], price: int = 1) -> Filter:
         whole = text(frame, value)
         frame.grow(len(whole))
         # Beyond ASCII Python looks up each character, and one may become three.
-        frame.work(len(whole) * (price if whole.isascii() else 2 * WRITTEN))
+        frame.work(len(whole) * (price if whole.isascii() else ITEM))
         return change(whole)
 
     return Filter(apply)
 
 
 def _title(whole: str) -> str:
-    words = _WORD_START.split(whole)
-    return "".join([word[0].upper() + word[1:].lower() for word in words if word])
+    return _WORD.sub(lambda word: word[0][0].upper() + word[0][1:].lower(), whole)
 
 
 def _trim(frame: Frame, value: Any, chars: Any) -> str:
@@ -102,7 +100,9 @@ def _replace(frame: Frame, value: Any, old: Any, new: Any, count: Any) -> str:
 
 
 def _join(frame: Frame, value: Any, separator: Any, attribute: Any) -> str:
-    texts = [text(frame, item) for item in _picked(frame, value, attribute)]
+    picked = _picked(frame, value, attribute)
+    frame.work(2 * ITEM * len(picked))
+    texts = [text(frame, item) for item in picked]
     between = text(frame, separator)
     frame.grow(sum(map(len, texts)) + len(between) * max(len(texts) - 1, 0))
     return between.join(texts)
@@ -120,7 +120,7 @@ def _tojson(frame: Frame, value: Any, indent: Any) -> str:
     size = 0
     for piece in encoder.iterencode(value):  # piece by piece: indents may outgrow the value
         size += len(piece)
-        frame.work(6 * ITEM)
+        frame.work(8 * ITEM)
         if size > frame.limit:
             break
         pieces.append(piece)
@@ -288,11 +288,11 @@ def _list(frame: Frame, value: Any) -> list[Any]:
 def _keys(frame: Frame, value: Any, case_sensitive: Any, attribute: Any) -> list[Any]:
     picked = _picked(frame, value, attribute)
     if case_sensitive:
-        return list(picked)
+        return picked
     return [item.lower() if isinstance(item, str) else item for item in picked]
 
 
-def _picked(frame: Frame, value: Any, attribute: Any) -> Iterator[Any] | list[Any]:
+def _picked(frame: Frame, value: Any, attribute: Any) -> list[Any]:
     """The items, or of each what the dotted `attribute` names in it."""
     if attribute is None:
         return list(items(frame, value))
@@ -320,7 +320,7 @@ _CHOOSING = (("case_sensitive", False), ("attribute", None))
 FILTERS: dict[str, Filter] = {
     "lower": _on_text(str.lower),
     "upper": _on_text(str.upper),
-    "title": _on_text(_title, WRITTEN),
+    "title": _on_text(_title, ITEM),
     "capitalize": _on_text(str.capitalize),
     "trim": Filter(_trim, (("chars", None),)),
     "replace": Filter(_replace, (("old", REQUIRED), ("new", REQUIRED), ("count", None))),

@@ -38,14 +38,24 @@ def format_path(path: Path) -> str:
         elif _IDENTIFIER.match(step) and len(step) <= _LONGEST_SHOWN:
             text += f".{step}" if text else step
         else:
-            text += f'["{_clip(_plain(step))}"]'
+            text += f'["{one_line(step)}"]'
     return text
+
+
+def one_line(text: str, longest: int = _LONGEST_SHOWN) -> str:
+    """A text cut short, without anything that would break the line or steer a terminal."""
+    cut = text[: longest + 1]
+    if not cut.isprintable():
+        cut = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
+        )
+    return cut if len(cut) <= longest else cut[: longest - 1] + "…"
 
 
 def shown(value: Any) -> str:
     """A value as an error message quotes it: short, and on one line whatever is in it."""
     if isinstance(value, str):
-        return f"'{_clip(_plain(value))}'"
+        return f"'{one_line(value)}'"
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -53,25 +63,12 @@ def shown(value: Any) -> str:
     if isinstance(value, int | float):
         # A very long integer may not be turned into text at all (Python's own guard).
         wide = isinstance(value, int) and value.bit_length() > 256
-        return "a very large integer" if wide else _clip(str(value))
+        return "a very large integer" if wide else one_line(str(value))
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"
     return f"a Python {type(value).__name__}"
-
-
-def _plain(text: str) -> str:
-    """Nothing that would break the line or steer a terminal."""
-    if len(text) > _LONGEST_SHOWN:
-        text = text[: _LONGEST_SHOWN + 1]
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
 
 class Suggester:

@@ -34,7 +34,7 @@ WORK = 64
 ITEM = 64  # an item of a list, handled by itself
 WALKED = 4  # a character of JSON that is measured or compared
 WRITTEN = 24  # a character of JSON that is written
-DOCUMENT = 16 * ITEM  # each time that JSON is written or read, however short
+DOCUMENT = 40 * ITEM  # each time that JSON is written or read, however short
 _SHOWN_KEYS = 10
 
 # Tuples, not `dict | list`: a union is built anew each time a line with one is reached.
@@ -211,16 +211,19 @@ class Path:
     def read(self, get: Callable[[str], Any]) -> Any:
         """The value, or `Missing`, or something that `settle` turns into a value."""
         try:
-            value = get(self.root)
+            value = inside = get(self.root)
         except KeyError:
             return Missing(self._unknown)
+        if value.__class__ is NodeValue and self.steps and value.status != SKIPPED:
+            inside = value.output
+        for key in self.steps:  # keys of mappings, nearly always: this loop is the hot path
+            if inside.__class__ is not dict or key not in inside:
+                return self._walk(value)
+            inside = inside[key]
+        return inside
+
+    def _walk(self, value: Any) -> Any:
         for at, key in enumerate(self.steps):
-            inside = value
-            if value.__class__ is NodeValue and value.status != SKIPPED:
-                inside = value.output
-            if inside.__class__ is dict and key in inside:  # nearly always; `step` knows the rest
-                value = inside[key]
-                continue
             found = step(value, key)
             if found is ABSENT:
                 return Missing(partial(self._lacks, at, value))

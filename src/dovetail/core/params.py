@@ -14,9 +14,9 @@ import jsonschema_rs
 import orjson
 
 from dovetail.core.errors import InvalidParams, Problem
-from dovetail.core.findings import Finding, Path, Suggester, format_path, shown
+from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
 from dovetail.core.schemas import Schema, SchemaRefused, compile_schema
-from dovetail.core.values import MAX_BYTES, NotJson, encode
+from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
 
 MOST_VIOLATIONS = 100
 # Beyond these products a check could take seconds; no schema that people write comes near.
@@ -65,8 +65,9 @@ def apply_params(
     try:
         text = encode(params, max_bytes=max_bytes)
     except NotJson as error:
-        code = "too_large" if error.code == "too_large" else "invalid_field"
-        raise InvalidParams([_problem(Finding(code, str(error), error.path))]) from None
+        found = list(islice(faults(params, max_values=max_bytes), MOST_VIOLATIONS))
+        too_large = Finding("too_large", str(error))
+        raise InvalidParams([_problem(fault) for fault in found or [too_large]]) from None
     given: dict[str, Any] = orjson.loads(text)
     if schema is None:
         return given
@@ -95,16 +96,14 @@ def typed(schema: Mapping[str, Any] | None, name: str, text: str) -> Any:
         return text
     properties = checker.root.get("properties", {})
     types, choices = _expected(checker, properties.get(name))
-    if choices and text not in choices:
-        value = _parsed(text)
-        return value if value in choices else text
-    for kind in ("null", "boolean", "integer", "number", "array", "object"):
-        # Where text is allowed too, only what cannot be meant as text is taken for something else.
-        if kind in types and not (kind == "null" and "string" in types):
-            value = _parsed(text)
-            if _is(kind, value):
-                return value
-    return text
+    if text in choices:
+        return text
+    value = _parsed(text)
+    if value in choices:
+        return value
+    if "string" in types:
+        types.discard("null")  # where text is allowed, `null` is a word
+    return value if any(_is(kind, value) for kind in types - {"string"}) else text
 
 
 def _expected(checker: Schema, schema: Any) -> tuple[set[str], list[Any]]:
@@ -200,7 +199,9 @@ def _findings(
     kind = error.kind
     match kind:
         case jsonschema_rs.ValidationErrorKind.Required():
-            yield Finding("invalid_field", f"'{kind.property}' is required", (*path, kind.property))
+            yield Finding(
+                "invalid_field", f"{shown(kind.property)} is required", (*path, kind.property)
+            )
         case (
             jsonschema_rs.ValidationErrorKind.AdditionalProperties()
             | jsonschema_rs.ValidationErrorKind.UnevaluatedProperties()
@@ -219,12 +220,10 @@ def _findings(
             yield Finding("invalid_field", message, path)
         case _:
             # Its own words begin with the value, which may be long.
-            words = error.message.replace("\n", " ")
-            yield Finding("invalid_field", words if len(words) <= 200 else _tail(error), path)
-
-
-def _tail(error: jsonschema_rs.ValidationError) -> str:
-    return f"{shown(error.instance)} violates '{error.kind.name}' of the params schema"
+            words = one_line(error.message, 200)
+            if len(error.message) > 200:
+                words = f"{shown(error.instance)} violates '{kind.name}' of the params schema"
+            yield Finding("invalid_field", words, path)
 
 
 def _problem(found: Finding) -> Problem:

@@ -19,7 +19,7 @@ import jsonschema_rs
 import orjson
 
 from dovetail.core.dag import cycles, layers
-from dovetail.core.findings import Finding, Path, format_path, shown
+from dovetail.core.findings import Finding, Path, format_path, one_line, shown
 from dovetail.core.values import NotJson, encode, faults
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -242,7 +242,7 @@ def _violations(root: dict[str, Any], size: int) -> list[Finding]:
     found: dict[tuple[Path, str], Finding] = {}  # each vocabulary says the same again
     for error in errors:
         path: Path = tuple(error.instance_path)
-        message = error.message.replace("\n", " ")[:200]
+        message = one_line(error.message, 200)
         if path[-1:] == ("type",) and error.kind.name == "anyOf":
             message = f"{shown(error.instance)} is not a JSON type"
         found[path, message] = Finding("invalid_field", message, path)

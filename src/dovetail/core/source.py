@@ -8,6 +8,7 @@ where it stands. What it must not know: what a workflow is. It reads params file
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,10 +24,13 @@ MAX_TEXT_DEPTH = 32
 
 # What YAML calls a line break; positions in JSON are counted the same way.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-# Neither format allows these as they are; a lone surrogate comes from a str that is no text.
-_FORBIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff]"
-)
+# What a format does not allow as it is; a lone surrogate comes from a str that is no text.
+_FORBIDDEN = {
+    "json": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]"),
+    "yaml": re.compile(
+        "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufeff\ufffe\uffff]"
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -37,7 +41,7 @@ class Source:
     name: str = ""
     text: str | None = field(default=None, repr=False)
     _mark: Mark | None = field(default=None, repr=False)
-    _starts: list[int] | None = field(default=None, repr=False)
+    _starts: array[int] | None = field(default=None, repr=False)
 
     def position(self, path: Path, *, key: bool = False) -> tuple[int, int] | None:
         """Line and column, from 1, of the value at `path`, or of its nearest known parent.
@@ -65,7 +69,7 @@ def read_text(
     text = _decoded(text, max_bytes)
     tree = TextTree(max_depth)
     try:
-        bad = _FORBIDDEN.search(text)
+        bad = _FORBIDDEN[format].search(text)
         if bad:
             tree.fail(f"the character U+{ord(bad.group()):04X} is not allowed", bad.start())
         if format == "json":
@@ -123,10 +127,13 @@ def _offset(mark: Mark, path: Path, key: bool) -> int:
     return int(mark if isinstance(mark, int) else mark[0])
 
 
-def _line_starts(text: str) -> list[int]:
-    return [0, *(match.end() for match in _BREAK.finditer(text))]
+def _line_starts(text: str) -> array[int]:
+    # An array, as a text may be a million line breaks and a list of numbers takes ten times that.
+    starts = array("L", [0])
+    starts.extend(match.end() for match in _BREAK.finditer(text))
+    return starts
 
 
-def _place(offset: int, starts: list[int]) -> tuple[int, int]:
+def _place(offset: int, starts: array[int]) -> tuple[int, int]:
     line = bisect_right(starts, offset)
     return line, offset - starts[line - 1] + 1

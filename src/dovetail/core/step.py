@@ -135,6 +135,7 @@ def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     out = Decision()
     node.answered = move.token
     node.output = move.output
+    node.error = None  # of an earlier attempt
     node.status = COMPLETED
     node.lease_until = None
     node.finished_at = now
@@ -156,6 +157,7 @@ def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
         return NOTHING
     out = Decision()
     node.output = move.output
+    node.error = None
     run.active -= 1
     finish(run, node, COMPLETED, now)
     note(run, index, out, now, "node.cached")
@@ -209,13 +211,13 @@ def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
     run.active -= 1
     node.crashes += 1
     note(run, index, out, now, "node.lost", {"worker": node.worker, "crashes": node.crashes})
-    if run.status is not RunStatus.RUNNING:
-        cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
-    elif run.graph.nodes[index].at_most_once or node.crashes >= move.max_crashes:
+    if run.graph.nodes[index].at_most_once or node.crashes >= move.max_crashes:
         starts = f"{node.crashes} start{'s' if node.crashes > 1 else ''}"
         error = {"type": "worker_lost", "message": f"its worker was lost at {starts}"}
         node.reason = Reason.WORKER_LOST
         fail_node(run, index, error, out, now)
+    elif run.status is not RunStatus.RUNNING:
+        cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
     else:
         lay_down(node)
         queue_node(run, index, out, now, nonce)

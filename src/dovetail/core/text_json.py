@@ -12,7 +12,7 @@ import re
 from math import isfinite
 from typing import Any
 
-from dovetail.core.findings import shown
+from dovetail.core.findings import one_line
 from dovetail.core.text_tree import Mark, Refused, TextTree
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT, is_json
 
@@ -89,14 +89,14 @@ def _literal(token: str, tree: TextTree, at: int) -> Any:
     if _INT.match(token):
         number = int(token) if len(token) <= 20 else LARGEST_INT + 1
         if not SMALLEST_INT <= number <= LARGEST_INT:
-            tree.refuse(f"{_short(token)} does not fit into 64 bits; write it as text", at)
+            tree.refuse(f"{one_line(token)} does not fit into 64 bits; write it as text", at)
         return number
     try:
         real = float(token)  # takes NaN and Infinity too, as the standard library does
     except ValueError:
         return None
     if not isfinite(real):
-        tree.refuse(f"{_short(token)} is not a JSON number; numbers are finite", at)
+        tree.refuse(f"{one_line(token)} is not a JSON number; numbers are finite", at)
     return real
 
 
@@ -105,10 +105,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("duplicate key")
     return found
-
-
-def _short(number: str) -> str:
-    return shown(number).strip("'")
 
 
 def _lower(message: str) -> str:

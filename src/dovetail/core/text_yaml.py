@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml import CSafeLoader
 
-from dovetail.core.findings import shown
+from dovetail.core.findings import one_line, shown
 from dovetail.core.text_tree import TextTree
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT
 
@@ -35,7 +35,7 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
 # libyaml takes quadratic time over them, and nothing here may be tagged.
 _TAG_DIRECTIVE = re.compile("^%TAG", re.MULTILINE)
-_ONLY_COMMENTS = re.compile(r"(?:\s|\.\.\.(?=\s|\Z)|#[^\n]*)*")
+_ONLY_COMMENTS = re.compile(r"(?:\s++|\.\.\.(?=\s|\Z)|#[^\n]*+)*+")
 
 NO_ALIASES = "anchors (&) and aliases (*) are not supported; write the value out where it is used"
 QUOTE_TEMPLATE = 'a template must be in quotes: "{{ … }}"'
@@ -110,22 +110,22 @@ def _typed(value: str, tree: TextTree, at: int) -> Any:
         # Nothing longer can fit, and Python refuses to read very long ones.
         number = int(value) if len(value) <= 21 else LARGEST_INT + 1
         if not SMALLEST_INT <= number <= LARGEST_INT:
-            message = f"{_short(value)} does not fit into 64 bits; put it in quotes to keep it text"
+            message = (
+                f"{one_line(value)} does not fit into 64 bits; put it in quotes to keep it text"
+            )
             tree.refuse(message, at)
         return number
     if _FLOAT.match(value):
         real = float(value)
         if not isfinite(real):
-            message = f"{_short(value)} is too large for a number; put it in quotes to keep it text"
+            message = (
+                f"{one_line(value)} is too large for a number; put it in quotes to keep it text"
+            )
             tree.refuse(message, at)
         return real
     if _NOT_FINITE.match(value):
         tree.refuse(f"{value} is not a number; put it in quotes to keep it text", at)
     return value
-
-
-def _short(number: str) -> str:
-    return shown(number).strip("'")
 
 
 def _refuse_properties(event: Any, tree: TextTree, at: int) -> None:
@@ -145,8 +145,13 @@ def _expect_end(text: str, tree: TextTree, at: int) -> None:
 
 
 def _offset(error: yaml.MarkedYAMLError) -> int:
-    mark = error.problem_mark or error.context_mark
+    # Of an unclosed quote the end of the text is of no interest.
+    mark = error.context_mark if _is_unclosed(error) else error.problem_mark
     return mark.index if mark else 0
+
+
+def _is_unclosed(error: yaml.MarkedYAMLError) -> bool:
+    return bool(error.context_mark) and "unexpected end of stream" in (error.problem or "")
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -162,9 +167,8 @@ def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
             "a key is not expected here: check the indentation, "
             "or put a value that contains ': ' in quotes"
         )
-    if "unexpected end of stream" in problem and error.context_mark:
-        line = error.context_mark.line + 1
-        return f"the text ends inside a quoted value that begins in line {line}"
+    if _is_unclosed(error):
+        return "a quote is opened here and never closed"
     if error.context and error.context_mark and error.context_mark.index < _offset(error):
         line = error.context_mark.line + 1
         return f"not valid YAML: {problem} ({error.context} that begins in line {line})"

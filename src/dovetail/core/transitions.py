@@ -149,12 +149,7 @@ class Stop(NamedTuple):
 class Decision:
     """What a transition changed, and the orders that follow from it."""
 
-    # Most decisions give neither of these orders: made only when needed.
-    wake: Sequence[tuple[float, Wake]] = ()
-    """Transitions to apply at a time."""
-    stop: Sequence[Stop] = ()
-    ended: bool = False
-    """The run finished: its status is final and nothing of it runs."""
+    __slots__ = ("changed", "dispatch", "ended", "events", "stop", "wake")
 
     def __init__(self) -> None:
         self.changed: list[int] = []
@@ -163,6 +158,11 @@ class Decision:
         self.events: list[Event] = []
         self.dispatch: list[Dispatch] = []
         """In this order."""
+        self.wake: Sequence[tuple[float, Wake]] = ()
+        """Transitions to apply at a time."""
+        self.stop: Sequence[Stop] = ()
+        self.ended = False
+        """The run finished: its status is final and nothing of it runs."""
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.events)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from dovetail.core import dag
 from dovetail.core.errors import Problem
 from dovetail.core.facts import Facts, Limits, RawNode
 from dovetail.core.fields import read_fields
-from dovetail.core.findings import Finding, Path, Suggester, format_path, shown
+from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
 from dovetail.core.model import Workflow
 from dovetail.core.params import schema_findings
 from dovetail.core.source import Source
@@ -30,7 +31,7 @@ from dovetail.core.templates import (
     parse_condition,
     parse_template,
 )
-from dovetail.core.values import NotJson, encode, faults
+from dovetail.core.values import faults, is_json
 
 __all__ = ["RULES", "Checked", "Limits", "check"]
 
@@ -88,15 +89,15 @@ def check(
 
 def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
     """Data that did not come from a text must be what a text could have said."""
-    try:
-        encode(data, max_bytes=limits.max_body_bytes, max_depth=limits.max_depth)
-    except NotJson as error:
-        found = list(faults(data, max_depth=limits.max_depth, max_values=limits.max_body_bytes))
-        yield from found or [Finding("too_large", f"the definition {error}")]
+    # It has no body whose bytes could be counted, but no more values than one could have.
+    most = limits.max_body_bytes
+    if not is_json(data, max_depth=limits.max_depth, max_values=most):
+        found = faults(data, max_depth=limits.max_depth, max_values=most)
+        yield from islice(found, MOST_PROBLEMS)
 
 
 def empty_graph(facts: Facts) -> Iterator[Finding]:
-    if facts.data and facts.is_empty:
+    if facts.is_empty:
         yield Finding("empty_graph", "a workflow needs at least one node", ("nodes",))
 
 
@@ -114,17 +115,17 @@ def dependencies(facts: Facts) -> Iterator[Finding]:
         for place, name in enumerate(node.dependencies):
             if not isinstance(name, str):
                 continue
+            repeated = name in seen
+            seen.add(name)
             if name == node.id:
                 code, message = "self_dependency", f"{shown(name)} depends on itself"
-            elif name in seen:
+            elif repeated:
                 code, message = "invalid_field", f"{shown(name)} is listed twice; once is enough"
             elif name not in facts.by_id:
                 hint = facts.suggester.did_you_mean(name, facts.by_id)
                 code, message = "missing_dependency", f"there is no node {shown(name)}{hint}"
             else:
-                seen.add(name)
                 continue
-            seen.add(name)
             yield Finding(code, message, node.dependency_path(place))
 
 
@@ -137,7 +138,7 @@ def cycles(facts: Facts) -> Iterator[Finding]:
     for cycle in found:
         node = facts.nodes[cycle.way[0]]
         closing = node.dependencies.index(facts.nodes[cycle.way[-1]].id)
-        way = _way([str(facts.nodes[place].id) for place in cycle.way])
+        way = _way([one_line(str(facts.nodes[place].id)) for place in cycle.way])
         message = f"{len(cycle.members):,} nodes wait for each other: {way}"
         yield Finding("cycle", message, node.dependency_path(closing))
     ordered.update(place for cycle in found for place in cycle.members)
@@ -192,7 +193,7 @@ def templates(facts: Facts) -> Iterator[Finding]:
                 if len(reads) >= facts.limits.max_templates or refusals >= MOST_PROBLEMS:
                     # Parsing is by far the dearest step per byte: a text full of tiny templates
                     # must not hold up a server.
-                    message = f"more than {len(reads):,} different templates; the rest is unread"
+                    message = "too many templates: those from here on were not checked"
                     yield Finding("too_large", message, path)
                     return
                 try:
@@ -235,7 +236,7 @@ def _misread(facts: Facts, place: int, reads: Iterable[Read]) -> Iterator[tuple[
             continue
         other = facts.by_id.get(name)
         if other is None:
-            hint = facts.suggester.did_you_mean(name, [*facts.by_id, *ROOTS])
+            hint = facts.suggester.did_you_mean(name, facts.readable)
             yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
         elif other == place:
             yield "template_not_upstream", f"{reader} cannot read its own output"

@@ -37,13 +37,15 @@ class Commands:
         return check(definition, self.known_handlers, self.limits)
 
     async def trigger(
-        self, definition: Source | Mapping[str, Any], params: Mapping[str, Any] | None = None
+        self,
+        definition: Source | Mapping[str, Any] | Checked,
+        params: Mapping[str, Any] | None = None,
     ) -> str:
         """Run a definition; the run's id is returned once it cannot be lost any more.
 
-        Raises `InvalidDefinition` or, for the params alone, `InvalidParams`.
+        One that was checked already is not checked again. Raises `InvalidDefinition` or, for the params alone, `InvalidParams`.
         """
-        checked = self.validate(definition)
+        checked = definition if isinstance(definition, Checked) else self.validate(definition)
         if checked.workflow is None:
             raise InvalidDefinition(checked.errors)
         given = apply_params(checked.workflow.params, params or {})

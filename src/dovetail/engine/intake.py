@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -27,12 +27,20 @@ FOREVER = float("inf")
 new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
 
 
+class Published(Protocol):
+    """The queue of published nodes."""
+
+    def next(self, limit: int) -> list[Dispatch]: ...
+
+    async def news(self) -> None: ...
+
+
 class Intake:
     """The desk of a worker that lives in the orchestrator's own process."""
 
     def __init__(
         self,
-        published: Callable[[int], Awaitable[list[Dispatch]]],
+        published: Published,
         store: Store,
         orchestrator: Orchestrator,
         limits: Limits,
@@ -59,7 +67,11 @@ class Intake:
         while True:
             tasks: list[Task] = []
             claims: list[Claim] = []
-            for dispatch in await self._published(limit):
+            batch = self._published.next(limit)
+            if not batch:
+                await self._published.news()
+                continue
+            for dispatch in batch:
                 run, place, token = dispatch
                 spec, node = run.graph.nodes[place], run.nodes[place]
                 if node.phase is not PUBLISHED or node.token != token:

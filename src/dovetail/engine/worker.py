@@ -73,7 +73,7 @@ class Worker:
         self._on_crash = on_crash
         self._concurrency = concurrency
         self._chance = chance
-        self._threads = Threads()
+        self._threads: Threads | None = None
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._claimed: deque[Task] = deque()
@@ -84,7 +84,6 @@ class Worker:
         self._results: list[Result] = []
         self._progress: dict[tuple[str, str], Progress] = {}
         self._slowed: list[tuple[str, float]] = []
-        self._flushing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._leader: asyncio.Task[None] | None = None
         self._closing = False
@@ -104,7 +103,8 @@ class Worker:
         await asyncio.sleep(0)  # enough for nearly every one of them
         if left := [task for task in self._tasks if not task.done()]:
             await asyncio.wait(left, timeout=STOP_GRACE_SECONDS)
-        self._threads.close()
+        if self._threads is not None:
+            self._threads.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -127,14 +127,14 @@ class Worker:
         self._leader = self._spawn(self._lead())
 
     async def _lead(self) -> None:
-        pause_at = time.monotonic() + LEAD_SECONDS
-        claimed = self._claimed
+        now, claimed = time.monotonic, self._claimed
+        pause_at = now() + LEAD_SECONDS
         while True:
             if not claimed:
                 await self._refill()
-            if time.monotonic() > pause_at:
+            if now() > pause_at:
                 await asyncio.sleep(0)
-                pause_at = time.monotonic() + LEAD_SECONDS
+                pause_at = now() + LEAD_SECONDS
                 continue  # what was claimed may have been stopped meanwhile
             task = claimed.popleft()
             try:
@@ -162,8 +162,11 @@ class Worker:
     async def _refill(self) -> None:
         """Report what is done, then take as much as there are free slots."""
         while not self._claimed:
-            if self._results or self._progress or self._slowed:
+            if self._progress or self._slowed:
                 await self._flush()
+            elif self._results:  # the same, shorter: this is every node of a chain
+                results, self._results = self._results, []
+                await self._desk.report(results)
             free = self._concurrency - self._busy
             if free > 0:
                 tasks = await self._desk.take(free)
@@ -195,6 +198,8 @@ class Worker:
 
     async def _in_thread(self, task: Task, call: Call) -> Any:
         # A thread cannot be stopped from outside: one that is detached is left to itself.
+        if self._threads is None:
+            self._threads = Threads()
         output = await self._threads.submit(partial(call, task))
         return await output if inspect.isawaitable(output) else output
 
@@ -277,25 +282,14 @@ class Worker:
         self._busy -= 1
 
     async def _flush(self) -> None:
-        """Report everything that waits to be reported; whoever comes meanwhile joins in."""
-        if self._flushing:
-            return
-        self._flushing = True
-        try:
-            while self._results or self._progress or self._slowed:
-                told: list[Result | Progress] = self._results  # type: ignore[assignment]
-                self._results = []
-                if self._progress:
-                    told = [*self._progress.values(), *told]
-                    self._progress = {}
-                if self._slowed:
-                    slowed, self._slowed = self._slowed, []
-                    for tag, until in slowed:
-                        await self._desk.slow(tag, until)
-                if told:
-                    await self._desk.report(told)
-        finally:
-            self._flushing = False
+        """Report everything that waits to be reported, progress before its node's result."""
+        told: list[Result | Progress] = [*self._progress.values(), *self._results]
+        self._progress.clear()
+        self._results.clear()
+        while self._slowed:
+            await self._desk.slow(*self._slowed.pop())
+        if told:
+            await self._desk.report(told)
 
     def _report(self, task: Task, fraction: float, message: str) -> None:
         """Progress, from the handler's own thread, whichever that is."""

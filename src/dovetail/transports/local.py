@@ -21,17 +21,20 @@ class LocalTransport:
         self._waiting.extend(dispatches)
         self._news.set()
 
-    async def next(self, limit: int) -> list[Dispatch]:
-        """Wait for published nodes; give at most `limit`, each of them once."""
+    def next(self, limit: int) -> list[Dispatch]:
+        """At most `limit` published nodes, each of them given once."""
         waiting = self._waiting
-        while not waiting:
-            self._news.clear()
-            await self._news.wait()
         if len(waiting) > limit:
             return [waiting.popleft() for _ in range(limit)]
         batch = list(waiting)
         waiting.clear()
         return batch
+
+    async def news(self) -> None:
+        """Return when there is a published node."""
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
 
     async def stop(self, order: Stop) -> None:
         self.on_stop(order)

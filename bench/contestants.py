@@ -1,0 +1,141 @@
+"""Who runs the workloads, each as it would be used.
+
+`prepare` builds the graph in the contestant's own form, outside the timing, once: Dask gets its
+dictionary of tasks, asyncio the bare adjacency, Dovetail a `WorkflowDAG` or a compiled definition.
+It returns a function that runs the graph once and gives the outputs of its exits; a call of that
+function is what is timed, from a thread without an event loop to the values in hand. So whoever
+needs an event loop pays for making one, and whoever plans a graph at each call pays for that.
+
+The no-op is a coroutine function for those who await it and a plain one for Dask. Peers are
+imported when they are prepared: without Dask the rest can still be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from workloads import Graph, Workload, definition, node
+
+Outputs = list[dict[str, Any]]
+Run = Callable[[], Outputs]
+Prepare = Callable[[Workload], Run]
+
+
+def dovetail_library(workload: Workload) -> Run:
+    """`WorkflowExecutor` with its default settings."""
+    from dovetail import WorkflowDAG, WorkflowExecutor
+
+    def step(parents: list[str]) -> Callable[[dict[str, Any]], Any]:
+        async def run(ctx: dict[str, Any]) -> dict[str, Any]:
+            outputs = ctx["step_outputs"]
+            return node([outputs[parent] for parent in parents])
+
+        return run
+
+    dag = WorkflowDAG(workload.name)
+    for name, parents in workload.graph.items():
+        dag.add_step(name, step(parents), depends_on=parents)
+    executor = WorkflowExecutor()
+
+    def run() -> Outputs:
+        outputs = executor.execute_sync(dag).outputs
+        return [outputs[name] for name in workload.exits]
+
+    return run
+
+
+def dovetail_definition(workload: Workload) -> Run:
+    """A validated definition in the memory engine: templates, a registered handler, all events.
+
+    Each edge is a template, outputs are copied as JSON, and the log of the run is kept.
+    """
+    from dovetail import Context
+    from dovetail.config import Settings
+    from dovetail.core.dag import build_graph
+    from dovetail.core.transitions import Submit
+    from dovetail.core.validation import check
+    from dovetail.engine.commands import new_run_id
+    from dovetail.handlers.builtin import builtin_registry
+    from dovetail.handlers.registry import describe
+    from dovetail.wiring import embedded
+
+    async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        return node(config["of"])
+
+    settings = Settings()
+    registry = builtin_registry(settings)
+    registry.add(describe(noop, name="noop", max_retries=0, origin="bench"))
+    checked = check(definition(workload), registry)
+    assert checked.workflow is not None, checked.errors[:3]
+    graph = build_graph(checked.workflow, registry.default_retries())
+
+    async def execute() -> Outputs:
+        async with embedded(settings, registry) as engine:
+            run_id = new_run_id()
+            await engine.orchestrator.submit(Submit(run_id, graph, {}))
+            ended = await engine.wait(run_id)
+            return [ended.node(name).output for name in workload.exits]
+
+    return lambda: asyncio.run(execute())
+
+
+def dask_synchronous(workload: Workload) -> Run:
+    import dask.local
+
+    graph = _tuples(workload.graph)
+    return lambda: list(dask.local.get_sync(graph, workload.exits))
+
+
+def dask_synchronous_tasks(workload: Workload) -> Run:
+    """The same with the graph in Dask's own form, which spares it the conversion at each call."""
+    import dask.local
+    from dask.task_spec import List, Task, TaskRef
+
+    graph = {
+        name: Task(name, node, List(*[TaskRef(parent) for parent in parents]))
+        for name, parents in workload.graph.items()
+    }
+    return lambda: list(dask.local.get_sync(graph, workload.exits))
+
+
+def dask_threaded(workload: Workload) -> Run:
+    import dask.threaded
+
+    graph = _tuples(workload.graph)
+    return lambda: list(dask.threaded.get(graph, workload.exits, num_workers=2))
+
+
+def _tuples(graph: Graph) -> dict[str, Any]:
+    return {name: (node, parents) for name, parents in graph.items()}
+
+
+def asyncio_tasks(workload: Workload) -> Run:
+    """One bare asyncio task per node: no limits, no retries, no state, nobody to ask."""
+    graph = workload.graph
+
+    async def execute() -> Outputs:
+        tasks: dict[str, asyncio.Task[dict[str, Any]]] = {}
+
+        async def one(parents: list[str]) -> dict[str, Any]:
+            return node([await tasks[parent] for parent in parents])
+
+        for name, parents in graph.items():
+            tasks[name] = asyncio.create_task(one(parents))
+        await asyncio.gather(*tasks.values())
+        return [tasks[name].result() for name in workload.exits]
+
+    return lambda: asyncio.run(execute())
+
+
+BASELINE = "dask synchronous"
+
+CONTESTANTS: dict[str, Prepare] = {
+    "dovetail library": dovetail_library,
+    "dovetail definition": dovetail_definition,
+    BASELINE: dask_synchronous,
+    "dask synchronous, task graph": dask_synchronous_tasks,
+    "dask threaded, 2 workers": dask_threaded,
+    "asyncio, a task per node": asyncio_tasks,
+}

@@ -1,0 +1,60 @@
+"""Times things fairly on a machine that is not quiet.
+
+All contestants run in one process, in rounds: in each round everybody runs once, in an order that
+rotates, so that a slow minute hits all alike. Garbage is collected before each timed run, and the
+collector is on while it lasts. A ratio is the median of the ratios within the rounds. What it must
+not know: who is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Times = list[float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    median: float
+    best: float
+    spread: float
+    """The middle half of the times, as a share of the median."""
+
+
+def timed(work: Callable[[], object]) -> float:
+    gc.collect()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def rounds(
+    work: Mapping[str, Callable[[], object]], *, count: int, warmup: int
+) -> dict[str, Times]:
+    """Everybody's times, round by round; those of the warm-up rounds are thrown away."""
+    names = list(work)
+    times: dict[str, Times] = {name: [] for name in names}
+    for number in range(warmup + count):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            seconds = timed(work[name])
+            if number >= warmup:
+                times[name].append(seconds)
+    return times
+
+
+def summary(times: Times) -> Summary:
+    median = statistics.median(times)
+    if len(times) < 2:
+        return Summary(median, median, 0.0)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Summary(median, min(times), (high - low) / median)
+
+
+def ratio(above: Times, below: Times) -> float:
+    """How many times as long `above` takes, compared round by round."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))

@@ -1,0 +1,1 @@
+"""What each command does, one file each; loaded when it is called."""

@@ -1,0 +1,40 @@
+"""`dovetail graph`: a workflow drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from dovetail.cli import streams
+from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.drawing.dot import draw_dot
+from dovetail.cli.drawing.mermaid import draw_mermaid
+from dovetail.cli.drawing.picture import Picture, picture_of
+from dovetail.cli.drawing.svg import draw_svg
+from dovetail.cli.drawing.words import draw_words
+from dovetail.cli.failures import INVALID
+from dovetail.cli.files import File
+from dovetail.cli.text import Line
+from dovetail.config import load_settings
+from dovetail.wiring import definition_limits
+
+_DRAW: dict[str, Callable[[Picture], Iterable[Line | str]]] = {
+    "text": draw_words,
+    "mermaid": draw_mermaid,
+    "dot": draw_dot,
+    "svg": draw_svg,
+}
+
+
+def draw_file(path: str, form: Literal["text", "mermaid", "dot", "svg"]) -> int:
+    limits = definition_limits(load_settings())
+    file = File(path, limits)
+    # Whose handlers are known elsewhere can be drawn here all the same.
+    checked = checked_file(file, limits, None)
+    if checked.workflow is None:
+        for line in report_of(file, checked):
+            streams.complain(line)
+        return INVALID
+    for drawn in _DRAW[form](picture_of(checked.workflow)):
+        streams.say(drawn)
+    return 0

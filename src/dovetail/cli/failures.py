@@ -1,0 +1,56 @@
+"""What ends a command before its time: one line for a person, one exit code for a script.
+
+No traceback ever reaches a user who did not ask for one. What it must not know: what any
+command does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from dovetail.cli import streams
+from dovetail.cli.text import plain
+from dovetail.core.errors import DovetailError
+
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
+# Errors of this kind say that what was given cannot work; all others, that it did not.
+_INVALID_TYPES = frozenset(
+    {"handler_error", "invalid_definition", "invalid_input", "invalid_params", "invalid_settings"}
+)
+
+
+class InvalidInput(DovetailError):
+    """A file, a param or an option that cannot be used."""
+
+    type = "invalid_input"
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Run a command; whatever it raises becomes an exit code, and a line on stderr."""
+    try:
+        command()
+        sys.stdout.flush()  # here, where a reader that is gone can still be handled
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        streams.nobody_reads()
+        return FAILED
+    except DovetailError as error:
+        say_error(str(error))
+        return INVALID if error.type in _INVALID_TYPES else FAILED
+    except Exception as error:
+        if os.environ.get("DOVETAIL_DEBUG"):
+            raise
+        say_error(f"unexpected {type(error).__name__}: {error}")
+        streams.complain("this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened")
+        return FAILED
+    return 0
+
+
+def say_error(message: str) -> None:
+    streams.complain([("error: ", "bold bad"), (plain(message), "")])

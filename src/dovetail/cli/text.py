@@ -1,0 +1,144 @@
+"""Text for people: cleaned, measured, clipped and, on a terminal, coloured.
+
+Names, messages and outputs come from definitions and handlers, so nothing of them reaches a
+terminal before `plain` or `printable` has taken out what could steer it. What it must not know:
+runs, files, or where a line is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+Piece = tuple[str, str]
+"""A text and its style, one of `STYLES` or none: data that any view can colour or not."""
+Line = Sequence[Piece]
+
+STYLES = {
+    "": "",
+    "good": "32",
+    "bad": "31",
+    "busy": "36",
+    "wait": "33",
+    "dim": "2",
+    "bold": "1",
+    "bold good": "1;32",
+    "bold bad": "1;31",
+    "bold wait": "1;33",
+}
+
+# Sequences that end are taken out whole; of one that does not, the generic last branch takes
+# the first two characters, so that it cannot hide the rest of a message.
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor movements
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links
+    r"|\x1b[ -/]*[0-~]?"
+)
+
+
+def plain(text: object) -> str:
+    """One line without anything that could steer a terminal."""
+    words = str(text)
+    if words.isprintable():
+        return words
+    words = _ESCAPE.sub("", words)
+    return " ".join("".join(map(_harmless, words)).split())
+
+
+def plain_lines(text: object) -> list[str]:
+    """The same for a text of several lines; their indents are kept, empty ones are not."""
+    found = []
+    for line in str(text).splitlines():
+        words = plain(line)
+        if words:
+            indent = len(line) - len(line.lstrip(" "))
+            found.append(" " * indent + words.lstrip())
+    return found
+
+
+def printable(text: str) -> str:
+    """A JSON text, still JSON, with everything that is not printable spelled as `\\uXXXX`."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else _spelled(char) for char in text)
+
+
+def _harmless(char: str) -> str:
+    if char.isprintable():
+        return char
+    return " " if char.isspace() else ""
+
+
+def _spelled(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def cells(text: str) -> int:
+    """How many columns a printable text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+def _cells_of(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def clip(text: str, width: int) -> str:
+    """At most `width` columns of it, with an ellipsis for the rest."""
+    if cells(text) <= width:
+        return text
+    kept, used = [], 1
+    for char in text:
+        used += _cells_of(char)
+        if used > width:
+            break
+        kept.append(char)
+    return "".join(kept) + "…"
+
+
+def pad(text: str, width: int) -> str:
+    return text + " " * (width - cells(text))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 node`, `12 nodes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """`a, b, c and 7 more`."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"
+
+
+def duration(seconds: float) -> str:
+    """`0.3s`, `14s`, `2m 05s`, `1h 02m`."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+
+
+def countdown(seconds: float) -> str:
+    """What is left of a wait, in whole seconds: tenths would only flicker."""
+    return duration(seconds) if seconds >= 9.95 else f"{max(0.0, seconds):.0f}s"
+
+
+def bare(line: Line) -> str:
+    """The line without its colours."""
+    return "".join(text for text, _ in line).rstrip()
+
+
+def coloured(line: Line) -> str:
+    """The line with its colours as terminals want them."""
+    return "".join(
+        f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and text else text for text, style in line
+    ).rstrip()

@@ -1,0 +1,206 @@
+"""What holds of a run after every transition, whatever happened to it before.
+
+Read from the nodes' states alone and compared with what the run keeps beside them, so that a
+count that drifts is found at the step that made it drift. It must not know how a run is
+driven: the walks by hand, the random ones and the store contract all call it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import (
+    ALLOWED,
+    ALLOWED_RUN,
+    FINAL,
+    FINISHED,
+    NodeStatus,
+    Reason,
+    RunStatus,
+)
+from dovetail.core.transitions import Claim, Decision, Park, Retry, Transition
+
+SETTLED = (NodeStatus.COMPLETED, NodeStatus.SKIPPED)
+WAITING = (Phase.PARKED, Phase.BACKING_OFF)
+# These follow from the parents' states, so that a store need not be told that they changed.
+DERIVED = ("waiting", "fed")
+
+
+def check_run(run: RunState) -> None:
+    """The counts a run keeps are those of its states, and its status follows from them."""
+    statuses = [node.status for node in run.nodes]
+    assert run.unfinished == sum(status not in FINISHED for status in statuses)
+    assert run.failed == statuses.count(NodeStatus.FAILED)
+    assert run.active == sum(
+        node.status is NodeStatus.RUNNING or node.phase is Phase.PUBLISHED for node in run.nodes
+    )
+    held = [index for index, node in enumerate(run.nodes) if node.phase is Phase.HELD]
+    assert sorted(run.held) == held
+    limit = run.graph.max_concurrency
+    if limit is not None:
+        assert run.active <= limit
+        assert not held or run.active == limit, "a node is held although there is room"
+    else:
+        assert not held
+    assert (run.finished_at is not None) is (run.unfinished == 0)
+    assert run.status is _expected_status(run, statuses)
+    assert (run.error is not None) is (run.status is RunStatus.FAILED)
+    for index, node in enumerate(run.nodes):
+        _check_node(run, index, node)
+
+
+def _expected_status(run: RunState, statuses: list[NodeStatus]) -> RunStatus:
+    if NodeStatus.FAILED in statuses and (run.graph.fail_fast or not run.unfinished):
+        return RunStatus.FAILED
+    if run.unfinished:
+        return RunStatus.RUNNING
+    return RunStatus.CANCELLED if NodeStatus.CANCELLED in statuses else RunStatus.COMPLETED
+
+
+def _check_node(run: RunState, index: int, node: NodeState) -> None:
+    status = node.status
+    assert 1 <= node.epoch <= run.epoch
+    assert (node.phase is not None) is (status is NodeStatus.QUEUED)
+    assert (node.until is not None) is (node.phase in WAITING)
+    assert (node.lease_until is not None) is (status is NodeStatus.RUNNING)
+    assert (node.finished_at is not None) is (status in FINISHED)
+    assert (node.cause is not None) is (node.reason is Reason.DEPENDENCY_FAILED)
+    assert node.crashes <= node.attempt
+    if status is NodeStatus.QUEUED:
+        assert node.token[:2] == (node.epoch, node.attempt + 1)
+    if status is NodeStatus.RUNNING:
+        assert node.token[:2] == (node.epoch, node.attempt)
+        assert node.worker is not None
+    if run.status in FINAL and status not in FINISHED:
+        assert status is NodeStatus.RUNNING, "in a failed run only what ran goes on"
+    if status is NodeStatus.PENDING:
+        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        assert node.waiting == sum(parent not in SETTLED for parent in parents)
+        assert node.fed is (NodeStatus.COMPLETED in parents)
+        assert node.waiting, "a node that waits for nobody was left behind"
+        assert NodeStatus.FAILED not in parents
+    _check_words(node)
+
+
+def _check_words(node: NodeState) -> None:
+    """Reason, error and output belong to the state that the node ended in."""
+    match node.status:
+        case NodeStatus.COMPLETED:
+            assert node.reason is None
+            assert node.error is None
+        case NodeStatus.SKIPPED:
+            assert node.reason in (
+                Reason.CONDITION_FALSE,
+                Reason.DEPENDENCY_SKIPPED,
+                Reason.DEPENDENCY_FAILED,
+            )
+        case NodeStatus.CANCELLED:
+            assert node.reason in (Reason.RUN_FAILED, Reason.RUN_CANCELLED)
+        case NodeStatus.FAILED:
+            assert node.reason in (None, Reason.DEPENDENCY_FAILED, Reason.WORKER_LOST)
+            assert (node.error is None) is (node.reason is Reason.DEPENDENCY_FAILED)
+        case _:
+            assert node.reason is None
+    if node.status is not NodeStatus.COMPLETED:
+        assert node.output is None
+
+
+def check_step(
+    before: dict[str, Any], run: RunState, move: Transition, decision: Decision, now: float
+) -> None:
+    """One transition moved the run along the tables, and its decision says all that changed."""
+    after = run.snapshot()
+    if not decision:
+        assert after == before, "a refused transition changed the run"
+        assert not (decision.dispatch or decision.wake or decision.stop or decision.ended)
+        return
+    _check_events(before, run, decision, now)
+    if not decision.changed:
+        assert [event.type for event in decision.events] == ["result.refused"]
+        assert {**after, "seq": 0} == {**before, "seq": 0}
+        return
+    if after["status"] is not before["status"] and not isinstance(move, Retry):
+        assert after["status"] in ALLOWED_RUN[before["status"]]
+    assert decision.ended is (before["finished_at"] is None and after["finished_at"] is not None)
+    moved = set(decision.changed)
+    for index, (old, new) in enumerate(zip(before["nodes"], after["nodes"], strict=True)):
+        _check_move(run, move, old, new, listed=index in moved)
+    _check_orders(before, run, decision)
+    check_run(run)
+
+
+def _check_move(
+    run: RunState, move: Transition, old: dict[str, Any], new: dict[str, Any], *, listed: bool
+) -> None:
+    if new["epoch"] != old["epoch"]:
+        assert isinstance(move, Retry)
+        assert new["epoch"] == run.epoch
+        return
+    if new["status"] is not old["status"]:
+        assert new["status"] in ALLOWED[old["status"]]
+    if old["status"] in FINISHED:
+        assert new == old, "a finished node changed within its epoch"
+    assert new["attempt"] >= old["attempt"]
+    if not listed:
+        for name in DERIVED:
+            old, new = {**old, name: None}, {**new, name: None}
+        assert new == old, "a node changed and a store would not know"
+
+
+def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now: float) -> None:
+    seqs = [event.seq for event in decision.events]
+    assert seqs == list(range(before["seq"] + 1, run.seq + 1))
+    for event in decision.events:
+        assert event.time == now
+        if event.type.startswith("run."):
+            assert (event.node, event.attempt, event.epoch) == (None, None, run.epoch)
+        elif event.type != "result.refused":
+            assert event.node is not None
+            node = run.node(event.node)
+            assert (event.epoch, event.attempt) == (node.epoch, node.attempt)
+
+
+def _check_orders(before: dict[str, Any], run: RunState, decision: Decision) -> None:
+    places = [dispatch.place for dispatch in decision.dispatch]
+    assert len(set(places)) == len(places), "a node was dispatched twice at once"
+    for dispatch in decision.dispatch:
+        node, old = run.nodes[dispatch.place], before["nodes"][dispatch.place]
+        assert node.phase is Phase.PUBLISHED
+        assert node.token == dispatch.token
+        assert old["phase"] is not Phase.PUBLISHED or old["token"] != node.token
+    for stop in decision.stop:
+        old = before["nodes"][run.graph.index[stop.node]]
+        assert old["status"] is NodeStatus.RUNNING
+        assert old["token"] == stop.token
+        now_is = run.node(stop.node)
+        assert now_is.status is not NodeStatus.RUNNING or now_is.token != stop.token
+    for until, wake in decision.wake:
+        node = run.node(wake.node)
+        assert (node.until, node.token) == (until, wake.token)
+
+
+class Ledger:
+    """Who was dispatched and started, over a whole walk: nothing twice for the same token."""
+
+    def __init__(self) -> None:
+        self._open: set[tuple[int, Any]] = set()
+        self._started: set[tuple[int, Any]] = set()
+        self.starts: dict[tuple[int, int], int] = {}
+        """How often a node was started, by its index and epoch."""
+
+    def record(self, run: RunState, move: Transition, decision: Decision) -> None:
+        if isinstance(move, Park) and decision:
+            self._open.discard((run.graph.index[move.node], move.token))
+        for _, place, token in decision.dispatch:
+            key = (place, token)
+            assert key not in self._open, "dispatched twice for the same start"
+            assert key not in self._started, "dispatched after it had been started"
+            self._open.add(key)
+        if isinstance(move, Claim) and decision:
+            key = (run.graph.index[move.node], move.token)
+            assert key in self._open, "started without having been dispatched"
+            assert key not in self._started, "started twice with the same token"
+            self._started.add(key)
+            place_and_epoch = (key[0], move.token.epoch)
+            self.starts[place_and_epoch] = self.starts.get(place_and_epoch, 0) + 1

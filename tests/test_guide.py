@@ -1,0 +1,140 @@
+"""The guide says what the code does: its commands, its template table, its reference tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core.compiler import _TEST_NAMES
+from dovetail.core.filters import FILTERS
+from dovetail.core.model import Node, Workflow
+from dovetail.core.templates import NodeValue, parse_template
+
+from .pages import ROOT, blocks, call, commands, comparable, write_files
+
+GUIDE = ROOT / "docs" / "guide.md"
+TEXT = GUIDE.read_text()
+CODES = """empty_graph duplicate_id missing_dependency self_dependency cycle unreachable
+    unknown_handler template_syntax template_forbidden template_unknown_node
+    template_not_upstream invalid_field too_large template_may_be_skipped""".split()  # noqa: SIM905
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the first table whose head begins with this title, without the head."""
+    table = re.search(rf"^\| {title} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    assert table, f"the guide has no table '{title}'"
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table[1].splitlines()]
+    return [[cell.strip().replace(r"\|", "|") for cell in row] for row in cells]
+
+
+def code(cell: str) -> str:
+    """What stands in the backticks of a cell."""
+    return re.findall(r"`([^`]+)`", cell)[0]
+
+
+class Scope:
+    """Of the guide's block, plus a node that was skipped."""
+
+    def __init__(self) -> None:
+        (self._values,) = [json.loads(b.text) for b in blocks(GUIDE, "json") if b.name == "scope"]
+
+    def get(self, name: str) -> Any:
+        if name == "review":
+            return NodeValue(name, "SKIPPED", None, None)
+        if name == "params":
+            return self._values[name]
+        return NodeValue(name, "COMPLETED", self._values[name], None)
+
+
+EXAMPLES = [
+    (code(row[-2]), code(row[-1])) for title in ("template", "filter") for row in rows(title)
+]
+
+
+@pytest.mark.parametrize(("template", "value"), EXAMPLES)
+def test_a_template_gives_what_the_guide_says(template: str, value: str) -> None:
+    parsed = parse_template(template)
+    assert parsed is not None
+    found, expected = parsed.render(Scope()), json.loads(value)
+    assert (type(found), found) == (type(expected), expected)
+
+
+def test_the_guide_has_every_filter_and_test() -> None:
+    listed = {name for row in rows("filter") for name in re.findall(r"`(\w+)`", row[0])}
+    assert listed == {*FILTERS, "default", "d"}
+    assert set(names_of_tests()) == set(_TEST_NAMES)
+
+
+def names_of_tests() -> list[str]:
+    found = re.search(r"^Tests, after `is` or `is not`: `([\w ]+)`", TEXT, re.MULTILINE)
+    assert found
+    return found[1].split()
+
+
+def test_the_guide_has_every_field() -> None:
+    tables = re.findall(r"^\| field \| default \| \|\n\|[-| ]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
+    node_fields, workflow_fields = [re.findall(r"^\| `(\w+)`", t, re.MULTILINE) for t in tables]
+    assert set(node_fields) == set(Node.model_fields)
+    assert set(workflow_fields) == set(Workflow.model_fields)
+
+
+def test_the_guide_has_every_code_of_the_validation() -> None:
+    assert [code(row[0]) for row in rows("code")] == CODES
+
+
+def test_the_guides_error_of_a_missing_value_is_the_real_one(tmp_path: Path) -> None:
+    flow = tmp_path / "missing.json"
+    flow.write_text(
+        json.dumps(
+            {
+                "name": "missing",
+                "nodes": [
+                    {"id": "fetch", "handler": "output", "config": {"json": 1, "status_code": 2}},
+                    {
+                        "id": "report",
+                        "handler": "output",
+                        "dependencies": ["fetch"],
+                        "config": {"text": "{{ fetch.body }}"},
+                    },
+                ],
+            }
+        )
+    )
+    run = json.loads(call(f"dovetail run {flow.name} --json", tmp_path).stdout)
+    assert run["error"]["type"] == "missing_value"
+    assert f"`{run['error']['message']}`" in TEXT
+
+
+def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
+    write_files(GUIDE, tmp_path)
+    assert commands(GUIDE)
+    for command, printed in commands(GUIDE):
+        assert comparable(call(command, tmp_path).stdout) == comparable(printed), command
+
+
+def test_the_files_of_the_guide_run(tmp_path: Path) -> None:
+    for name in write_files(GUIDE, tmp_path):
+        done = call(f"dovetail run {name} --json", tmp_path)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_python_of_the_guide_runs() -> None:
+    for block in blocks(GUIDE, "python"):
+        exec(compile(block.text, "guide.md", "exec"), {"__name__": "guide"})
+
+
+def test_the_commands_and_options_of_the_guide_exist(tmp_path: Path) -> None:
+    listed = call("dovetail --help", tmp_path).stdout
+    for row in rows("command"):
+        usage = code(row[0])
+        name = usage.split()[1]
+        assert re.search(rf"^  {name} ", listed, re.MULTILINE)
+        explained = call(f"dovetail {name} --help", tmp_path).stdout
+        for option in re.findall(r"--?[a-z]+", usage):
+            assert option in explained, f"{name} {option}"
+    commands_listed = re.findall(r"^  (\w+)  ", listed.split("Commands:")[1], re.MULTILINE)
+    assert {code(row[0]).split()[1] for row in rows("command")} == set(commands_listed)

@@ -1,0 +1,74 @@
+"""Draws docs/states.md from the tables of states, so that the page cannot say anything else.
+
+`python tools/states_diagram.py` writes it; a test compares. It must not know a rule beside the
+tables: why a node moves is said here in a few words per move, and a move without words fails.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+from dovetail.core.states import ALLOWED, ALLOWED_RUN, NodeStatus, RunStatus
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "states.md"
+
+N, R = NodeStatus, RunStatus
+Words = dict[tuple[StrEnum, StrEnum], str]
+
+NODE: Words = {
+    (N.PENDING, N.QUEUED): "every parent is done with and one completed",
+    (N.PENDING, N.SKIPPED): "condition false, all parents skipped, or a parent failed (continue)",
+    (N.PENDING, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
+    (N.PENDING, N.FAILED): "a parent failed (fail_fast), or the condition cannot be evaluated",
+    (N.QUEUED, N.QUEUED): "published again: parked, backing off or held before",
+    (N.QUEUED, N.RUNNING): "a worker claims it",
+    (N.QUEUED, N.COMPLETED): "answered from the node cache",
+    (N.QUEUED, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
+    (N.QUEUED, N.FAILED): "its config cannot be rendered",
+    (N.RUNNING, N.COMPLETED): "its handler returned",
+    (N.RUNNING, N.FAILED): "its handler raised and no retry is left, or its worker was lost",
+    (N.RUNNING, N.CANCELLED): "run cancelled",
+    (N.RUNNING, N.QUEUED): "a retry after its backoff, or its worker was lost",
+}
+RUN: Words = {
+    (R.PENDING, R.RUNNING): "its first nodes are queued",
+    (R.PENDING, R.CANCELLED): "cancelled before it began",
+    (R.RUNNING, R.COMPLETED): "every node COMPLETED or SKIPPED",
+    (R.RUNNING, R.FAILED): "a node FAILED: at once (fail_fast) or at the end (continue)",
+    (R.RUNNING, R.CANCELLED): "cancelled, and no node had failed",
+}
+
+HEAD = """\
+# States
+
+Drawn by `tools/states_diagram.py` from the tables in `src/dovetail/core/states.py`; a test
+keeps it up to date. Within one epoch these are the only moves. A retry opens the next epoch:
+there the nodes that it resets begin again at PENDING, and the run at RUNNING.
+"""
+
+
+def diagram(title: str, table: dict[StrEnum, frozenset[StrEnum]], why: Words) -> str:
+    lines = [f"## {title}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {next(iter(table))}"]
+    for before, after in table.items():
+        lines += [f"    {before} --> {to}" for to in sorted(after, key=list(table).index)]
+        if not after:
+            lines.append(f"    {before} --> [*]")
+    lines += ["```", "", "| from | to | when |", "|---|---|---|"]
+    for before, after in table.items():
+        lines += [
+            f"| {before} | {to} | {why[before, to]} |"
+            for to in sorted(after, key=list(table).index)
+        ]
+        if not after:
+            lines.append(f"| {before} | none | |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    node, run = diagram("A node", {**ALLOWED}, NODE), diagram("A run", {**ALLOWED_RUN}, RUN)
+    return "\n".join((HEAD, node, run))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
