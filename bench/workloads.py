@@ -61,7 +61,8 @@ def standard() -> list[Workload]:
     return [chain(100), fan(1000), layered(10, 100)]
 
 
-def node(parents: list[dict[str, Any]]) -> dict[str, Any]:
+def node(*parents: dict[str, Any]) -> dict[str, Any]:
+    """The no-op of every workload."""
     return {"n": max([parent["n"] for parent in parents], default=0) + 1}
 
 

@@ -122,7 +122,8 @@ def check_step(
         return
     if after["status"] is not before["status"] and not isinstance(move, Retry):
         assert after["status"] in ALLOWED_RUN[before["status"]]
-    assert decision.ended is (before["finished_at"] is None and after["finished_at"] is not None)
+    was_open = before["finished_at"] is None or isinstance(move, Retry)
+    assert decision.ended is (was_open and after["finished_at"] is not None)
     moved = set(decision.changed)
     for index, (old, new) in enumerate(zip(before["nodes"], after["nodes"], strict=True)):
         _check_move(run, move, old, new, listed=index in moved)

@@ -49,6 +49,7 @@ def violations(schema: dict[str, Any] | None, params: Any, **limits: int) -> lis
         {"$schema": "https://json-schema.org/draft/2020-12/schema", **CONTRACT},
         {"$defs": {"a/b %": {}}, "properties": {"x": {"$ref": "#/$defs/a~1b%20%25"}}},
         {"allOf": [{"type": "object"}], "$ref": "#/allOf/0"},
+        {"$defs": {"not_used": {"not": {"$ref": "#"}}}, "type": "object"},
         props(a={"enum": [{"$ref": "http://not.a/reference"}], "x-unknown": {"$id": "y"}}),
         props(**{"$ref": {"type": "string"}, "$id": {"type": "string"}}),
         props(a={"type": "string", "pattern": "^.{1,255}$"}),

@@ -23,7 +23,7 @@ policies = st.builds(
 
 
 def test_the_defaults_are_the_contracts() -> None:
-    assert DEFAULT_RETRY == RetryPolicy(10, 300, 0.5)
+    assert RetryPolicy(10, 300, 0.5) == DEFAULT_RETRY
 
 
 @pytest.mark.parametrize(

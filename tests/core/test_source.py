@@ -74,6 +74,7 @@ def test_a_byte_order_mark_is_ignored(kind: Format) -> None:
         ("1.", 1.0),
         ("1e3", 1000.0),
         ("18446744073709551615", 18446744073709551615),
+        ("+18446744073709551615", 18446744073709551615),
         ("-9223372036854775808", -9223372036854775808),
         # Everything below means text to somebody, so it is text.
         *[

@@ -136,6 +136,11 @@ def test_every_fault_is_found_in_order() -> None:
     assert [found.path for found in faults(value)] == [("a",), ("b", "c", 1), ("b", "d"), ("e",)]
 
 
+def test_values_are_counted_over_all_levels() -> None:
+    assert is_json([[1, 1], [1, 1]], max_values=6)
+    assert not is_json([[1, 1], [1, 1]], max_values=5)
+
+
 def test_depth_counts_containers() -> None:
     assert is_json(nested(3), max_depth=3)
     assert not is_json(nested(4), max_depth=3)

@@ -12,7 +12,6 @@ import typer
 
 app = typer.Typer(
     name="dovetail",
-    help="Run workflows: nodes, what each depends on, and what each runs.",
     no_args_is_help=True,
     add_completion=False,
     # Rich would cost more than everything else that `--help` does.
@@ -35,18 +34,25 @@ Handlers = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 
 
-@app.callback()
-def dovetail(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from dovetail import __version__
         from dovetail.cli.streams import say
 
         say(f"dovetail {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def dovetail(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Run workflows: nodes, what each runs, and what each depends on."""
 
 
 @app.command()
@@ -83,7 +89,7 @@ def run(
 @app.command()
 def validate(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Definitions; - reads one from stdin.")
+        list[str], typer.Argument(metavar="FILE", help="Definitions; - reads one from stdin.")
     ],
     handlers: Handlers = None,
     as_json: AsJson = False,

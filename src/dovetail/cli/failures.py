@@ -40,6 +40,13 @@ def guarded(command: Callable[[], object]) -> int:
     except BrokenPipeError:
         streams.nobody_reads()
         return FAILED
+    except OSError as error:  # a full disk, most of all
+        if os.environ.get("DOVETAIL_DEBUG"):
+            raise
+        streams.nobody_reads()
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        say_error(what or str(error))
+        return FAILED
     except DovetailError as error:
         say_error(str(error))
         return INVALID if error.type in _INVALID_TYPES else FAILED

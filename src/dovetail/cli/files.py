@@ -94,5 +94,5 @@ def _did_you_mean(path: str) -> str:
         names = [found.name for found in neighbours if found.is_file()]
     except OSError:
         return ""
-    near = get_close_matches(Path(path).name, names, n=1)
+    near = get_close_matches(Path(path).name, names, n=1, cutoff=0.75)
     return f"; did you mean {Path(path).with_name(near[0])}?" if near else ""

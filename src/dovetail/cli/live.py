@@ -26,7 +26,6 @@ from dovetail.core.states import FINAL, NodeStatus
 PICTURES_PER_SECOND = 10
 # What is below the rows: the summary, and the line the cursor stands on.
 _RESERVED = 2
-SHOW_CURSOR = b"\x1b[?25h"
 
 _RICH_STYLES = {
     "": "",
@@ -51,6 +50,7 @@ class LiveView:
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._title = ""
+        self._over = False
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
         self._live = Live(
             console=self._console,
@@ -58,7 +58,6 @@ class LiveView:
             refresh_per_second=PICTURES_PER_SECOND,
             vertical_overflow="crop",
         )
-        self._over = False
 
     def begin(self, workflow: str, run_id: str) -> None:
         self._title = f"{run_id[:6]} {workflow}"

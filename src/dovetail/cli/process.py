@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from dovetail.cli import streams
+from dovetail.cli.failures import FAILED
 
 T = TypeVar("T")
 
@@ -32,9 +33,10 @@ class Process:
         self.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(self.loop)
         # Ours, so that closing the loop need not wait for what `asyncio.to_thread` has begun.
-        self._threads = ThreadPoolExecutor(thread_name_prefix="dovetail-to-thread")
+        self._threads = ThreadPoolExecutor(thread_name_prefix=f"{HANDLER_THREADS}-pool")
         self.loop.set_default_executor(self._threads)
         self._clings = False
+        self._exit_code = FAILED
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -43,6 +45,9 @@ class Process:
             self._wind_up()
 
     def _wind_up(self) -> None:
+        guard = threading.Timer(EXIT_SECONDS, lambda: os._exit(self._exit_code))
+        guard.daemon = True
+        guard.start()
         loop = self.loop
         # What a task says that was told to end is of no interest any more.
         loop.set_exception_handler(lambda loop, context: None)
@@ -60,12 +65,10 @@ class Process:
 
     def leave(self, code: int) -> int:
         """Give the code to exit with, or, if something would hold that up, exit right here."""
+        self._exit_code = code
         _flush()
         if self._clings or _busy_handlers():
             os._exit(code)
-        guard = threading.Timer(EXIT_SECONDS, lambda: os._exit(code))
-        guard.daemon = True
-        guard.start()
         return code
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from math import ceil
 
 Piece = tuple[str, str]
 """A text and its style, one of `STYLES` or none: data that any view can colour or not."""
@@ -129,7 +130,7 @@ def duration(seconds: float) -> str:
 
 def countdown(seconds: float) -> str:
     """What is left of a wait, in whole seconds: tenths would only flicker."""
-    return duration(seconds) if seconds >= 9.95 else f"{max(0.0, seconds):.0f}s"
+    return duration(seconds) if seconds >= 9.95 else f"{max(0, ceil(seconds))}s"
 
 
 def bare(line: Line) -> str:

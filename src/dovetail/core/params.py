@@ -78,7 +78,7 @@ def apply_params(
     findings = _too_much(checker, given, len(text))
     if not findings:
         if checker.has_defaults:
-            given = checker.filled(checker.root, given)
+            checker.fill(checker.root, given)
         if checker.validator.is_valid(given):
             return given
         findings = _violations(checker, given)

@@ -100,13 +100,12 @@ class Schema:
         """What the `$ref` in a subschema stands for."""
         return self.targets[unquote(schema["$ref"])] if "$ref" in schema else None
 
-    def filled(self, schema: dict[str, Any], value: Any) -> Any:
-        """A copy of `value` with the defaults of `schema` put in where something is missing.
+    def fill(self, schema: dict[str, Any], value: Any) -> None:
+        """Put the defaults of `schema` into `value` where something is missing.
 
         A default is looked for in `properties`, also behind `$ref` and `allOf` and in each
         item of a list; an object that is not there is not made up for its defaults' sake.
         """
-        value = deepcopy(value)
         todo: list[tuple[Any, Any]] = [(schema, value)]
         while todo:
             part, here = todo.pop()
@@ -124,7 +123,6 @@ class Schema:
                         continue
                     here[name] = deepcopy(default)
                 todo.append((below, here[name]))
-        return value
 
     def _default(self, schema: Any) -> tuple[bool, Any]:
         """Of the subschema itself, else of what it refers to."""
@@ -365,7 +363,8 @@ def _bad_defaults(schema: Schema, parts: list[Part]) -> list[Finding]:
     for part in parts:
         if "default" not in part.schema:
             continue
-        default = schema.filled(part.schema, part.schema["default"])
+        default = deepcopy(part.schema["default"])
+        schema.fill(part.schema, default)
         if not validators[_pointer(part.path)].is_valid(default):
             message = f"the default {shown(part.schema['default'])} violates its own schema"
             findings.append(Finding("invalid_field", message, (*part.path, "default")))

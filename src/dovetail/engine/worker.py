@@ -47,11 +47,11 @@ class _Running:
 
     __slots__ = ("call", "detached", "task", "timer", "waiter")
     timer: asyncio.TimerHandle
+    waiter: asyncio.Task[Any]
 
-    def __init__(self, task: Task, call: Call, waiter: asyncio.Task[Any]) -> None:
+    def __init__(self, task: Task, call: Call) -> None:
         self.task = task
         self.call = call
-        self.waiter = waiter
         self.detached = False
         """It ran out of time or was stopped: what it does from now on counts no more."""
 
@@ -127,6 +127,8 @@ class Worker:
         self._leader = self._spawn(self._lead())
 
     async def _lead(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None  # noqa: S101
         now, claimed = time.monotonic, self._claimed
         pause_at = now() + LEAD_SECONDS
         while True:
@@ -144,7 +146,9 @@ class Worker:
                 self._settle(self._failure(task, problem, error))
                 continue
             if not call.is_async:
-                self._spawn(self._stay(task, call, self._in_thread(task, call)))
+                # Entered before its task has begun: a stop may come in between.
+                running = self._enter(task, call)
+                running.waiter = self._spawn(self._stay(running))
                 continue
             context = copy_context()
             try:
@@ -155,8 +159,10 @@ class Worker:
             except BaseException as error:
                 self._fail(task, call, error)
             else:
+                running = self._enter(task, call)
+                running.waiter = me
                 self._promote()
-                await self._stay(task, call, _resume(work, context, waits_for))
+                await self._stay(running, _resume(work, context, waits_for))
                 return
 
     async def _refill(self) -> None:
@@ -178,10 +184,10 @@ class Worker:
 
     # ── staying with a handler that waits ────────────────────────────────────────────────
 
-    async def _stay(self, task: Task, call: Call, work: Awaitable[Any]) -> None:
-        running = self._enter(task, call)
+    async def _stay(self, running: _Running, work: Awaitable[Any] | None = None) -> None:
+        task, call = running.task, running.call
         try:
-            output = await work
+            output = await (work or self._in_thread(task, call))
         except BaseException as error:
             if not running.detached:
                 self._fail(task, call, error)
@@ -204,9 +210,7 @@ class Worker:
         return await output if inspect.isawaitable(output) else output
 
     def _enter(self, task: Task, call: Call) -> _Running:
-        waiter = asyncio.current_task()
-        assert waiter is not None  # noqa: S101
-        running = _Running(task, call, waiter)
+        running = _Running(task, call)
         running.timer = self._loop.call_later(task.timeout_seconds, self._expire, running)
         self._running[task.run_id, task.node_id] = running
         return running

@@ -31,7 +31,7 @@ class MemoryStore:
             return NOTHING
         run, decision = begin(submit, now, random.getrandbits(64))
         self._runs[run.id] = run
-        self._events[run.id] = decision.events
+        self._events[run.id] = decision.events.copy()
         return decision
 
     async def apply(

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from dovetail.cli import streams
-from dovetail.cli.text import cells, clip, counted, plain
+from dovetail.cli.text import cells, clip, plain
 from dovetail.config import load_settings
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Handler, Registry
@@ -31,7 +31,7 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
     origins = max(cells(plain(handler.origin)) for handler in known)
     for handler in known:
         origin = plain(handler.origin)
-        retries = counted(handler.max_retries, "retry").replace("retrys", "retries")
+        retries = f"{handler.max_retries} {'retry' if handler.max_retries == 1 else 'retries'}"
         streams.say(
             [
                 (names[handler.name].ljust(width), "bold"),

@@ -52,6 +52,8 @@ def report_of(file: File, checked: Checked) -> Iterator[Line]:
     yield from report(file.name, checked.errors, checked.warnings, file.line, streams.width())
     if checked.errors:
         yield summary(file.name, len(checked.errors), len(checked.warnings))
+    if any(problem.code == "unknown_handler" for problem in checked.errors):
+        yield [("handlers of your own are loaded with  --handlers FILE.py", "dim")]
 
 
 def _is_valid(path: str, limits: Limits, registry: Registry) -> bool:

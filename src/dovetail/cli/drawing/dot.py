@@ -15,7 +15,7 @@ def draw_dot(picture: Picture) -> Iterator[str]:
     for layer in picture.layers:
         for node in layer:
             label = f'"{_escaped(picture.ids[node])}\\n{_escaped(picture.handlers[node])}"'
-            dashed = ', style="rounded,dashed"' if picture.conditional[node] else ""
+            dashed = ', style="rounded,dashed"' if picture.conditions[node] else ""
             yield f"    {_quoted(picture.ids[node])} [label={label}{dashed}];"
     for node, parents in enumerate(picture.parents):
         for parent in parents:

@@ -30,7 +30,7 @@ def draw_mermaid(picture: Picture) -> Iterator[str]:
         for node in layer:
             label = f"{_label(picture.ids[node])}<br/>{_label(picture.handlers[node])}"
             # What may be skipped is a hexagon: there is a decision in it.
-            begin, end = ("{{", "}}") if picture.conditional[node] else ("(", ")")
+            begin, end = ("{{", "}}") if picture.conditions[node] else ("(", ")")
             yield f'    {names[node]}{begin}"{label}"{end}'
     for node, parents in enumerate(picture.parents):
         for parent in parents:

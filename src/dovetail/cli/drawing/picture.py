@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.core.dag import layers
-from dovetail.core.model import Workflow
+from dovetail.core.model import Node, Workflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Picture:
     name: str
     ids: list[str]
     handlers: list[str]
-    conditional: list[bool]
-    """Whether a node may be skipped by a condition of its own."""
+    conditions: list[str]
+    """Of a node that may be skipped by a condition of its own, that condition; else empty."""
     parents: list[list[int]]
     layers: list[list[int]]
 
@@ -31,7 +31,16 @@ def picture_of(workflow: Workflow) -> Picture:
         name=workflow.name,
         ids=[node.id for node in workflow.nodes],
         handlers=[node.handler for node in workflow.nodes],
-        conditional=[node.condition not in (None, True) for node in workflow.nodes],
+        conditions=[_condition(node) for node in workflow.nodes],
         parents=parents,
         layers=layers(parents),
     )
+
+
+def _condition(node: Node) -> str:
+    """Without the braces, which say nothing there."""
+    if node.condition is None or node.condition is True:
+        return ""
+    text = str(node.condition).strip()
+    whole = text.startswith("{{") and text.endswith("}}") and text.count("{{") == 1
+    return text[2:-2].strip(" -") if whole else text

@@ -56,7 +56,7 @@ def draw_svg(picture: Picture) -> Iterator[str]:
         for node in layer:
             x, y = starts[layout.column_of[node]], _y(layout, node)
             box = column_widths[layout.column_of[node]]
-            kind = quoteattr("box may-skip" if picture.conditional[node] else "box")
+            kind = quoteattr("box may-skip" if picture.conditions[node] else "box")
             middle = x + box / 2
             tip = f"{plain(picture.ids[node])}: {plain(picture.handlers[node])}"
             yield f"  <g><title>{escape(tip)}</title>"

@@ -25,10 +25,10 @@ def draw_words(picture: Picture) -> Iterator[Line]:
                 (ids[node].ljust(id_width), "bold"),
                 (f"  {pad(handlers[node], handler_width)}", "busy"),
             ]
-            if picture.conditional[node]:
-                line.append(("  if", "wait"))
             if picture.parents[node]:
                 names = [ids[parent] for parent in picture.parents[node]]
                 line.append((f"  ← {listed(names, MOST_PARENTS)}", ""))
+            if picture.conditions[node]:
+                line.append((f"  if {clip(plain(picture.conditions[node]), LONGEST_NAME)}", "wait"))
             yield line
             label = ""

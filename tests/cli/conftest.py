@@ -1,0 +1,130 @@
+"""Two ways to use the command line: as a user does, and in this process where that is enough.
+
+`shell` starts the installed script; it is right for everything about streams, signals and
+exits. `command` calls `main` here, which takes a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli import main
+
+SCRIPT = str(Path(sys.executable).with_name("dovetail"))
+SECONDS = 30.0
+
+HANDLERS = '''
+import asyncio, time
+from pathlib import Path
+from dovetail import Context, PermanentError, RetryableError, handler
+
+@handler
+async def greet(config, ctx):
+    """Greets."""
+    return f"hello {config.get('name', 'you')}"
+
+@handler("broken", max_retries=2)
+def broken(config, ctx):
+    print("printed by a handler")
+    ctx.log.info("logged by %s", "a handler")
+    raise PermissionError("out/ is not writable")
+
+@handler
+async def slow(config, ctx):
+    for step in range(10):
+        ctx.progress(step / 10, f"page {step} of 10")
+        await asyncio.sleep(config.get("seconds", 1) / 10)
+    return "slept"
+
+@handler
+async def says(config, ctx):
+    raise PermanentError(config["text"])
+
+@handler
+async def gives(config, ctx):
+    return config
+'''
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a user who has configured nothing."""
+    ours = ("DOVETAIL_", "NO_COLOR", "TERM", "COLUMNS", "LINES", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {**kept, "TERM": "xterm-256color", **more}
+
+
+class Shell:
+    """The `dovetail` script in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, name: str, text: str | bytes) -> Path:
+        path = self.directory / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    def __call__(self, *args: str, stdin: str | bytes = b"", **env: str) -> Outcome:
+        done = subprocess.run(
+            [SCRIPT, *args],
+            cwd=self.directory,
+            env=environment(**env),
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        assert "Traceback" not in out + err
+        return Outcome(done.returncode, out, err)
+
+    def start(self, *args: str, **env: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [SCRIPT, *args],
+            cwd=self.directory,
+            env=environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "mine.py").write_text(HANDLERS)
+    return Shell(tmp_path)
+
+
+@pytest.fixture
+def command(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Call a command in this process; never `run`, which ends the process it is in."""
+    monkeypatch.chdir(shell.directory)
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+
+    def call(*args: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["dovetail", *args])
+        with pytest.raises(SystemExit) as leaving:
+            main()
+        told = capfd.readouterr()
+        assert "Traceback" not in told.out + told.err
+        assert isinstance(leaving.value.code, int)
+        return Outcome(leaving.value.code, told.out, told.err)
+
+    return call

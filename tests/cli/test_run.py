@@ -1,0 +1,265 @@
+"""`dovetail run` from the outside: what it prints, where, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from .conftest import SCRIPT, Shell, environment
+
+FAILING = """
+name: failing
+on_failure: continue
+nodes:
+  - {id: extract, handler: input}
+  - {id: save_parquet, handler: broken, dependencies: [extract], retry: {base_delay_seconds: 0}}
+  - {id: create_review, handler: output, dependencies: [save_parquet]}
+"""
+
+TYPED = """
+name: typed
+params:
+  type: object
+  required: [topic]
+  additionalProperties: false
+  properties:
+    topic: {type: string}
+    depth: {type: integer, default: 2}
+    deep: {type: boolean}
+    tags: {type: array, items: {type: string}}
+nodes: [{id: start, handler: input}]
+"""
+
+
+def without_times(text: str) -> str:
+    """Run ids and seconds are the only things that differ from run to run."""
+    text = re.sub(r"\b[0-9a-f]{6}\b(?= |$)", "RUN", text)
+    return re.sub(r"\b\d+\.\ds|\b\d+s\b", "0.0s", text)
+
+
+def test_a_completed_run_ends_with_its_result_and_exit_code_0(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
+    done = shell("run", "flow.yaml", "-p", "topic=otters")
+    assert done.code == 0
+    assert done.err == ""
+    assert without_times(done.out).splitlines() == [
+        "RUNNING RUN flow, 1 node",
+        "✓ start  0.0s",
+        "{",
+        '  "start": {',
+        '    "topic": "otters"',
+        "  }",
+        "}",
+        "COMPLETED RUN in 0.0s",
+    ]
+
+
+def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
+    shell: Shell,
+) -> None:
+    shell.write("flow.yaml", FAILING)
+    done = shell("run", "flow.yaml", "--handlers", "mine.py", "-p", "note=it's late")
+    assert done.code == 1
+    lines = without_times(done.out).splitlines()
+    assert (
+        lines[-6:]
+        == [
+            "✗ save_parquet   0.0s  3 attempts",
+            "– create_review  skipped: save_parquet failed",
+            "FAILED RUN in 0.0s",
+            "  save_parquet: PermissionError: out/ is not writable   (mine.py:15)",
+            "fix it, then:  dovetail run flow.yaml --handlers mine.py -p 'note=it'\"'\"'s late'",
+        ][-6:]
+    )
+    assert "◌ save_parquet   queued" not in done.out
+    assert "\x1b" not in done.out + done.err
+    assert done.err.splitlines() == ["save_parquet: logged by a handler"] * 3
+
+
+def test_what_never_ran_is_no_cause_under_fail_fast(shell: Shell) -> None:
+    shell.write("flow.yaml", FAILING.replace("continue", "fail_fast").replace("broken", "fail"))
+    done = shell("run", "flow.yaml")
+    assert done.code == 1
+    lines = without_times(done.out).splitlines()
+    assert "– create_review  not run: save_parquet failed" in lines
+    assert [line for line in lines if line.startswith("  ")] == [
+        "  save_parquet: RuntimeError: failed on purpose"
+    ]
+
+
+def test_many_nodes_with_one_fate_are_counted_instead_of_listed(shell: Shell) -> None:
+    after = [f"  - {{id: after_{n}, handler: output, dependencies: [bad]}}" for n in range(500)]
+    shell.write(
+        "flow.yaml", "\n".join(["name: f", "nodes:", "  - {id: bad, handler: fail}", *after])
+    )
+    done = shell("run", "flow.yaml")
+    assert done.out.count("not run: bad failed") == 6
+    assert "– and 495 more not run: bad failed" in done.out
+
+
+def test_json_is_one_document_on_stdout_and_nothing_else(shell: Shell) -> None:
+    shell.write("flow.yaml", FAILING)
+    done = shell("run", "flow.yaml", "--handlers", "mine.py", "--json")
+    assert done.code == 1
+    run = json.loads(done.out)
+    assert set(run) == {
+        *("run_id", "workflow", "version", "status", "epoch", "params", "created_at"),
+        *("started_at", "finished_at", "duration", "error", "result", "nodes"),
+    }
+    assert run["status"] == "FAILED"
+    assert run["error"]["node"] == "save_parquet"
+    assert [node["status"] for node in run["nodes"]] == ["COMPLETED", "FAILED", "SKIPPED"]
+    assert "printed by a handler" in done.err  # even what a handler prints
+
+
+def test_params_are_typed_by_the_schema_and_the_last_one_wins(shell: Shell) -> None:
+    shell.write("flow.yaml", TYPED)
+    shell.write("params.json", '{"topic": "from the file", "deep": false}')
+    given = ("-p", "depth=3", "-p", "depth=4", "-p", "topic=007", "-p", 'tags=["a=b"]')
+    done = shell("run", "flow.yaml", "--params", "params.json", *given, "--json")
+    assert done.code == 0, done.err
+    params = {"topic": "007", "deep": False, "depth": 4, "tags": ["a=b"]}
+    assert json.loads(done.out)["params"] == params
+
+
+def test_every_violation_of_the_params_schema_is_told_with_exit_code_2(shell: Shell) -> None:
+    shell.write("flow.yaml", TYPED)
+    done = shell("run", "flow.yaml", "-p", "depth=deep", "-p", "topik=x")
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.splitlines() == [
+        "error: params.depth: must be a whole number, not 'deep'",
+        "error: params.topik: 'topik' is not expected; did you mean 'topic'?",
+        "error: params.topic: 'topic' is required",
+        "params are given as  -p name=value  or  --params FILE",
+    ]
+
+
+def test_an_invalid_definition_is_reported_as_validate_does_with_exit_code_2(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes:\n  - {id: a, handler: inptu}\n")
+    done = shell("run", "flow.yaml", "--json")
+    assert done.code == 2
+    assert done.out == ""
+    assert "flow.yaml:3:21: unknown_handler there is no handler 'inptu'; did you" in done.err
+
+
+def test_warnings_are_shown_before_the_run(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml",
+        "name: f\nnodes:\n"
+        '  - {id: a, handler: input, condition: "{{ true }}"}\n'
+        '  - {id: b, handler: output, dependencies: [a], config: {x: "{{ a.y }}"}}\n',
+    )
+    done = shell("run", "flow.yaml", "-p", "y=1")
+    assert done.code == 0
+    assert "flow.yaml:4:61: template_may_be_skipped 'a' has a condition" in done.err
+    assert "(warning)" in done.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: f\nnodes: [{id: a, handler: input}]",
+        '{"name": "f",\n\t"nodes": [{"id": "a", "handler": "input"}]}',
+    ],
+)
+def test_a_definition_may_come_from_stdin_as_yaml_or_json(shell: Shell, text: str) -> None:
+    done = shell("run", "-", "--json", stdin=text)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["workflow"] == "f"
+
+
+def test_text_from_handlers_and_definitions_cannot_steer_the_terminal(shell: Shell) -> None:
+    nasty = r"\e[31mred\e[0m \e]0;title\a [bold]x[/bold] \u202e \r\x9b2J\nsecond line"
+    shell.write(
+        "flow.yaml",
+        f"name: f\non_failure: continue\nnodes:\n"
+        f'  - {{id: bad, handler: says, config: {{text: "{nasty}"}}}}\n',
+    )
+    done = shell("run", "flow.yaml", "--handlers", "mine.py")
+    assert "  bad: PermanentError: red [bold]x[/bold]\n    second line\n" in done.out
+    shell.write(
+        "fine.yaml", f'name: f\nnodes: [{{id: good, handler: gives, config: {{text: "{nasty}"}}}}]'
+    )
+    fine = shell("run", "fine.yaml", "--handlers", "mine.py")
+    assert fine.code == 0
+    for char in "\x1b\x07\x9b\u202e\r":
+        assert char not in done.out + done.err + fine.out + fine.err
+    shown = "{" + fine.out.partition("{")[2].rpartition("}")[0] + "}"
+    assert json.loads(shown)["good"]["text"].startswith("\x1b[31mred")  # spelled, still JSON
+
+
+def test_a_large_result_is_cut_with_a_hint(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: input}]")
+    shell.write("params.json", json.dumps({"items": list(range(5000))}))
+    done = shell("run", "flow.yaml", "--params", "params.json")
+    assert done.code == 0
+    assert len(done.out) < 2000
+    assert "--json prints everything" in done.out
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml",
+        "name: f\nnodes:\n  - {id: a, handler: sleep, config: {seconds: 0.2}}\n"
+        "  - {id: b, handler: sleep, config: {seconds: 30}, dependencies: [a]}\n",
+    )
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{SCRIPT} run flow.yaml | head -1"],
+        cwd=shell.directory,
+        env=environment(),
+        capture_output=True,
+        timeout=15,
+        check=False,
+    )
+    assert done.stdout.startswith(b"RUNNING")
+    assert done.stderr == b""
+
+
+def test_a_stream_that_cannot_show_the_signs_gets_plain_ones(shell: Shell) -> None:
+    shell.write("flow.yaml", FAILING)
+    done = shell("run", "flow.yaml", "--handlers", "mine.py", PYTHONIOENCODING="ascii")
+    assert done.code == 1
+    assert "x save_parquet   " in done.out
+    assert "- create_review  skipped: save_parquet failed" in done.out
+
+
+def test_a_handler_stuck_in_a_thread_does_not_hold_up_the_end(shell: Shell) -> None:
+    shell.write(
+        "stuck.py",
+        "import asyncio, time\nfrom dovetail import handler\n"
+        "@handler\ndef blocks(config, ctx):\n    time.sleep(60)\n"
+        "@handler\nasync def pool(config, ctx):\n    await asyncio.to_thread(time.sleep, 60)\n",
+    )
+    shell.write(
+        "flow.yaml",
+        "name: f\non_failure: continue\ndefaults: {timeout_seconds: 0.2}\n"
+        "nodes: [{id: a, handler: blocks}, {id: b, handler: pool}]",
+    )
+    done = shell("run", "flow.yaml", "--handlers", "stuck.py")  # must end within SECONDS
+    assert done.code == 1
+    assert "a: timeout: did not finish within 0.2 s" in done.out
+
+
+def test_what_a_handler_left_for_the_exit_is_done(shell: Shell) -> None:
+    shell.write(
+        "tidy.py",
+        "import asyncio, atexit, pathlib\nfrom dovetail import handler\n"
+        "atexit.register(lambda: pathlib.Path('tidied').touch())\n"
+        "@handler\nasync def work(config, ctx):\n    await asyncio.to_thread(int)\n",
+    )
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: work}]")
+    done = shell("run", "flow.yaml", "--handlers", "tidy.py")
+    assert done.code == 0, done.err
+    assert (shell.directory / "tidied").exists()
+
+
+def test_logs_can_be_json_lines(shell: Shell) -> None:
+    shell.write("flow.yaml", FAILING)
+    done = shell("run", "flow.yaml", "--handlers", "mine.py", DOVETAIL_LOG_FORMAT="json")
+    said = json.loads(done.err.splitlines()[0])
+    assert (said["node_id"], said["attempt"]) == ("save_parquet", 1)
+    assert said["message"] == "logged by a handler"

@@ -1,0 +1,72 @@
+"""Every store that must keep the store's promises. The next one is one more line in `STORES`.
+
+A store is opened for a whole test module's worth of runs; each test uses run ids of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from itertools import count
+from typing import Any
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event
+from dovetail.core.transitions import Decision, Submit
+from dovetail.engine.ports import Store
+from dovetail.stores.memory import MemoryStore
+
+Peers = list[Store]
+"""The same runs seen through several handles: for a store that many processes may open, each
+is one that another process would have."""
+
+
+@asynccontextmanager
+async def memory(handles: int) -> AsyncIterator[Peers]:
+    store = MemoryStore()
+    yield [store] * handles
+    store.close()
+
+
+STORES: dict[str, Callable[[int], AbstractAsyncContextManager[Peers]]] = {
+    "memory": memory,
+}
+
+_ids = count(1)
+
+
+def new_run_id() -> str:
+    return f"run-{next(_ids)}"
+
+
+@contextmanager
+def opened(name: str) -> Iterator[tuple[asyncio.Runner, Store]]:
+    """A store and the event loop it lives in, for tests that are not async themselves."""
+    with asyncio.Runner() as runner:
+        opening = STORES[name](1)
+        (store,) = runner.run(opening.__aenter__())  # type: ignore[arg-type]
+        try:
+            yield runner, store
+        finally:
+            runner.run(opening.__aexit__(None, None, None))  # type: ignore[arg-type]
+
+
+async def create(
+    store: Store, graph: Graph, params: dict[str, Any] | None = None, now: float = 1000.0
+) -> tuple[str, Decision]:
+    run_id = new_run_id()
+    return run_id, await store.create(Submit(run_id, graph, params or {}), now)
+
+
+async def read(store: Store, run_id: str, count: int, after: int = 0) -> list[Event]:
+    """So many events from the log, without waiting for more."""
+    events: list[Event] = []
+    if count:
+        watching = store.watch(run_id, after)
+        async for event in watching:
+            events.append(event)
+            if len(events) == count:
+                break
+        await watching.aclose()  # type: ignore[attr-defined]
+    return events

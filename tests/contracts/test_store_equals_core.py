@@ -1,0 +1,147 @@
+"""Every store gives the answer that the core gives, transition by transition.
+
+A random walk goes through the store and through the bare rules side by side. Nonces are the
+store's own, so a token is compared by its epoch and attempt, and translated on the way in.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, note
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event, Token
+from dovetail.core.run import RunState
+from dovetail.core.step import begin, step
+from dovetail.core.transitions import Complete, Decision, Submit, Transition
+from dovetail.engine.ports import Store
+
+from ..core.drawn import Deed, Meaning, deeds, examples, graphs
+from .stores import STORES, new_run_id, opened, read
+
+
+class Twins:
+    """One run in a store and the same run in the bare core."""
+
+    def __init__(self, store: Store, graph: Graph) -> None:
+        self.store = store
+        self.graph = graph
+        self.id = new_run_id()
+        self.now = 1000.0
+        self.log: list[Event] = []
+        self._nonces = count(1)
+        self._batch: list[tuple[Transition, Decision]] = []
+        self._theirs: dict[tuple[str, int, int], Token] = {}
+
+    async def begin(self) -> None:
+        submit = Submit(self.id, self.graph, {"p": 1})
+        self.core, ours = begin(submit, self.now, next(self._nonces))
+        self.log += ours.events
+        theirs = await self.store.create(submit, self.now)
+        assert decided(theirs) == decided(ours)
+        self.meaning = Meaning(self.id, {})
+        await self._compare()
+
+    async def happen(self, deed: Deed) -> None:
+        if deed.wait:  # what happens at the same time is applied together
+            await self.settle()
+            self.now += deed.wait
+        move = self.meaning.of(deed, self.core, self.now)
+        token = getattr(move, "token", None)
+        if token is not None and not self._known(move):
+            await self.settle()  # its token was made in this very batch
+        ours = step(self.core, move, self.now, next(self._nonces))
+        self.log += ours.events
+        self.meaning.learn(self.core)
+        self._batch.append((self._translated(move), ours))
+        if deed.place % 3 == 0:  # delivered twice, and somebody else's mail in between
+            again = step(self.core, move, self.now, next(self._nonces))
+            self.log += again.events
+            self._batch.append((self._translated(move), again))
+
+    async def settle(self) -> None:
+        if not self._batch:
+            return
+        moves = [move for move, _ in self._batch]
+        for move in moves:
+            note(f"{self.now}: {move}")
+        stranger = Complete("nobody", "a", Token(1, 1, 1), None)
+        *theirs, nothing = await self.store.apply([*moves, stranger], self.now)
+        assert not nothing
+        assert [decided(decision) for decision in theirs] == [
+            decided(decision) for _, decision in self._batch
+        ]
+        self._batch.clear()
+        await self._compare()
+
+    async def end(self) -> None:
+        await self.settle()
+        for after in (0, len(self.log) // 2):
+            events = await read(self.store, self.id, len(self.log) - after, after)
+            assert events == self.log[after:]
+
+    async def _compare(self) -> None:
+        run = await self.store.load(self.id)
+        assert plain(run) == plain(self.core)
+        for spec, node in zip(self.graph.nodes, run.nodes, strict=True):
+            self._theirs[spec.id, node.token.epoch, node.token.attempt] = node.token
+        self.meaning.learn(self.core)
+
+    def _known(self, move: Any) -> bool:
+        token: Token = move.token
+        genuine = token in self.meaning.tokens.get(move.node, [])
+        return not genuine or (move.node, token.epoch, token.attempt) in self._theirs
+
+    def _translated(self, move: Any) -> Transition:
+        token: Token | None = getattr(move, "token", None)
+        if token is None:
+            return move  # type: ignore[no-any-return]
+        theirs = self._theirs.get((move.node, token.epoch, token.attempt))
+        if theirs is None:
+            return move  # type: ignore[no-any-return]
+        if token not in self.meaning.tokens.get(move.node, []):
+            theirs = theirs._replace(nonce=theirs.nonce ^ 1)  # as forged there as it is here
+        return move._replace(token=theirs)  # type: ignore[no-any-return]
+
+
+def decided(decision: Decision) -> dict[str, Any]:
+    """Everything a decision says, without nonces and whose run it is."""
+    return {
+        "changed": set(decision.changed),
+        "events": decision.events,
+        "dispatch": [(order.place, order.token[:2]) for order in decision.dispatch],
+        "wake": [(at, wake.node, wake.token[:2]) for at, wake in decision.wake],
+        "stop": [(stop.node, stop.token[:2]) for stop in decision.stop],
+        "ended": decision.ended,
+        "something": bool(decision),
+    }
+
+
+def plain(run: RunState) -> dict[str, Any]:
+    """A snapshot without nonces."""
+    snapshot = run.snapshot()
+    for node in snapshot["nodes"]:
+        node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
+    return snapshot
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_a_store_equals_the_core_whatever_happens(name: str) -> None:
+    with opened(name) as (runner, store):
+
+        @examples(250)
+        @given(graphs(), deeds)
+        def walk(graph: Graph, story: list[Deed]) -> None:
+            async def side_by_side() -> None:
+                twins = Twins(store, graph)
+                await twins.begin()
+                for deed in story:
+                    await twins.happen(deed)
+                await twins.end()
+
+            runner.run(side_by_side())
+
+        walk()

@@ -1,0 +1,344 @@
+"""What a store promises beside the rules: repeats, unknown names, the log, waiting, the cache."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dovetail.core.errors import NotFound
+from dovetail.core.events import Token
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Submit,
+    Transition,
+    Wake,
+)
+from dovetail.engine.ports import Store
+
+from ..core.walk import graph
+from .stores import create, new_run_id, read
+
+CHAIN = graph({"a": [], "b": ["a"]})
+SINGLE = graph({"a": []})
+T = 1000.0
+
+
+async def run_node(store: Store, run_id: str, decision: Decision, output: object = None) -> Decision:
+    """Claim and complete the first node that a decision publishes."""
+    order = decision.dispatch[0]
+    name = order.run.graph.nodes[order.place].id
+    claim = Claim(run_id, name, order.token, "w", T + 10)
+    done = Complete(run_id, name, order.token, output)
+    claimed, completed = await store.apply([claim, done], T)
+    assert claimed.changed
+    return completed
+
+
+class TestCreating:
+    async def test_a_run_is_there_once_it_was_created(self, store: Store) -> None:
+        run_id, decision = await create(store, CHAIN, {"x": 1})
+        run = await store.load(run_id)
+        assert (run.id, run.params, run.status) == (run_id, {"x": 1}, RunStatus.RUNNING)
+        assert (run.created_at, run.started_at) == (T, T)
+        assert [order.place for order in decision.dispatch] == [0]
+
+    async def test_creating_it_again_decides_nothing_and_changes_nothing(
+        self, store: Store
+    ) -> None:
+        run_id, first = await create(store, CHAIN)
+        await run_node(store, run_id, first)
+        before = (await store.load(run_id)).snapshot()
+        again = await store.create(Submit(run_id, SINGLE, {"other": 1}), T + 5)
+        assert not again
+        assert not again.dispatch
+        assert (await store.load(run_id)).snapshot() == before
+
+    async def test_runs_do_not_see_each_other(self, store: Store) -> None:
+        one, decision = await create(store, CHAIN)
+        other, _ = await create(store, CHAIN)
+        await run_node(store, one, decision)
+        assert [node.status for node in (await store.load(other)).nodes] == ["QUEUED", "PENDING"]
+
+    async def test_a_run_that_ends_as_it_begins_has_ended(self, store: Store) -> None:
+        skipped = graph({"a": []}, a={"condition": False})
+        run_id, decision = await create(store, skipped)
+        assert decision.ended
+        assert (await store.wait(run_id)).status is RunStatus.COMPLETED
+
+    async def test_two_starts_of_one_node_have_different_tokens(self, store: Store) -> None:
+        tokens = set()
+        for _ in range(20):
+            _, decision = await create(store, SINGLE)
+            tokens.add(decision.dispatch[0].token)
+        assert len(tokens) == 20
+
+
+class TestApplying:
+    async def test_there_is_one_decision_per_transition_in_order(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        token = decision.dispatch[0].token
+        claim = Claim(run_id, "a", token, "w", T + 10)
+        moves = [claim, claim, Cancel("nobody"), Complete(run_id, "a", token, 1)]
+        decisions = await store.apply(moves, T)
+        assert [bool(decision) for decision in decisions] == [True, False, False, True]
+        assert decisions[3].ended
+
+    async def test_nothing_to_apply_is_nothing_decided(self, store: Store) -> None:
+        assert await store.apply([], T) == []
+
+    @pytest.mark.parametrize("durable", [False, True])
+    async def test_a_repeated_transition_decides_nothing(
+        self, store: Store, durable: bool
+    ) -> None:
+        run_id, decision = await create(store, CHAIN)
+        token = decision.dispatch[0].token
+        for move in (Claim(run_id, "a", token, "w", T + 10), Complete(run_id, "a", token, 1)):
+            (first,) = await store.apply([move], T, durable=durable)
+            assert first.changed
+            snapshot = (await store.load(run_id)).snapshot()
+            (again,) = await store.apply([move], T + 1, durable=durable)
+            assert not again
+            assert (await store.load(run_id)).snapshot() == snapshot
+
+    async def test_what_names_an_unknown_run_or_node_decides_nothing(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        token = decision.dispatch[0].token
+        before = (await store.load(run_id)).snapshot()
+        for run, node in (("nobody", "a"), (run_id, "ghost")):
+            moves: list[Transition] = [
+                Claim(run, node, token, "w", T + 10),
+                Renew(run, node, token, T + 10),
+                Complete(run, node, token, 1),
+                Fail(run, node, token, {"type": "E", "message": "m"}),
+                Reap(run, node, token, 3),
+                Park(run, node, token, T + 1),
+                Wake(run, node, token),
+                Progress(run, node, token, 0.5),
+                Recall(run, node, token, 1),
+                Retry(run, node),
+            ]
+            if run != run_id:
+                moves.append(Cancel(run))
+            for decided in await store.apply(moves, T):
+                assert not decided
+                assert not decided.dispatch
+        assert (await store.load(run_id)).snapshot() == before
+        with pytest.raises(NotFound, match="nobody"):
+            await store.load("nobody")
+
+    async def test_an_unknown_node_does_not_disturb_what_is_applied_with_it(
+        self, store: Store
+    ) -> None:
+        run_id, decision = await create(store, SINGLE)
+        token = decision.dispatch[0].token
+        moves: list[Transition] = [
+            Claim(run_id, "a", token, "w", T + 10),
+            Complete(run_id, "ghost", token, 1),
+            Complete(run_id, "a", token, 1),
+        ]
+        decisions = await store.apply(moves, T)
+        assert [bool(decided) for decided in decisions] == [True, False, True]
+
+
+class TestTheLog:
+    async def test_a_watcher_gets_every_event_once_in_order_and_ends_with_the_run(
+        self, store: Store
+    ) -> None:
+        run_id, decision = await create(store, CHAIN)
+
+        async def watch() -> list[int]:
+            return [event.seq async for event in store.watch(run_id)]
+
+        watcher = asyncio.create_task(watch())
+        for _ in range(2):
+            await asyncio.sleep(0)
+            decision = await run_node(store, run_id, decision)
+        assert decision.ended
+        seqs = await asyncio.wait_for(watcher, 10)
+        assert seqs == list(range(1, (await store.load(run_id)).seq + 1))
+
+    async def test_a_watcher_that_comes_late_gets_the_whole_story(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        await run_node(store, run_id, decision)
+        types = [event.type async for event in store.watch(run_id)]
+        assert types == [
+            "run.created",
+            "run.started",
+            "node.queued",
+            "node.started",
+            "node.completed",
+            "run.completed",
+        ]
+
+    async def test_a_watcher_resumes_after_the_event_it_names(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        await run_node(store, run_id, decision)
+        assert [event.seq async for event in store.watch(run_id, after=4)] == [5, 6]
+        assert [event.seq async for event in store.watch(run_id, after=6)] == []
+
+    async def test_several_watchers_each_get_everything(self, store: Store) -> None:
+        run_id, decision = await create(store, CHAIN)
+
+        async def watch(after: int) -> list[int]:
+            return [event.seq async for event in store.watch(run_id, after)]
+
+        watchers = [asyncio.create_task(watch(after)) for after in (0, 0, 3)]
+        for _ in range(2):
+            await asyncio.sleep(0)
+            decision = await run_node(store, run_id, decision)
+        whole, same, part = await asyncio.wait_for(asyncio.gather(*watchers), 10)
+        assert whole == same == list(range(1, len(whole) + 1))
+        assert part == whole[3:]
+
+    async def test_a_failed_run_is_watched_until_its_last_node_has_finished(
+        self, store: Store
+    ) -> None:
+        run_id, decision = await create(store, graph({"a": [], "b": []}))
+        tokens = [order.token for order in decision.dispatch]
+        claims = [
+            Claim(run_id, name, token, "w", T + 10)
+            for name, token in zip("ab", tokens, strict=True)
+        ]
+        await store.apply(claims, T)
+        await store.apply([Fail(run_id, "a", tokens[0], {"type": "E", "message": "m"})], T)
+        assert (await store.load(run_id)).status is RunStatus.FAILED
+        watching = asyncio.create_task(read(store, run_id, 100))
+        waiting = asyncio.create_task(store.wait(run_id))
+        done, _ = await asyncio.wait({watching, waiting}, timeout=0.05)
+        assert not done
+        await store.apply([Complete(run_id, "b", tokens[1], "late")], T + 1)
+        events = await asyncio.wait_for(watching, 10)
+        assert events[-1].type == "node.completed"
+        assert (await asyncio.wait_for(waiting, 10)).node("b").output == "late"
+
+    async def test_a_watcher_goes_on_through_a_retry_and_sees_late_results(
+        self, store: Store
+    ) -> None:
+        run_id, decision = await create(store, SINGLE)
+        order = decision.dispatch[0]
+        await store.apply([Claim(run_id, "a", order.token, "w", T + 10), Cancel(run_id)], T)
+        await store.apply([Complete(run_id, "a", order.token, "late")], T)
+        (retried,) = await store.apply([Retry(run_id)], T)
+        await run_node(store, run_id, retried)
+        types = [event.type async for event in store.watch(run_id)]
+        assert types[types.index("run.cancelled") :] == [
+            "run.cancelled",
+            "result.refused",
+            "run.retried",
+            "node.queued",
+            "node.started",
+            "node.completed",
+            "run.completed",
+        ]
+
+    async def test_an_unknown_run_cannot_be_watched(self, store: Store) -> None:
+        with pytest.raises(NotFound):
+            await read(store, new_run_id(), 1)
+
+    async def test_a_decision_keeps_its_own_events(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        await run_node(store, run_id, decision)
+        assert [event.seq for event in decision.events] == [1, 2, 3]
+
+    async def test_a_watcher_that_left_does_not_matter(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        assert len(await read(store, run_id, 2)) == 2
+        await run_node(store, run_id, decision)
+        assert (await store.wait(run_id)).finished
+
+
+class TestWaiting:
+    async def test_everybody_who_waits_is_told(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        waiters = [asyncio.create_task(store.wait(run_id)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await run_node(store, run_id, decision, output=5)
+        for run in await asyncio.wait_for(asyncio.gather(*waiters), 10):
+            assert (run.status, run.node("a").output) == (RunStatus.COMPLETED, 5)
+
+    async def test_a_finished_run_is_there_at_once(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        await run_node(store, run_id, decision)
+        assert (await asyncio.wait_for(store.wait(run_id), 10)).finished
+
+    async def test_a_wait_that_was_given_up_does_not_disturb_the_others(
+        self, store: Store
+    ) -> None:
+        run_id, decision = await create(store, SINGLE)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(store.wait(run_id), 0.01)
+        other = asyncio.create_task(store.wait(run_id))
+        await asyncio.sleep(0)
+        await run_node(store, run_id, decision)
+        assert (await asyncio.wait_for(other, 10)).finished
+
+    async def test_an_unknown_run_is_not_found(self, store: Store) -> None:
+        with pytest.raises(NotFound):
+            await store.wait(new_run_id())
+
+    async def test_a_wait_outlives_a_retry(self, store: Store) -> None:
+        run_id, _ = await create(store, SINGLE)
+        waiter = asyncio.create_task(store.wait(run_id))
+        await asyncio.sleep(0)
+        _, retried = await store.apply([Cancel(run_id), Retry(run_id)], T)
+        await asyncio.sleep(0)
+        await run_node(store, run_id, retried, output=2)
+        assert (await asyncio.wait_for(waiter, 10)).node("a").output == 2
+
+
+class TestTheNodeCache:
+    async def complete(self, store: Store, key: str, output: object, ttl: float) -> None:
+        run_id, decision = await create(store, SINGLE)
+        token = decision.dispatch[0].token
+        moves = [
+            Claim(run_id, "a", token, "w", T + 10),
+            Complete(run_id, "a", token, output, (key, ttl)),
+        ]
+        await store.apply(moves, T)
+
+    async def test_an_output_is_found_until_it_is_too_old(self, store: Store) -> None:
+        key = new_run_id()
+        await self.complete(store, key, {"x": 1}, ttl=60)
+        for now in (T, T + 59.9):
+            found = await store.recall(key, now)
+            assert found is not None
+            assert found.output == {"x": 1}
+        assert await store.recall(key, T + 60) is None
+
+    async def test_an_output_that_is_none_is_found_too(self, store: Store) -> None:
+        key = new_run_id()
+        await self.complete(store, key, None, ttl=60)
+        found = await store.recall(key, T)
+        assert found is not None
+        assert found.output is None
+
+    async def test_an_unknown_key_finds_nothing(self, store: Store) -> None:
+        assert await store.recall(new_run_id(), T) is None
+
+    async def test_a_newer_output_replaces_the_older(self, store: Store) -> None:
+        key = new_run_id()
+        for output in (1, 2):
+            await self.complete(store, key, output, ttl=60)
+        found = await store.recall(key, T)
+        assert found is not None
+        assert found.output == 2
+
+    async def test_a_refused_result_is_not_kept(self, store: Store) -> None:
+        key = new_run_id()
+        run_id, _ = await create(store, SINGLE)
+        stale = Complete(run_id, "a", Token(1, 1, 7), "forged", (key, 60.0))
+        (decision,) = await store.apply([stale], T)
+        assert not decision.changed
+        assert await store.recall(key, T) is None

@@ -1,0 +1,129 @@
+"""What a transport promises while nothing fails: each published node once, in order, to one taker.
+
+Under a crash a transport may lose or double anything (the claim decides); that is for the fault
+tests of those that can crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dovetail.core.events import Token
+from dovetail.core.step import begin
+from dovetail.core.transitions import Dispatch, Stop, Submit
+
+from ..core.walk import graph
+from .transports import TRANSPORTS, Ends, seen
+
+
+@pytest.fixture(params=TRANSPORTS)
+async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
+    async with TRANSPORTS[request.param]() as both:
+        yield both
+
+
+def orders(count: int, run_id: str = "r") -> list[Dispatch]:
+    """So many nodes to publish, as a run orders it."""
+    compiled = graph({f"n{i}": [] for i in range(count)})
+    _, decision = begin(Submit(run_id, compiled, {}), 1000.0, 7)
+    return decision.dispatch
+
+
+async def take_all(ends: Ends, count: int, limit: int = 100) -> list[tuple[str, str, Token]]:
+    taken: list[tuple[str, str, Token]] = []
+    while len(taken) < count:
+        taken += await asyncio.wait_for(ends.take(limit), 10)
+    return taken
+
+
+async def test_nodes_are_taken_in_the_order_in_which_they_were_published(ends: Ends) -> None:
+    batch = orders(20)
+    await ends.transport.publish(batch[:7])
+    await ends.transport.publish(batch[7:])
+    assert await take_all(ends, 20) == [seen(order) for order in batch]
+
+
+async def test_a_taker_gets_at_most_as_many_as_it_asked_for(ends: Ends) -> None:
+    batch = orders(10)
+    await ends.transport.publish(batch)
+    first = await ends.take(3)
+    assert first == [seen(order) for order in batch[:3]]
+    assert await take_all(ends, 7, limit=2) == [seen(order) for order in batch[3:]]
+
+
+async def test_a_taker_waits_until_there_is_something(ends: Ends) -> None:
+    taking = asyncio.create_task(ends.take(5))
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    await ends.transport.publish(orders(1))
+    assert len(await asyncio.wait_for(taking, 10)) == 1
+
+
+async def test_publishing_nothing_wakes_nobody(ends: Ends) -> None:
+    taking = asyncio.create_task(ends.take(5))
+    await ends.transport.publish([])
+    await asyncio.sleep(0.01)
+    assert not taking.done()
+    await ends.transport.publish(orders(2))
+    assert len(await asyncio.wait_for(taking, 10)) == 2
+
+
+async def test_no_two_takers_get_the_same_node_and_none_is_lost(ends: Ends) -> None:
+    batch = orders(300)
+    chance = random.Random(3)
+    taken: list[tuple[str, str, Token]] = []
+
+    async def taker(limit: int) -> None:
+        while True:
+            taken.extend(await ends.take(limit))
+            await asyncio.sleep(0)
+
+    takers = [asyncio.create_task(taker(limit)) for limit in (1, 2, 5, 50)]
+    rest = list(batch)
+    while rest:
+        size = chance.randrange(1, 20)
+        await ends.transport.publish(rest[:size])
+        del rest[:size]
+        if chance.random() < 0.5:
+            await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while len(taken) < len(batch):
+            await asyncio.sleep(0.001)
+    for task in takers:
+        task.cancel()
+    await asyncio.gather(*takers, return_exceptions=True)
+    assert sorted(taken) == sorted(seen(order) for order in batch)
+
+
+async def test_a_taker_that_gives_up_takes_nothing_with_it(ends: Ends) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(ends.take(5), 0.01)
+    batch = orders(3)
+    await ends.transport.publish(batch)
+    assert await take_all(ends, 3) == [seen(order) for order in batch]
+
+
+async def test_a_node_may_be_published_again(ends: Ends) -> None:
+    batch = orders(1)
+    for _ in range(3):
+        await ends.transport.publish(batch)
+        assert await take_all(ends, 1) == [seen(batch[0])]
+
+
+async def test_nodes_of_several_runs_travel_together(ends: Ends) -> None:
+    one, other = orders(2, "one"), orders(2, "other")
+    await ends.transport.publish([*one, *other])
+    assert [run_id for run_id, _, _ in await take_all(ends, 4)] == ["one", "one", "other", "other"]
+
+
+async def test_an_order_to_stop_reaches_the_worker_with_its_token(ends: Ends) -> None:
+    stop = Stop("r", "n0", Token(1, 2, 3))
+    await ends.transport.stop(stop)
+    async with asyncio.timeout(10):
+        while not ends.stopped:
+            await asyncio.sleep(0.001)
+    assert ends.stopped == [stop]

@@ -1,0 +1,204 @@
+"""Random workflows and random things that happen to them, for Hypothesis.
+
+A thing that happens is drawn as plain numbers (`Deed`) and given its meaning only when its turn
+comes, from the run as it is then: so any list of deeds is a walk, and a shorter list is a
+simpler one. It must not know what the outcome should be.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Token
+from dovetail.core.run import Phase, RunState
+from dovetail.core.states import FINAL, NodeStatus
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Transition,
+    Wake,
+)
+
+from .walk import graph
+
+LEASE = 10.0
+MAX_CRASHES = 2
+
+
+def examples(count: int) -> settings:
+    """So many examples in the continuous integration; `DOVETAIL_EXAMPLES=20` for twenty times."""
+    times = float(os.environ.get("DOVETAIL_EXAMPLES", "1"))
+    return settings(max_examples=max(1, int(count * times)), deadline=None)
+
+
+# What a node may ask of what came before it. The last two are errors if it was skipped.
+CONDITIONS = (
+    "{{{{ {parent}.sum | default(0) > 3 }}}}",
+    "{{{{ {parent}.status == 'COMPLETED' }}}}",
+    "{{{{ {parent}.sum % 2 == 0 }}}}",
+    "{{{{ {parent}.nothing.here }}}}",
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
+    """Any small workflow: its shape, policy, limit, conditions, retries and deliveries."""
+    size = draw(st.integers(1, most))
+    order = draw(st.permutations(range(size)))  # where in the definition the i-th of the order is
+    parents: dict[int, list[int]] = {place: [] for place in range(size)}
+    more: dict[str, dict[str, Any]] = {}
+    for i, place in enumerate(order):
+        if i:
+            above = st.lists(st.sampled_from(order[:i]), unique=True, max_size=3)
+            parents[place] = draw(above)
+        fields: dict[str, Any] = {}
+        match draw(st.integers(0, 9)):
+            case 0 | 1 if parents[place]:
+                condition = draw(st.sampled_from(CONDITIONS))
+                fields["condition"] = condition.format(parent=f"n{parents[place][0]}")
+            case 0 | 1 | 2:
+                fields["condition"] = draw(st.booleans())
+            case 3:
+                fields["delivery"] = "at_most_once"
+            case 4 | 5:
+                fields["max_retries"] = draw(st.integers(1, 2))
+        if fields:
+            more[f"n{place}"] = fields
+    return graph(
+        {f"n{place}": [f"n{parent}" for parent in parents[place]] for place in range(size)},
+        on_failure=draw(st.sampled_from(["fail_fast", "continue"])),
+        max_concurrency=draw(st.sampled_from([None, None, 1, 2])),
+        **more,
+    )
+
+
+class Deed(NamedTuple):
+    """Something that may happen. What the numbers mean depends on the run."""
+
+    kind: int
+    place: int
+    token: int
+    wait: float
+
+
+KINDS = (
+    # Likely thrice: without them a walk never gets anywhere.
+    "claim claim claim complete complete complete fail fail park wake wake recall reap renew "
+    "progress permanent retry retry_from cancel"
+).split()
+TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
+
+deed = st.builds(
+    Deed,
+    kind=st.integers(0, len(KINDS) - 1),
+    place=st.integers(0, 40),
+    token=st.integers(0, len(TOKENS) - 1),
+    wait=st.sampled_from([0.0, 0.0, 1.0, 9.0, 10.0, 30.0]),
+)
+# Left to itself Hypothesis draws five of them on average, and little can happen in five.
+deeds = st.lists(deed, max_size=10) | st.lists(deed, min_size=30, max_size=70)
+
+
+@dataclass
+class Meaning:
+    """Gives deeds their meaning in one run, and remembers every token it ever had."""
+
+    run_id: str
+    tokens: dict[str, list[Token]]
+
+    def learn(self, run: RunState) -> None:
+        for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+            known = self.tokens.setdefault(spec.id, [])
+            if node.token not in known:
+                known.append(node.token)
+
+    def of(self, deed: Deed, run: RunState, now: float) -> Transition:
+        """Mostly something that could happen next, sometimes just anything."""
+        names = [spec.id for spec in run.graph.nodes]
+        kind, able = KINDS[deed.kind], names
+        if deed.place % 5:
+            fitting = [kind for kind in KINDS if fits(kind, run)]
+            kind = fitting[deed.kind % len(fitting)] if fitting else kind
+            able = [names[place] for place in fits(kind, run)] or names
+        name = able[deed.place % len(able)]
+        token = self._token(name, deed, run)
+        match kind:
+            case "claim":
+                return Claim(self.run_id, name, token, f"w{deed.place}", now + LEASE)
+            case "complete":
+                return Complete(self.run_id, name, token, output_of(run, name))
+            case "fail":
+                return Fail(self.run_id, name, token, error_of(name), chance=0.5)
+            case "permanent":
+                return Fail(self.run_id, name, token, error_of(name), permanent=True)
+            case "park":
+                return Park(self.run_id, name, token, now + 5)
+            case "wake":
+                return Wake(self.run_id, name, token)
+            case "recall":
+                return Recall(self.run_id, name, token, output_of(run, name))
+            case "reap":
+                return Reap(self.run_id, name, token, MAX_CRASHES)
+            case "progress":
+                return Progress(self.run_id, name, token, 0.5)
+            case "cancel" if deed.token < 3:  # seldom: it ends most stories
+                return Cancel(self.run_id)
+            case "retry":
+                return Retry(self.run_id)
+            case "retry_from":
+                return Retry(self.run_id, name)
+        return Renew(self.run_id, name, token, now + LEASE)
+
+    def _token(self, name: str, deed: Deed, run: RunState) -> Token:
+        own = run.node(name).token
+        match TOKENS[deed.token]:
+            case "earlier":
+                known = self.tokens.get(name, [own])
+                return known[deed.place % len(known)]
+            case "forged":
+                return own._replace(nonce=own.nonce ^ 1)
+            case "next":
+                return own._replace(attempt=own.attempt + 1)
+            case "none":
+                return Token(0, 0, 0)
+        return own
+
+
+def fits(kind: str, run: RunState) -> list[int]:
+    """The nodes to which this could happen now; for what happens to a run, all or none."""
+    nodes = enumerate(run.nodes)
+    match kind:
+        case "claim" | "park" | "recall" | "permanent":
+            return [place for place, node in nodes if node.phase is Phase.PUBLISHED]
+        case "wake":
+            return [place for place, node in nodes if node.until is not None]
+        case "cancel":
+            return [] if run.finished else [0]
+        case "retry" | "retry_from":
+            return list(range(len(run.nodes))) if run.status in FINAL else []
+    return [place for place, node in nodes if node.status is NodeStatus.RUNNING]
+
+
+def output_of(run: RunState, name: str) -> dict[str, Any]:
+    """What a handler would return: it depends on the node and on its parents' outputs alone."""
+    index = run.graph.index[name]
+    above = [run.nodes[parent].output for parent in run.graph.nodes[index].parents]
+    return {"sum": index + 1 + sum(output["sum"] for output in above if output)}
+
+
+def error_of(name: str) -> dict[str, Any]:
+    return {"type": "ValueError", "message": f"{name} is broken"}

@@ -1,0 +1,174 @@
+"""Anything may happen at any time, with any token: what must hold, holds after every step.
+
+`DOVETAIL_EXAMPLES=50 pytest tests/core/test_walks.py` walks fifty times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any
+
+from hypothesis import event, given, note
+from hypothesis import strategies as st
+
+from dovetail.core.dag import Graph
+from dovetail.core.run import Phase, RunState
+from dovetail.core.states import FINISHED, NodeStatus
+from dovetail.core.step import begin, step
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Fail,
+    Submit,
+    Transition,
+    Wake,
+)
+
+from .drawn import LEASE, Deed, Meaning, deeds, error_of, examples, graphs, output_of
+from .invariants import Ledger, check_run, check_step
+
+
+class Stroll:
+    """A run that is stepped and checked at each step."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.now = 1000.0
+        self._nonces = count(1)
+        self.ledger = Ledger()
+        self.run, begun = begin(Submit("r", graph, {}), self.now, next(self._nonces))
+        check_run(self.run)
+        self.ledger.record(self.run, Cancel("r"), begun)
+        self.meaning = Meaning("r", {})
+        self.meaning.learn(self.run)
+
+    def apply(self, move: Transition) -> Decision:
+        before = self.run.snapshot()
+        decision = step(self.run, move, self.now, next(self._nonces))
+        if decision:
+            note(f"{self.now}: {move}")
+        check_step(before, self.run, move, decision, self.now)
+        self.ledger.record(self.run, move, decision)
+        self.meaning.learn(self.run)
+        return decision
+
+    def happen(self, deed: Deed) -> None:
+        self.now += deed.wait
+        move = self.meaning.of(deed, self.run, self.now)
+        event(f"{type(move).__name__} {'taken' if self.apply(move) else 'refused'}")
+
+    def finish(self, choose: Callable[[list[int]], int], fails: Callable[[str], bool]) -> None:
+        """Drive the run fairly to its end: whatever is published is claimed, whatever was
+        claimed answers, whatever waits is woken."""
+        steps = 40 * len(self.run.nodes) + 100
+        while not self.run.finished:
+            assert (steps := steps - 1), f"the run does not end: {self.run.snapshot()}"
+            able = [
+                index
+                for index, node in enumerate(self.run.nodes)
+                if node.phase is Phase.PUBLISHED or node.status is NodeStatus.RUNNING
+            ]
+            if not able:
+                self._wake_first()
+                continue
+            self._advance(able[choose(able) % len(able)], fails)
+
+    def _wake_first(self) -> None:
+        waits = [
+            (node.until, index)
+            for index, node in enumerate(self.run.nodes)
+            if node.until is not None
+        ]
+        assert waits, f"nothing can happen any more: {self.run.snapshot()}"
+        until, index = min(waits)
+        self.now = max(self.now, until)
+        name = self.run.graph.nodes[index].id
+        assert self.apply(Wake("r", name, self.run.nodes[index].token))
+
+    def _advance(self, index: int, fails: Callable[[str], bool]) -> None:
+        node, name = self.run.nodes[index], self.run.graph.nodes[index].id
+        if node.phase is Phase.PUBLISHED:
+            assert self.apply(Claim("r", name, node.token, "w", self.now + LEASE))
+        elif fails(name):
+            assert self.apply(Fail("r", name, node.token, error_of(name)))
+        else:
+            assert self.apply(Complete("r", name, node.token, output_of(self.run, name)))
+
+
+@examples(400)
+@given(graphs(), deeds)
+def test_whatever_happens_in_whatever_order_the_rules_hold(
+    graph: Graph, story: list[Deed]
+) -> None:
+    stroll = Stroll(graph)
+    for deed in story:
+        stroll.happen(deed)
+
+
+@examples(200)
+@given(graphs(), deeds, st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))
+def test_every_run_ends_whatever_happened_to_it_before(
+    graph: Graph, story: list[Deed], broken: set[int], random: Any
+) -> None:
+    stroll = Stroll(graph)
+    for deed in story:
+        stroll.happen(deed)
+    names = {f"n{place}" for place in broken}
+    stroll.finish(lambda able: random.randrange(len(able)), names.__contains__)
+    assert all(node.status in FINISHED for node in stroll.run.nodes)
+
+
+@examples(200)
+@given(graphs(), deeds)
+def test_at_most_once_nodes_start_at_most_once_in_an_epoch(
+    graph: Graph, story: list[Deed]
+) -> None:
+    stroll = Stroll(graph)
+    for deed in story:
+        stroll.happen(deed)
+    for (place, _), starts in stroll.ledger.starts.items():
+        if graph.nodes[place].at_most_once:
+            assert starts == 1
+
+
+def finished(graph: Graph, broken: set[str], order: Sequence[int]) -> RunState:
+    """The run after its nodes finished in this order, those in `broken` by failing."""
+    stroll = Stroll(graph)
+    turns = iter(order)
+    stroll.finish(lambda able: next(turns, 0), broken.__contains__)
+    return stroll.run
+
+
+orders = st.lists(st.integers(0, 50), max_size=60)
+
+
+@examples(300)
+@given(graphs(), st.sets(st.integers(0, 7)), orders, orders)
+def test_the_outcome_does_not_depend_on_the_order_in_which_nodes_finish(
+    graph: Graph, broken: set[int], one: list[int], other: list[int]
+) -> None:
+    names = {f"n{place}" for place in broken}
+    first, second = finished(graph, names, one), finished(graph, names, other)
+    outputs = [
+        {
+            spec.id: node.output
+            for spec, node in zip(graph.nodes, run.nodes, strict=True)
+            if node.status is NodeStatus.COMPLETED
+        }
+        for run in (first, second)
+    ]
+    shared = outputs[0].keys() & outputs[1].keys()
+    assert {name: outputs[0][name] for name in shared} == {name: outputs[1][name] for name in shared}
+    assert first.status is second.status
+    if graph.fail_fast and first.failed:
+        event("fail_fast, failed")
+        return
+    event(f"{'fail_fast' if graph.fail_fast else 'continue'}, {first.status}")
+    assert outputs[0] == outputs[1]
+    assert first.error == second.error
+    for one_node, other_node in zip(first.nodes, second.nodes, strict=True):
+        assert one_node.status is other_node.status
+        assert one_node.reason is other_node.reason
+        assert one_node.error == other_node.error

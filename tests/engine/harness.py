@@ -1,0 +1,121 @@
+"""The embedded engine with handlers that a test writes down, and workflows in one line.
+
+    async with engine(double) as it:
+        run = await it.run({"a": {"handler": "double", "config": {"x": 2}}})
+
+Everything is real: the validation, the store, the transport, the worker. Only the handlers are
+the test's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.config import RateLimit, Settings
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.engine.commands import Commands
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.registry import Registry, describe
+from dovetail.wiring import embedded
+
+PATIENCE = 20.0
+"""A run that takes longer hangs. Nothing here takes a second."""
+
+Nodes = Mapping[str, str | Mapping[str, Any]]
+
+
+@dataclass
+class Engine:
+    commands: Commands
+
+    async def trigger(
+        self, nodes: Nodes, params: dict[str, Any] | None = None, **fields: Any
+    ) -> str:
+        return await self.commands.trigger(definition(nodes, **fields), params)
+
+    async def run(
+        self, nodes: Nodes, params: dict[str, Any] | None = None, **fields: Any
+    ) -> RunState:
+        return await self.wait(await self.trigger(nodes, params, **fields))
+
+    async def wait(self, run_id: str) -> RunState:
+        return await asyncio.wait_for(self.commands.wait(run_id), PATIENCE)
+
+    async def load(self, run_id: str) -> RunState:
+        return await self.commands.store.load(run_id)
+
+    async def events(self, run_id: str) -> list[Event]:
+        """The whole log of a finished run."""
+        return [event async for event in self.commands.store.watch(run_id)]
+
+
+def definition(nodes: Nodes, **fields: Any) -> dict[str, Any]:
+    """`{id: handler}` or `{id: {fields}}` as a definition; `after` is short for dependencies."""
+    listed = []
+    for name, node in nodes.items():
+        entry = {"handler": node} if isinstance(node, str) else dict(node)
+        if "after" in entry:
+            entry["dependencies"] = entry.pop("after")
+        listed.append({"id": name, **entry})
+    return {"name": "test", "nodes": listed, **fields}
+
+
+def registry_of(*handlers: Callable[..., Any], settings: Settings | None = None) -> Registry:
+    registry = builtin_registry(settings or Settings())
+    for fn in handlers:
+        name = getattr(fn, "__name__", None) or type(fn).__name__.lower()
+        registry.add(describe(fn, name=name))
+    return registry
+
+
+@asynccontextmanager
+async def engine(
+    *handlers: Callable[..., Any],
+    concurrency: int = 32,
+    secrets: Mapping[str, str] | None = None,
+    rate_limits: Mapping[str, tuple[float, int]] | None = None,
+    **fields: Any,
+) -> AsyncIterator[Engine]:
+    settings = Settings(
+        concurrency=concurrency,
+        secrets=dict(secrets or {}),
+        rate_limits={
+            tag: RateLimit(rate_per_second=rate, burst=burst)
+            for tag, (rate, burst) in (rate_limits or {}).items()
+        },
+        **fields,
+    )
+    async with embedded(settings, registry_of(*handlers, settings=settings)) as commands:
+        yield Engine(commands)
+
+
+def statuses(run: RunState) -> dict[str, str]:
+    names = (spec.id for spec in run.graph.nodes)
+    return dict(zip(names, (node.status.value for node in run.nodes), strict=True))
+
+
+class Gate:
+    """A handler that says when it has begun and waits until it is let go."""
+
+    __name__ = "gate"
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.opened = asyncio.Event()
+        self.inside = 0
+        self.most = 0
+
+    async def __call__(self, config: dict[str, Any], ctx: Any) -> str:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        self.entered.set()
+        try:
+            await self.opened.wait()
+        finally:
+            self.inside -= 1
+        return "through"

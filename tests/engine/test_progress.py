@@ -1,0 +1,105 @@
+"""Progress: shown live, in order, not too often, and never after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from dovetail.core.events import Event
+
+from .harness import engine
+
+
+def fractions(events: list[Event], node: str = "a") -> list[float]:
+    return [
+        event.data["fraction"]
+        for event in events
+        if event.type == "node.progress" and event.node == node and event.data
+    ]
+
+
+async def test_progress_is_told_while_the_handler_runs() -> None:
+    release = asyncio.Event()
+
+    async def working(config: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(0.5, "half way")
+        await release.wait()
+
+    async with engine(working) as it:
+        run_id = await it.trigger({"a": "working"})
+        async with asyncio.timeout(5):
+            async for event in it.commands.store.watch(run_id):
+                if event.type == "node.progress":
+                    assert event.data == {"fraction": 0.5, "message": "half way"}
+                    assert (event.node, event.attempt, event.epoch) == ("a", 1, 1)
+                    break
+        assert not release.is_set()
+        release.set()
+        await it.wait(run_id)
+
+
+async def test_the_last_progress_comes_before_the_completion() -> None:
+    async def quick(config: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(0.1)
+        ctx.progress(1.0)
+
+    async def slower(config: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(0.1)
+        await asyncio.sleep(0.001)
+        ctx.progress(1.0)
+
+    def thread(config: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(0.1)
+        ctx.progress(1.0)
+
+    async with engine(quick, slower, thread) as it:
+        for handler in ("quick", "slower", "thread"):
+            run = await it.run({"a": handler})
+            events = await it.events(run.id)
+            assert fractions(events)[-1] == 1.0
+            types = [event.type for event in events]
+            assert types.index("node.completed") == len(types) - 2
+            assert "node.progress" not in types[types.index("node.completed") :]
+
+
+async def test_a_flood_of_progress_is_thinned_out() -> None:
+    async def chatty(config: dict[str, Any], ctx: Any) -> None:
+        for step in range(2000):
+            ctx.progress(step / 2000)
+            if step % 100 == 0:
+                await asyncio.sleep(0.005)
+
+    async with engine(chatty) as it:
+        run = await it.run({"a": "chatty"})
+        told = fractions(await it.events(run.id))
+    assert told == sorted(told)
+    assert 1 < len(told) <= 10
+    assert told[-1] == 1999 / 2000
+
+
+async def test_progress_of_several_nodes_is_kept_apart() -> None:
+    async def working(config: dict[str, Any], ctx: Any) -> None:
+        ctx.progress(config["to"])
+        await asyncio.sleep(0.001)
+
+    nodes = {f"n{i}": {"handler": "working", "config": {"to": i / 10}} for i in range(5)}
+    async with engine(working) as it:
+        run = await it.run(nodes)
+        events = await it.events(run.id)
+    for i in range(5):
+        assert fractions(events, f"n{i}") == [i / 10]
+
+
+async def test_progress_after_the_end_is_not_told() -> None:
+    late: list[Any] = []
+
+    async def leaks(config: dict[str, Any], ctx: Any) -> None:
+        late.append(ctx)
+
+    async with engine(leaks) as it:
+        run = await it.run({"a": "leaks"})
+        late[0].progress(0.5)
+        threading.Thread(target=late[0].progress, args=(0.7,)).start()
+        await asyncio.sleep(0.1)
+        assert fractions(await it.events(run.id)) == []

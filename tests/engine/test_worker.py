@@ -1,0 +1,344 @@
+"""The worker: how handlers are started, beside each other, each as if it were alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from .harness import Gate, engine, statuses
+
+FAN = {"a": "noop", **{f"n{i}": {"handler": "noop", "after": ["a"]} for i in range(30)}}
+
+
+async def noop(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
+    return {}
+
+
+def fan(handler: str, size: int) -> dict[str, Any]:
+    return {f"n{i}": handler for i in range(size)}
+
+
+async def test_handlers_that_never_wait_cost_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    loop = asyncio.get_running_loop()
+    create = loop.create_task
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal made
+        made += 1
+        return create(*args, **kwargs)
+
+    async with engine(noop) as it:
+        await it.run({"warm": "noop"})
+        monkeypatch.setattr(loop, "create_task", counting)
+        run = await it.run(FAN)
+        monkeypatch.undo()
+    assert run.status == "COMPLETED"
+    assert made < 5, "a run of 31 nodes made tasks of its own for them"
+
+
+async def test_handlers_that_wait_run_beside_each_other() -> None:
+    gate = Gate()
+    async with engine(gate) as it:
+        run_id = await it.trigger(fan("gate", 20))
+        async with asyncio.timeout(10):
+            while gate.inside < 20:
+                await asyncio.sleep(0)
+        gate.opened.set()
+        assert (await it.wait(run_id)).status == "COMPLETED"
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_async_handlers_never_exceed_the_concurrency(concurrency: int) -> None:
+    inside = most = 0
+
+    async def busy(config: dict[str, Any], ctx: Any) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.001)
+        inside -= 1
+
+    async with engine(busy, concurrency=concurrency) as it:
+        run = await it.run(fan("busy", 20))
+    assert run.status == "COMPLETED"
+    assert most == concurrency
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_handlers_in_threads_never_exceed_the_concurrency(concurrency: int) -> None:
+    lock = threading.Lock()
+    inside = most = 0
+
+    def busy(config: dict[str, Any], ctx: Any) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.003)
+        with lock:
+            inside -= 1
+
+    async with engine(busy, concurrency=concurrency) as it:
+        run = await it.run(fan("busy", 12))
+    assert run.status == "COMPLETED"
+    assert most == concurrency
+
+
+async def test_handlers_of_every_kind_share_the_slots_of_one_worker() -> None:
+    lock = threading.Lock()
+    inside = most = 0
+
+    def enter(step: int) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += step
+            most = max(most, inside)
+
+    async def waits(config: dict[str, Any], ctx: Any) -> None:
+        enter(1)
+        await asyncio.sleep(0.001)
+        enter(-1)
+
+    def blocks(config: dict[str, Any], ctx: Any) -> None:
+        enter(1)
+        time.sleep(0.001)
+        enter(-1)
+
+    async def returns(config: dict[str, Any], ctx: Any) -> None:
+        enter(1)
+        enter(-1)
+
+    kinds = ("waits", "blocks", "returns")
+    async with engine(waits, blocks, returns, concurrency=2) as it:
+        run = await it.run({f"n{i}": kinds[i % 3] for i in range(30)})
+    assert run.status == "COMPLETED"
+    assert most <= 2
+
+
+async def test_a_context_variable_set_by_one_handler_is_not_seen_by_another() -> None:
+    colour: ContextVar[str] = ContextVar("colour", default="none")
+    seen: list[tuple[str, str]] = []
+
+    async def paint(config: dict[str, Any], ctx: Any) -> None:
+        seen.append((ctx.node_id, colour.get()))
+        colour.set(ctx.node_id)
+        if config.get("waits"):
+            await asyncio.sleep(0)
+            seen.append((ctx.node_id, colour.get()))
+
+    def paint_thread(config: dict[str, Any], ctx: Any) -> None:
+        seen.append((ctx.node_id, colour.get()))
+        colour.set(ctx.node_id)
+
+    waits = {"handler": "paint", "config": {"waits": True}}
+    nodes: dict[str, Any] = {"a": "paint", "b": waits, "c": "paint", "d": waits}
+    nodes |= {f"t{i}": {"handler": "paint_thread", "after": ["a"]} for i in range(4)}
+    nodes["last"] = {"handler": "paint", "after": [f"t{i}" for i in range(4)]}
+    async with engine(paint, paint_thread, concurrency=2) as it:
+        await it.run(nodes)
+    assert len(seen) == 11
+    for node, value in seen:
+        assert value in ("none", node)
+    assert colour.get() == "none"
+
+
+async def test_a_handler_keeps_its_context_variables_over_its_waits() -> None:
+    colour: ContextVar[int] = ContextVar("colour")
+
+    async def paint(config: dict[str, Any], ctx: Any) -> bool:
+        colour.set(config["n"])
+        for _ in range(5):
+            await asyncio.sleep(0)
+            if colour.get() != config["n"]:
+                return False
+        return True
+
+    async with engine(paint) as it:
+        run = await it.run({f"n{i}": {"handler": "paint", "config": {"n": i}} for i in range(10)})
+    assert {node.output for node in run.nodes} == {True}
+
+
+async def test_each_handler_has_an_asyncio_task_of_its_own_while_it_waits() -> None:
+    tasks: dict[str, set[int]] = {}
+
+    async def look(config: dict[str, Any], ctx: Any) -> None:
+        mine = tasks.setdefault(ctx.node_id, set())
+        for _ in range(3):
+            task = asyncio.current_task()
+            assert task is not None
+            mine.add(id(task))
+            await asyncio.sleep(0.001)
+
+    async with engine(look) as it:
+        await it.run(fan("look", 5))
+    assert all(len(mine) == 1 for mine in tasks.values())
+    assert len(set.union(*tasks.values())) == 5
+
+
+async def test_timeouts_and_task_groups_work_inside_a_handler() -> None:
+    async def careful(config: dict[str, Any], ctx: Any) -> list[Any]:
+        said: list[Any] = []
+        try:
+            async with asyncio.timeout(0.001):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            said.append("timeout")
+        async with asyncio.TaskGroup() as group:
+            both = [group.create_task(asyncio.sleep(0, n)) for n in (1, 2)]
+        said += [task.result() for task in both]
+        said.append(await asyncio.wait_for(asyncio.sleep(0, 3), 1))
+        return said
+
+    async with engine(careful) as it:
+        run = await it.run(fan("careful", 3))
+    assert {tuple(node.output) for node in run.nodes} == {("timeout", 1, 2, 3)}
+
+
+async def test_a_timeout_that_did_not_strike_leaves_nothing_behind() -> None:
+    async def quick(config: dict[str, Any], ctx: Any) -> str:
+        async with asyncio.timeout(0):
+            return "done"
+
+    async with engine(quick, noop) as it:
+        nodes = {**fan("quick", 5), "after": {"handler": "noop", "after": ["n0"]}}
+        run = await it.run(nodes)
+        assert (await it.run(fan("noop", 5))).status == "COMPLETED"
+    assert run.status == "COMPLETED"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_handler_that_cancels_its_own_task_fails_or_returns_and_the_worker_goes_on(
+    waits: bool,
+) -> None:
+    async def suicidal(config: dict[str, Any], ctx: Any) -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if waits:
+            await asyncio.sleep(0)
+        return "returned"
+
+    async with engine(suicidal, noop, concurrency=2) as it:
+        run = await it.run(fan("suicidal", 4), on_failure="continue")
+        assert (await it.run(fan("noop", 4))).status == "COMPLETED"
+    if waits:
+        assert {node.error["type"] for node in run.nodes if node.error} == {"CancelledError"}
+        assert set(statuses(run).values()) == {"FAILED"}
+    else:
+        assert {node.output for node in run.nodes} == {"returned"}
+
+
+async def test_a_plain_function_may_return_a_coroutine() -> None:
+    async def later() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    def lazy(config: dict[str, Any], ctx: Any) -> Any:
+        return later()
+
+    async with engine(lazy) as it:
+        run = await it.run({"a": "lazy"})
+    assert run.nodes[0].output == 7
+
+
+async def test_an_object_with_an_async_call_is_a_handler() -> None:
+    gate = Gate()
+    gate.opened.set()
+    async with engine(gate) as it:
+        assert (await it.run({"a": "gate"})).nodes[0].output == "through"
+
+
+async def test_handlers_that_never_wait_do_not_keep_the_loop_from_everybody_else() -> None:
+    async def slow_but_never_waiting(config: dict[str, Any], ctx: Any) -> None:
+        time.sleep(0.003)
+
+    longest = 0.0
+
+    async def heartbeat() -> None:
+        nonlocal longest
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0)
+            now = time.monotonic()
+            longest = max(longest, now - last)
+            last = now
+
+    async with engine(slow_but_never_waiting) as it:
+        beating = asyncio.create_task(heartbeat())
+        await it.run(fan("slow_but_never_waiting", 100))
+        beating.cancel()
+    assert longest < 0.15, "0.3 s of work were done in one go"
+
+
+async def test_a_handler_may_run_a_workflow_of_its_own_engine() -> None:
+    async def nested(config: dict[str, Any], ctx: Any) -> Any:
+        run = await it.run({"inner": "noop"})
+        return run.status.value
+
+    async with engine(nested, noop, concurrency=2) as it:
+        run = await it.run({"outer": "nested"})
+    assert run.nodes[0].output == "COMPLETED"
+
+
+async def test_many_runs_beside_each_other_all_end() -> None:
+    async with engine(noop, concurrency=4) as it:
+        ids = [await it.trigger(FAN) for _ in range(20)]
+        runs = await asyncio.gather(*(it.wait(run_id) for run_id in ids))
+    assert {run.status.value for run in runs} == {"COMPLETED"}
+
+
+async def test_a_handler_knows_who_it_is() -> None:
+    async def who(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        return {
+            "run": ctx.run_id,
+            "node": ctx.node_id,
+            "attempt": ctx.attempt,
+            "epoch": ctx.epoch,
+            "key": ctx.idempotency_key,
+            "params": ctx.params,
+            "inputs": ctx.inputs,
+        }
+
+    async with engine(who, noop) as it:
+        nodes = {
+            "a": "noop",
+            "skipped": {"handler": "noop", "condition": False},
+            "b": {"handler": "who", "after": ["a", "skipped"]},
+        }
+        run = await it.run(nodes, {"x": 1})
+    assert run.node("b").output == {
+        "run": run.id,
+        "node": "b",
+        "attempt": 1,
+        "epoch": 1,
+        "key": f"{run.id}:b:1",
+        "params": {"x": 1},
+        "inputs": {"a": {}},
+    }
+
+
+async def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch() -> None:
+    keys: list[tuple[int, str]] = []
+
+    async def shaky(config: dict[str, Any], ctx: Any) -> None:
+        keys.append((ctx.attempt, ctx.idempotency_key))
+        if len(keys) < 4:
+            raise ValueError
+
+    retry = {"max_retries": 1, "retry": {"base_delay_seconds": 0}}
+    async with engine(shaky) as it:
+        run = await it.run({"a": {"handler": "shaky", **retry}})
+        await it.commands.retry(run.id)
+        await it.wait(run.id)
+    assert keys == [
+        (1, f"{run.id}:a:1"),
+        (2, f"{run.id}:a:1"),
+        (1, f"{run.id}:a:2"),
+        (2, f"{run.id}:a:2"),
+    ]
