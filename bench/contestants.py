@@ -4,8 +4,8 @@
 dictionary of tasks, asyncio the bare adjacency, Dovetail a `WorkflowDAG` or a compiled definition.
 It returns a function that runs the graph once and gives the outputs of its exits; a call of that
 function is what is timed. Dovetail's engine is made and closed within it. An event loop and Dask's
-pool of threads exist before and are kept: an application has them already. (`execute_sync` makes a
-loop of its own, as `asyncio.run` does: a quarter of a millisecond more.)
+pool of threads exist before and are kept: an application has them already. What a loop of its own
+for each call adds is the row `execute_sync`; Dask's synchronous scheduler needs neither.
 
 The no-op is a coroutine function for those who await it and a plain one for Dask. Peers are
 imported when they are prepared: without Dask the rest can still be measured.
@@ -42,8 +42,33 @@ FEW = 10
 
 
 def dovetail_library(workload: Workload) -> Run:
-    """`WorkflowExecutor` with its default settings."""
-    from dovetail import WorkflowDAG, WorkflowExecutor
+    """`WorkflowExecutor` with its default settings, awaited."""
+    from dovetail import WorkflowExecutor
+
+    dag, executor = _dag(workload), WorkflowExecutor()
+
+    async def execute() -> Outputs:
+        outputs = (await executor.execute(dag)).outputs
+        return [outputs[name] for name in workload.exits]
+
+    return lambda: in_loop(execute())
+
+
+def dovetail_library_sync(workload: Workload) -> Run:
+    """The same from a script: each call makes and closes an event loop of its own."""
+    from dovetail import WorkflowExecutor
+
+    dag, executor = _dag(workload), WorkflowExecutor()
+
+    def run() -> Outputs:
+        outputs = executor.execute_sync(dag).outputs
+        return [outputs[name] for name in workload.exits]
+
+    return run
+
+
+def _dag(workload: Workload) -> Any:
+    from dovetail import WorkflowDAG
 
     def step(parents: list[str]) -> Callable[[dict[str, Any]], Any]:
         async def run(ctx: dict[str, Any]) -> dict[str, Any]:
@@ -55,13 +80,7 @@ def dovetail_library(workload: Workload) -> Run:
     dag = WorkflowDAG(workload.name)
     for name, parents in workload.graph.items():
         dag.add_step(name, step(parents), depends_on=parents)
-    executor = WorkflowExecutor()
-
-    async def execute() -> Outputs:
-        outputs = (await executor.execute(dag)).outputs
-        return [outputs[name] for name in workload.exits]
-
-    return lambda: in_loop(execute())
+    return dag
 
 
 def dovetail_definition(workload: Workload) -> Run:
@@ -162,6 +181,7 @@ BASELINE = "dask synchronous"
 
 CONTESTANTS: dict[str, Prepare] = {
     "dovetail library": dovetail_library,
+    "dovetail execute_sync": dovetail_library_sync,
     "dovetail definition": dovetail_definition,
     BASELINE: dask_synchronous,
     "dask synchronous, task graph": dask_synchronous_tasks,

@@ -2,9 +2,9 @@
 
 All contestants run in one process, in rounds: in each round everybody runs once, in an order that
 rotates, so that a slow minute hits all alike. Garbage is collected before each timed run, and the
-collector is on while it lasts. Two ratios are told: the median of those within the rounds, and that
-of the best times. Targets are held against the second: what others do on the machine can only add
-to a time, so the best ones say most about the code. What it must not know: who is measured.
+collector is on while it lasts. A ratio is the median of the ratios within the rounds, and targets
+are held against that. The ratio of the best times is told beside it, but decides nothing: one quiet
+moment that only one contestant met would move it. What it must not know: who is measured.
 """
 
 from __future__ import annotations

@@ -23,7 +23,12 @@ from dovetail.core.transitions import Claim, Complete, Decision, Dispatch, Submi
 from dovetail.core.validation import check
 
 ROOT = Path(__file__).resolve().parent.parent
-WITHOUT_DASK = ["dovetail library", "dovetail definition", "asyncio, a task per node"]
+WITHOUT_DASK = [
+    "dovetail library",
+    "dovetail execute_sync",
+    "dovetail definition",
+    "asyncio, a task per node",
+]
 
 
 @pytest.fixture

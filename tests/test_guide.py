@@ -163,3 +163,12 @@ def test_the_files_that_the_architecture_names_exist() -> None:
     assert len(named) > 8
     for path in named:
         assert (ROOT / "src" / "dovetail" / path).is_file(), path
+
+
+def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in sorted((ROOT / "docs" / "decisions").iterdir()):
+        title = page.read_text().splitlines()[0].removeprefix("# ")
+        assert f"| [{page.name[:4]}](decisions/{page.name}) | {title} |" in index
+        for part in ("**Question.**", "**Choice.**", "**Price.**"):
+            assert page.read_text().count(part) == 1, f"{page.name}: {part}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dovetail.core.consequences import COMPLETED
+from dovetail.core.consequences import COMPLETED, FAILED, SKIPPED
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
@@ -333,18 +333,20 @@ def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
 
 
 def _result(run: RunState) -> WorkflowResult:
-    steps = {
-        spec.id: _step_result(node) for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
-    }
-    statuses = [step.status for step in steps.values()]
+    steps: dict[str, StepResult] = {}
+    outputs: dict[str, Any] = {}
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        steps[spec.id] = _step_result(node)
+        if node.status is COMPLETED:
+            outputs[spec.id] = node.output
     assert run.started_at is not None and run.finished_at is not None  # noqa: S101, PT018
     return WorkflowResult(
         status=run.status,
-        completed=statuses.count(NodeStatus.COMPLETED),
-        failed=statuses.count(NodeStatus.FAILED),
-        skipped=statuses.count(NodeStatus.SKIPPED),
+        completed=len(outputs),
+        failed=sum(node.status is FAILED for node in run.nodes),
+        skipped=sum(node.status is SKIPPED for node in run.nodes),
         duration=run.finished_at - run.started_at,
-        outputs={name: step.output for name, step in steps.items() if step.status is COMPLETED},
+        outputs=outputs,
         steps=steps,
     )
 
@@ -358,7 +360,7 @@ def _step_result(node: NodeState) -> StepResult:
     error = None
     if node.reason is Reason.DEPENDENCY_FAILED:
         error = _DEPENDENCY_FAILED
-    elif node.status is NodeStatus.FAILED and node.error is not None:
+    elif node.status is FAILED and node.error is not None:
         error = f"{node.error['type']}: {node.error['message']}"
     return StepResult(node.status, None, error, duration, retries)
 

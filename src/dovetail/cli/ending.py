@@ -73,7 +73,8 @@ def _causes(run: RunState) -> Iterator[Line]:
 def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:
     kind = str(error.get("type", "error"))
     message = str(error.get("message", "")).removeprefix(f"node '{node_id}': ")
-    first, *rest = plain_lines(kind if message in ("", kind) else f"{kind}: {message}")
+    said = kind if message in ("", kind) else f"{kind}: {message}"
+    first, *rest = plain_lines(said) or ["error"]
     where = error.get("where")
     yield [
         ("  ", ""),

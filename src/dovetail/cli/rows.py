@@ -79,8 +79,8 @@ def not_run(row: Row, now: float) -> str:
 
 
 def _waiting(row: Row, now: float) -> str:
-    left = 0.0 if row.until is None else row.until - now
-    if left <= 0:
+    left = -1.0 if row.until is None else row.until - now
+    if left < 0:
         return "queued"
     if row.tag is not None:
         return f"parked by {plain(row.tag)} {countdown(left)}"

@@ -6,6 +6,7 @@ What this file must not know: text around expressions, configs, stores.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,21 @@ def compile_expression(span: Span) -> Expression:
     else:
         run = compiler.value(parse(span), MAX_DEPTH)
     return Expression(span.source, run, tuple(dict.fromkeys(compiler.reads)), path)
+
+
+# Almost every template there is: `{{ node.key }}`, without a leading underscore anywhere.
+_DOTTED = re.compile(r"\{\{(\s*([A-Za-z]\w*)((?:\.[A-Za-z]\w*)+)\s*)\}\}", re.ASCII)
+
+
+def dotted_path(template: str) -> Expression | None:
+    """The expression of a text that is one plain dotted path, without making tokens of it."""
+    found = _DOTTED.fullmatch(template)
+    if found is None or found[2] in KEYWORDS:
+        return None
+    compiler = Compiler()
+    path = Path(found[2], tuple(found[3].split(".")[1:]))
+    run = settled(compiler.name(path, found.start(2)))
+    return Expression(found[1], run, tuple(compiler.reads), path)
 
 
 def _plain_path(tokens: Sequence[Token]) -> Path | None:

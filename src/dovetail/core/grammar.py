@@ -66,7 +66,7 @@ _ESCAPED = {
 }  # fmt: skip
 
 
-class TemplateRefused(Exception):  # noqa: N818 - a finding about a definition
+class TemplateRefused(Exception):
     """A template that may not be part of a definition.
 
     `code` is the contract's: `template_syntax`, `template_forbidden` or `too_large`.

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import NO_TOKEN
+from dovetail.core.events import NO_TOKEN, Token
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import NodeValue
 
@@ -55,29 +55,38 @@ class NodeState:
         "waiting",
         "worker",
     )
+    status: NodeStatus
+    epoch: int
+    waiting: int
+    """Parents that are not settled yet; at zero the node is ready."""
+    fed: bool
+    """A parent completed: once ready, the node runs. If all were skipped, so is the node."""
+    attempt: int
+    crashes: int
+    token: Token
+    answered: Token
+    """The start whose result was taken last: a repeat of it is no news."""
+    phase: Phase | None
+    until: float | None
+    lease_until: float | None
+    worker: str | None
+    output: Any
+    error: dict[str, Any] | None
+    reason: Reason | None
+    cause: str | None
+    started_at: float | None
+    finished_at: float | None
 
     def __init__(self, epoch: int, waiting: int) -> None:
-        self.status: NodeStatus = _PENDING
+        self.status = _PENDING
         self.epoch = epoch
         self.waiting = waiting
-        """Parents that are not settled yet; at zero the node is ready."""
         self.fed = False
-        """A parent completed: once ready, the node runs. If all were skipped, so is the node."""
-        self.attempt = 0
-        self.crashes = 0
-        self.phase: Phase | None = None
-        self.until: float | None = None
-        self.token = NO_TOKEN
-        self.answered = NO_TOKEN
-        """The start whose result was taken last: a repeat of it is no news."""
-        self.lease_until: float | None = None
-        self.worker: str | None = None
-        self.output: Any = None
-        self.error: dict[str, Any] | None = None
-        self.reason: Reason | None = None
-        self.cause: str | None = None
-        self.started_at: float | None = None
-        self.finished_at: float | None = None
+        self.attempt = self.crashes = 0
+        self.token = self.answered = NO_TOKEN
+        self.phase = self.until = self.lease_until = self.worker = None
+        self.output = self.error = self.reason = self.cause = None
+        self.started_at = self.finished_at = None
 
     def snapshot(self) -> dict[str, Any]:
         """Every field, for comparing two stores."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from dovetail.core.compiler import Read
 from dovetail.core.errors import TemplateError, TooLarge
-from dovetail.core.expressions import Expression, compile_expression
+from dovetail.core.expressions import Expression, compile_expression, dotted_path
 from dovetail.core.findings import format_path
 from dovetail.core.grammar import Span, TemplateRefused, cut, place, too_deep
 from dovetail.core.operations import (
@@ -150,6 +150,8 @@ def parse_template(text: str, *, max_size: int = MAX_TEMPLATE_SIZE) -> Template 
 
 def _parse(text: str) -> Template:
     try:
+        if (dotted := dotted_path(text)) is not None:
+            return Template(text, [dotted])
         parts = [compile_expression(p) if isinstance(p, Span) else p for p in cut(text)]
     except TemplateRefused as refused:
         where = place(text, refused.offset or 0)

@@ -24,6 +24,8 @@ from dovetail.engine.orchestrator import Orchestrator
 from dovetail.engine.ports import Grant, Limits, Result, Store, Task
 
 FOREVER = float("inf")
+FEWEST_GRANTS = 1000
+"""Below this it is not worth looking for reservations that nobody will use."""
 new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
 
 
@@ -62,6 +64,7 @@ class Intake:
         self._copy = _copy if isolate else _same
         self._max_config_size = max_config_size
         self._grants: dict[tuple[str, str], Grant] = {}
+        self._sweep_at = FEWEST_GRANTS
 
     async def take(self, limit: int) -> list[Task]:
         while True:
@@ -133,12 +136,15 @@ class Intake:
         now = self._clock()
         key = (run.id, spec.id)
         grant = self._grants.pop(key, None)
-        if grant is None or not await self._limits.holds(grant):
+        if grant is None or not await self._limits.holds(grant, now):
             grant = await self._limits.reserve(spec.resource_tag or "", now)
         if grant.at <= now:
             return True
         (parked,) = await self._orchestrator.apply([Park(run.id, spec.id, token, grant.at)])
         if parked:
+            if len(self._grants) >= self._sweep_at:  # of nodes that never came back for theirs
+                self._grants = {key: old for key, old in self._grants.items() if old.at > now}
+                self._sweep_at = 2 * len(self._grants) + FEWEST_GRANTS
             self._grants[key] = grant
         return False
 

@@ -12,6 +12,8 @@ from dovetail.engine.ports import Grant
 
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
+LATEST_START = 0.05
+"""How long after its time a token is good: as late as a timer may come on a busy machine."""
 
 
 class TokenBucket:
@@ -57,8 +59,9 @@ class LocalLimits:
         bucket = self.bucket(tag)
         return Grant(tag, bucket.reserve(now), bucket.generation)
 
-    async def holds(self, grant: Grant) -> bool:
-        return self.bucket(grant.tag).generation == grant.generation
+    async def holds(self, grant: Grant, now: float) -> bool:
+        unslowed = self.bucket(grant.tag).generation == grant.generation
+        return unslowed and now <= grant.at + LATEST_START
 
     async def slow(self, tag: str, until: float) -> None:
         self.bucket(tag).slow(until)

@@ -171,8 +171,12 @@ class Limits(Protocol):
         """Take the next token of the tag's bucket, which may lie in the future."""
         ...
 
-    async def holds(self, grant: Grant) -> bool:
-        """Whether a token reserved earlier still counts: the bucket was not slowed since."""
+    async def holds(self, grant: Grant, now: float) -> bool:
+        """Whether a token reserved earlier still counts.
+
+        Not if the bucket was slowed since, nor if the token's time is well past: nodes that
+        waited for something else meanwhile would all start at once.
+        """
         ...
 
     async def slow(self, tag: str, until: float) -> None:

@@ -26,6 +26,7 @@ from types import coroutine
 from typing import Any
 
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
+from dovetail.core.retry import LONGEST_RETRY_AFTER
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Call, Calls, Desk, Result, Task
@@ -251,8 +252,11 @@ class Worker:
         except PermanentError as problem:
             self._fail(task, call, problem)
             return
-        fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
-        self._settle(new_tuple(Complete, fields))
+        fields = (task[0], task[1], task[2], sealed, task.cache)  # run, node and token
+        self._results.append(new_tuple(Complete, fields))
+        if self._busy == self._concurrency:
+            self._slot_freed.set()
+        self._busy -= 1
 
     def _fail(self, task: Task, call: Call, error: BaseException) -> None:
         self._settle(self._failure(task, error, call.describe(error)))
@@ -262,7 +266,8 @@ class Worker:
         if isinstance(error, RetryableError):
             after, at_least = _seconds(error.after), _seconds(error.at_least)
             if at_least is not None and task.resource_tag is not None:
-                self._slowed.append((task.resource_tag, self._clock() + at_least))
+                pause = min(at_least, LONGEST_RETRY_AFTER)
+                self._slowed.append((task.resource_tag, self._clock() + pause))
         return Fail(
             task.run_id,
             task.node_id,

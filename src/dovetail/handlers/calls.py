@@ -51,6 +51,11 @@ class RegistryCalls:
             # Never tried again: the same definition on the same worker would end the same way.
             message = self._redactor.redact(f"node '{task.node_id}': {problem}")
             raise PermanentError(message, type=problem.type) from None
+        except BaseException as problem:  # a validator of the handler's own is broken
+            told = self._redactor.redact(describe(problem))
+            message = f"node '{task.node_id}': its config could not be checked: "
+            message += f"{told['type']}: {told['message']}"
+            raise PermanentError(message, type="invalid_config") from None
         context = Context(
             run_id=task.run_id,
             node_id=task.node_id,
@@ -97,6 +102,10 @@ class HandlerCall:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact(f"the handler's output is not storable: {problem}")
             raise PermanentError(message, type=kind) from None
+        except Exception as problem:  # a type of the handler's own that cannot be looked at
+            told = self.describe(problem)
+            message = f"the handler's output cannot be read: {told['type']}: {told['message']}"
+            raise PermanentError(message, type="invalid_output") from None
         return self._redactor.redact(orjson.loads(text))
 
     def describe(self, error: BaseException) -> dict[str, Any]:

@@ -12,20 +12,27 @@ from dovetail.core.errors import DovetailError
 _PACKAGE = str(Path(__file__).parents[1])
 _FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 LONGEST_MESSAGE = 10_000
+LONGEST_TYPE = 200
 
 
 def describe(error: BaseException) -> dict[str, Any]:
     """`type`, `message` and, if it rose in the user's code, `where` (`file.py:31`)."""
     kind = error.type if isinstance(error, DovetailError) else type(error).__name__
+    kind = _storable(str(kind), LONGEST_TYPE)
     try:
         message = str(error)
     except Exception:
         message = "(its text could not be made)"
-    described = {"type": kind, "message": message[:LONGEST_MESSAGE] or kind}
+    described = {"type": kind, "message": _storable(message, LONGEST_MESSAGE) or kind}
     where = _where(error)
     if where is not None:
         described["where"] = where
     return described
+
+
+def _storable(text: str, longest: int) -> str:
+    """Cut, and without the lone surrogates that no JSON can hold."""
+    return text[:longest].encode("utf-8", "backslashreplace").decode()
 
 
 def _where(error: BaseException) -> str | None:
@@ -38,6 +45,8 @@ def _where(error: BaseException) -> str | None:
     if found is None:
         return None
     path = Path(found[0])
-    if path.is_relative_to(Path.cwd()):
+    try:
         path = path.relative_to(Path.cwd())
+    except (ValueError, OSError):  # elsewhere, or the working directory is gone
+        pass
     return f"{path}:{found[1]}"

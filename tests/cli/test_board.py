@@ -1,0 +1,114 @@
+"""The board and its views, event by event, without a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.cli.board import Board
+from dovetail.cli.plain import PlainView
+from dovetail.cli.rows import row_line
+from dovetail.cli.text import bare
+from dovetail.core.events import NODE_EVENTS, Event
+from dovetail.core.states import NodeStatus, RunStatus
+
+
+def event(
+    kind: str, node: str | None = "a", at: float = 100.0, attempt: int = 1, **data: object
+) -> Event:
+    return Event(1, at, kind, 1, node, attempt, dict(data))
+
+
+def line(board: Board, now: float = 100.0) -> str:
+    return bare(row_line(board.rows[0], 1, now))
+
+
+def test_a_row_tells_the_story_of_its_node() -> None:
+    board = Board(["a", "b"])
+    assert line(board) == "○ a"
+    board.apply(event("node.queued", attempt=0))
+    assert line(board) == "◌ a  queued"
+    board.apply(event("node.parked", until=103.0, resource_tag="search\x1b[31m", attempt=0))
+    assert line(board) == "◌ a  parked by search 3s"
+    assert line(board, now=104) == "◌ a  queued"
+    board.apply(event("node.started"))
+    assert line(board, now=102.5) == "● a  2.5s"
+    board.apply(event("node.progress", fraction=0.54, message="page 3 of 7"))
+    assert line(board) == "● a  0.0s   54%  page 3 of 7"
+    failure = {"type": "OSError", "message": "gone"}
+    board.apply(event("node.retrying", error=failure, delay=12.0, retry=1))
+    assert line(board) == "◌ a  retry 1 in 12s: OSError: gone"
+    board.apply(event("node.started", at=120, attempt=2))
+    assert line(board, now=121) == "● a  1.0s  attempt 2"
+    board.apply(event("node.lost", attempt=2))
+    assert line(board) == "◌ a  queued"
+    board.apply(event("node.started", at=120, attempt=3))
+    board.apply(event("node.completed", at=121, attempt=3))
+    assert line(board, now=999) == "✓ a  1.0s  3 attempts"
+    assert board.counts[NodeStatus.COMPLETED] == board.counts[NodeStatus.PENDING] == 1
+    assert board.finished == 1
+    assert not {**board.running, **board.failed, **board.delayed}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "said"),
+    [
+        ("node.cached", {}, "✓ a  cached"),
+        ("node.failed", {"error": {}}, "✗ a  not started"),
+        ("node.failed", {"reason": "dependency_failed", "cause": "x"}, "– a  not run: x failed"),
+        ("node.skipped", {"reason": "dependency_failed", "cause": "x"}, "– a  skipped: x failed"),
+        ("node.skipped", {"reason": "condition_false"}, "– a  skipped: its condition is false"),
+        (
+            "node.skipped",
+            {"reason": "dependency_skipped"},
+            "– a  skipped: all it depends on was skipped",
+        ),
+        ("node.cancelled", {"reason": "run_failed"}, "– a  cancelled: the run failed"),
+        ("node.cancelled", {"reason": "run_cancelled"}, "– a  cancelled"),
+    ],
+)
+def test_a_node_that_did_not_run_says_why(kind: str, data: dict[str, object], said: str) -> None:
+    board = Board(["a"])
+    board.apply(event(kind, attempt=0, **data))
+    assert line(board) == said
+
+
+def test_the_run_has_a_state_too() -> None:
+    board = Board(["a"])
+    assert board.apply(event("run.started", None)) is None
+    assert board.status is RunStatus.RUNNING
+    board.apply(event("run.failed", None))
+    assert board.status is RunStatus.FAILED
+
+
+def test_every_node_event_of_the_log_is_understood_or_left_out_on_purpose() -> None:
+    full = {"fraction": 0.5, "message": "", "until": 1.0, "resource_tag": "t", "delay": 1.0}
+    full |= {"retry": 1, "error": {"type": "E", "message": "m"}, "reason": "run_cancelled"}
+    changed = {kind for kind in NODE_EVENTS if Board(["a"]).apply(event(kind, **full))}
+    assert set(NODE_EVENTS) - changed == {"result.refused"}
+
+
+def test_a_quiet_log_gives_a_sign_of_life(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    view = PlainView(Board([f"n{n}" for n in range(8)]))
+    view.begin("flow", "0190f3aa")
+    for n in range(8):
+        view.show(event("node.started", f"n{n}"))
+    now[0] = 29.0
+    view.refresh()
+    assert capsys.readouterr().out == "RUNNING 0190f3 flow, 8 nodes\n"
+    now[0] = 31.0
+    view.refresh()
+    view.refresh()
+    assert capsys.readouterr().out == "● still running: n0, n1, n2, n3, n4 and 3 more\n"
+
+
+def test_progress_and_short_waits_do_not_flood_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(Board(["a"]))
+    view.show(event("node.parked", until=100.4, resource_tag="t"))
+    view.show(event("node.started"))
+    for second in range(12):
+        view.show(event("node.progress", at=100.0 + second, fraction=second / 12, message=""))
+    assert capsys.readouterr().out.splitlines() == ["● a  5.0s   42%", "● a  10s   83%"]

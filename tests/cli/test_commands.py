@@ -1,0 +1,122 @@
+"""The small commands: `new`, `schema`, `handlers`, `--version`, `--help`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from dovetail import __version__
+
+from .conftest import Outcome, Shell, environment
+
+Command = Callable[..., Outcome]
+
+
+def test_the_starter_validates_and_runs_offline_as_it_is(command: Command, shell: Shell) -> None:
+    done = command("new", "research")
+    assert done.code == 0
+    assert done.out.splitlines() == [
+        "wrote research.yaml; now try",
+        "  dovetail validate research.yaml",
+        "  dovetail run research.yaml -p topic=otters",
+    ]
+    assert command("validate", "research.yaml").out == "research.yaml: valid, 5 nodes in 4 layers\n"
+    ran = shell("run", "research.yaml", "-p", "topic=otters", "--json")
+    assert ran.code == 0, ran.err
+    run = json.loads(ran.out)
+    assert run["workflow"] == "research"
+    assert run["result"]["topic"] == "otters"
+    assert isinstance(run["result"]["words"], int)
+    shallow = json.loads(shell("run", "research.yaml", "-p", "depth=1", "--json").out)
+    assert shallow["status"] == "COMPLETED"
+    assert [n["status"] for n in shallow["nodes"] if n["id"] == "background"] == ["SKIPPED"]
+
+
+@pytest.mark.parametrize("name", ["flow", "flow.yaml", "flow.yml"])
+def test_an_existing_file_is_never_overwritten(command: Command, shell: Shell, name: str) -> None:
+    path = shell.write("flow.yaml", "mine")
+    done = command("new", name)
+    assert done.code == 2
+    assert done.err == "error: flow.yaml is there already; choose another name\n"
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/tmp/x", "a/b", "", ".yaml", "-x", "a b", "é", "x" * 129]
+)
+def test_a_name_that_no_workflow_can_have_is_refused(
+    command: Command, shell: Shell, name: str
+) -> None:
+    before = sorted(shell.directory.iterdir())
+    done = command("new", "--", name)
+    assert done.code == 2
+    assert "cannot be a workflow's name" in done.err
+    assert sorted(shell.directory.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["1.5", "true", "null", "0x1f", "a.b-c_d"])
+def test_a_name_stays_text_whatever_it_looks_like(
+    command: Command, shell: Shell, name: str
+) -> None:
+    assert command("new", name).code == 0
+    assert yaml.safe_load((shell.directory / f"{name}.yaml").read_text())["name"] == name
+
+
+def test_the_schema_accepts_the_starter_and_refuses_a_slip(command: Command, shell: Shell) -> None:
+    schema = json.loads(command("schema").out)
+    command("new", "demo")
+    starter = yaml.safe_load((shell.directory / "demo.yaml").read_text())
+    validator = jsonschema_rs.validator_for(schema)
+    validator.validate(starter)
+    assert not validator.is_valid({**starter, "nodez": []})
+
+
+def test_handlers_lists_each_with_its_origin_retries_and_config(
+    command: Command, shell: Shell
+) -> None:
+    done = command("handlers", "--handlers", "mine.py")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert "call_external_service          built in    3 retries" in lines
+    assert "llm_service (or llm_generate)  built in    3 retries" in lines
+    assert "    config: seconds*" in lines
+    at = lines.index("broken                         mine.py:11  2 retries")
+    assert lines[at + 1] == "    config: any"
+    assert "    Greets." in lines
+
+
+def test_handlers_as_json_has_the_config_schemas(command: Command) -> None:
+    listed = {found["name"]: found for found in json.loads(command("handlers", "--json").out)}
+    assert listed["llm_service"]["aliases"] == ["llm_generate"]
+    assert listed["llm_service"]["max_retries"] == 3
+    assert "seconds" in listed["sleep"]["config_schema"]["properties"]
+    assert listed["input"]["config_schema"] is None
+    assert all(found["origin"] == "built in" for found in listed.values())
+
+
+def test_the_version_is_that_of_the_package(command: Command) -> None:
+    assert command("--version").out == f"dovetail {__version__}\n"
+
+
+def test_help_names_every_command(command: Command) -> None:
+    done = command("--help")
+    assert done.code == 0
+    for name in ("run", "validate", "graph", "new", "schema", "handlers"):
+        assert f"\n  {name} " in done.out
+
+
+def test_it_is_a_module_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "--version"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.stdout == f"dovetail {__version__}\n"

@@ -1,0 +1,187 @@
+"""Ctrl-C and SIGTERM with real signals, whatever the handlers do.
+
+All the runs of this file are started together and interrupted together: each has to wait for
+most of its time, and none has to wait for another.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .conftest import SECONDS, Shell
+
+HANDLERS = """
+import asyncio, pathlib, time
+from dovetail import handler
+
+def mark(ctx, what="started"):
+    pathlib.Path(f"{ctx.params['case']}.{what}").touch()
+
+@handler
+async def waits(config, ctx):
+    mark(ctx)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        mark(ctx, "stopped")
+
+@handler
+def blocks_a_thread(config, ctx):
+    mark(ctx)
+    time.sleep(60)
+
+@handler
+async def uses_to_thread(config, ctx):
+    mark(ctx)
+    await asyncio.to_thread(time.sleep, 60)
+
+@handler
+async def swallows_the_cancellation(config, ctx):
+    mark(ctx)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+@handler
+async def blocks_the_loop(config, ctx):
+    mark(ctx)
+    time.sleep(60)
+"""
+
+NAMES = (
+    "waits",
+    "blocks_a_thread",
+    "uses_to_thread",
+    "swallows_the_cancellation",
+    "blocks_the_loop",
+)
+
+
+@dataclass
+class Case:
+    name: str
+    handler: str
+    signals: list[signal.Signals]
+    args: tuple[str, ...] = ()
+    code: int | None = None
+    seconds: float = 0.0
+    out: str = ""
+    err: str = ""
+    stopped: bool = False
+
+
+CASES = [
+    *(Case(f"ctrl_c_{name}", name, [signal.SIGINT]) for name in NAMES),
+    Case("terminated", "waits", [signal.SIGTERM]),
+    Case("as_json", "waits", [signal.SIGINT], ("--json",)),
+    Case("twice", "blocks_the_loop", [signal.SIGINT, signal.SIGINT]),
+]
+PAUSE = 0.3  # between the first signal and the second
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]:
+    directory = tmp_path_factory.mktemp("interrupts")
+    shell = Shell(directory)
+    shell.write("mine.py", HANDLERS)
+    running = {}
+    for case in CASES:
+        shell.write(
+            f"{case.name}.yaml",
+            f"name: f\nnodes:\n  - {{id: stuck, handler: {case.handler}}}\n"
+            "  - {id: after, handler: output, dependencies: [stuck]}\n",
+        )
+        asked = (f"{case.name}.yaml", "--handlers", "mine.py", "-p", f"case={case.name}")
+        running[case.name] = shell.start("run", *asked, *case.args)
+    try:
+        _wait_for([directory / f"{case.name}.started" for case in CASES])
+        time.sleep(0.2)  # so that each is inside its handler's wait
+        _interrupt(running)
+        for case in CASES:
+            case.stopped = (directory / f"{case.name}.stopped").exists()
+        yield {case.name: case for case in CASES}
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+
+
+def _wait_for(paths: list[Path]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, "a run did not start its handler"
+        time.sleep(0.02)
+
+
+def _interrupt(running: dict[str, subprocess.Popen[bytes]]) -> None:
+    began = time.monotonic()
+    for case in CASES:
+        running[case.name].send_signal(case.signals[0])
+    left = {case.name: case for case in CASES}
+    again = [case for case in CASES if len(case.signals) > 1]
+    while left and time.monotonic() - began < SECONDS:
+        if again and time.monotonic() - began >= PAUSE:
+            case = again.pop()
+            running[case.name].send_signal(case.signals[1])
+        for name in [name for name in left if running[name].poll() is not None]:
+            case = left.pop(name)
+            case.seconds = time.monotonic() - began
+            out, err = running[name].communicate()
+            case.code, case.out, case.err = running[name].returncode, out.decode(), err.decode()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ctrl_c_cancels_the_run_within_two_seconds_with_exit_code_130(
+    cases: dict[str, Case], name: str
+) -> None:
+    case = cases[f"ctrl_c_{name}"]
+    assert case.code == 130
+    assert case.seconds < 2.5
+    assert "CANCELLED" in case.out + case.err
+    for noise in ("Traceback", "was destroyed", "never retrieved", "never awaited", "Fatal"):
+        assert noise not in case.out + case.err
+
+
+def test_a_cancelled_run_says_so_for_each_node(cases: dict[str, Case]) -> None:
+    lines = cases["ctrl_c_waits"].out.splitlines()
+    assert lines[-3].startswith("– stuck  ")
+    assert lines[-3].endswith("s  cancelled")
+    assert lines[-2] == "– after  cancelled"
+    assert lines[-1].startswith("CANCELLED ")
+    assert cases["ctrl_c_waits"].err == ""
+
+
+def test_a_handler_is_told_to_stop(cases: dict[str, Case]) -> None:
+    assert cases["ctrl_c_waits"].stopped
+
+
+def test_sigterm_cancels_too_with_exit_code_1(cases: dict[str, Case]) -> None:
+    assert cases["terminated"].code == 1
+    assert "CANCELLED" in cases["terminated"].out
+
+
+def test_a_cancelled_run_is_a_json_document_too(cases: dict[str, Case]) -> None:
+    case = cases["as_json"]
+    assert case.code == 130
+    run = json.loads(case.out)
+    assert run["status"] == "CANCELLED"
+    assert {node["reason"] for node in run["nodes"]} == {"run_cancelled"}
+    assert case.err == ""
+
+
+def test_a_second_ctrl_c_ends_it_at_once(cases: dict[str, Case]) -> None:
+    case = cases["twice"]
+    assert case.code == 130
+    assert case.seconds < PAUSE + 1.0
+    assert "CANCELLED" in case.err

@@ -1,0 +1,71 @@
+"""Text for people: what is taken out of it, how wide it is, how long it took."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.cli.text import cells, clip, countdown, duration, plain, plain_lines, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("fine [bold]text[/bold]", "fine [bold]text[/bold]"),
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x07", "link"),
+        ("\x1b]0;never ends, but hides nothing", "0;never ends, but hides nothing"),
+        ("\x9b31mred \x9d0;title\x9c", "red"),
+        ("a\r\nb\tc\x00\x7f\u202ed\u200b", "a b cd"),
+        ("\ud800", ""),
+    ],
+)
+def test_what_could_steer_a_terminal_is_taken_out(text: str, left: str) -> None:
+    assert plain(text) == left
+
+
+@given(st.text())
+def test_nothing_unprintable_ever_passes(text: str) -> None:
+    assert plain(text).isprintable()
+    assert all(line.isprintable() for line in plain_lines(text))
+
+
+@given(st.recursive(st.none() | st.text() | st.integers(), st.lists))
+def test_a_printable_json_text_means_the_same(value: object) -> None:
+    shown = printable(json.dumps(value, ensure_ascii=False, indent=2))
+    assert json.loads(shown) == value
+    assert all(line.isprintable() for line in shown.split("\n"))
+
+
+@given(st.text(), st.integers(2, 40))
+def test_a_clipped_text_fits(text: str, width: int) -> None:
+    clipped = clip(plain(text), width)
+    assert cells(clipped) <= width
+    assert clipped == plain(text) or clipped.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0.0s"),
+        (0.04, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m 00s"),
+        (125, "2m 05s"),
+        (3599.9, "1h 00m"),
+        (7380, "2h 03m"),
+    ],
+)
+def test_a_duration_is_as_exact_as_it_is_short(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_countdown_never_says_zero_before_it_is_over() -> None:
+    assert [countdown(left) for left in (12.4, 1.2, 0.1, 0.0, -3.0)] == [
+        *("12s", "2s", "1s", "0s", "0s")
+    ]

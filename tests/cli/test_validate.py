@@ -1,0 +1,164 @@
+"""`dovetail validate`: every problem with its place, to read and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from dovetail.cli.problems import excerpt
+from dovetail.cli.text import bare, cells
+
+from .conftest import Outcome, Shell
+
+Command = Callable[..., Outcome]
+
+WRONG = """\
+name: flow
+nodes:
+  - id: fetch
+    handler: inptu
+  - id: save
+    handler: output
+    dependencies: [fecth]
+    config: {x: "日本語", y: "{{ fetch. }}"}
+"""
+
+RIGHT = """\
+name: flow
+nodes:
+  - {id: a, handler: input}
+  - {id: b, handler: output, depends_on: [a]}
+"""
+
+WARNED = """\
+name: flow
+nodes:
+  - {id: a, handler: input, condition: "{{ params.x }}"}
+  - {id: b, handler: output, dependencies: [a], config: {x: "{{ a.y }}"}}
+"""
+
+
+def test_every_problem_has_its_place_its_line_and_a_caret(command: Command, shell: Shell) -> None:
+    shell.write("flow.yaml", WRONG)
+    done = command("validate", "flow.yaml")
+    assert done.code == 2
+    assert done.err == ""
+    lines = [re.sub("(template_syntax) .*", r"\1 …", line) for line in done.out.splitlines()]
+    assert lines == [
+        "flow.yaml:4:14: unknown_handler there is no handler 'inptu'; did you mean 'input'?",
+        "        handler: inptu",
+        "                 ^",
+        "flow.yaml:7:20: missing_dependency there is no node 'fecth'; did you mean 'fetch'?",
+        "        dependencies: [fecth]",
+        "                       ^",
+        "flow.yaml:8:27: template_syntax …",
+        '        config: {x: "日本語", y: "{{ fetch. }}"}',
+        "                                 ^",  # three characters take six columns
+        "flow.yaml: 3 errors",
+        "handlers of your own are loaded with  --handlers FILE.py",
+    ]
+
+
+def test_a_valid_file_is_said_to_be_so(command: Command, shell: Shell) -> None:
+    shell.write("flow.yaml", RIGHT)
+    done = command("validate", "flow.yaml")
+    assert (done.code, done.out) == (0, "flow.yaml: valid, 2 nodes in 2 layers\n")
+
+
+def test_a_warning_is_marked_and_does_not_make_a_file_invalid(
+    command: Command, shell: Shell
+) -> None:
+    shell.write("flow.yaml", WARNED)
+    done = command("validate", "flow.yaml")
+    assert done.code == 0
+    assert done.out.startswith("flow.yaml:4:61: template_may_be_skipped ")
+    assert done.out.splitlines()[0].endswith(" (warning)")
+    assert done.out.endswith("flow.yaml: valid, 2 nodes in 2 layers, 1 warning\n")
+
+
+def test_several_files_are_all_checked_and_one_bad_one_decides(
+    command: Command, shell: Shell
+) -> None:
+    shell.write("right.yaml", RIGHT)
+    shell.write("wrong.yaml", WRONG)
+    done = command("validate", "right.yaml", "nowhere.yaml", "wrong.yaml")
+    assert done.code == 2
+    assert "right.yaml: valid" in done.out
+    assert "wrong.yaml: 3 errors" in done.out
+    assert done.out.endswith("1 of 3 files valid\n")
+    assert done.err == "error: there is no file nowhere.yaml\n"
+
+
+def test_json_has_each_file_with_each_problem(command: Command, shell: Shell) -> None:
+    shell.write("wrong.yaml", WRONG)
+    shell.write("warned.yaml", WARNED)
+    done = command("validate", "wrong.yaml", "warned.yaml", "nowhere.yaml", "--json")
+    assert done.code == 2
+    wrong, warned, nowhere = json.loads(done.out)
+    assert wrong["file"] == "wrong.yaml"
+    assert wrong["valid"] is False
+    assert wrong["errors"][1] == {
+        "code": "missing_dependency",
+        "message": "there is no node 'fecth'; did you mean 'fetch'?",
+        "path": "nodes[1].dependencies[0]",
+        "line": 7,
+        "column": 20,
+    }
+    assert (warned["valid"], warned["errors"]) == (True, [])
+    assert [found["code"] for found in warned["warnings"]] == ["template_may_be_skipped"]
+    assert (nowhere["valid"], nowhere["errors"][0]["code"]) == (False, "unreadable_file")
+
+
+def test_handlers_can_be_loaded_for_the_check(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: greet}]")
+    shell.write("loud.py", "print('loud')\n" + (shell.directory / "mine.py").read_text())
+    done = shell("validate", "flow.yaml", "--handlers", "loud.py", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)[0]["valid"] is True
+    assert done.err == "loud\n"
+
+
+def test_a_thousand_problems_are_reported_in_a_moment(command: Command, shell: Shell) -> None:
+    nodes = [f"  - {{id: n{n}, handler: input, nope: 1}}" for n in range(5000)]
+    shell.write("flow.yaml", "\n".join(["name: f", "nodes:", *nodes]))
+    done = command("validate", "flow.yaml")
+    assert done.code == 2
+    assert done.out.count("unknown field 'nope'") == 1000
+    assert "flow.yaml: too_large 4,000 more problems are not shown" in done.out
+
+
+# --- the excerpt -------------------------------------------------------------------------------
+
+
+def shown(line: str, column: int, width: int = 60) -> tuple[str, int]:
+    """The line as it is shown, and the column of the caret in it."""
+    text, caret = (bare(found) for found in excerpt(line, column, width))
+    assert caret.strip() == "^"
+    return text, caret.index("^")
+
+
+def test_the_caret_stands_under_its_character_after_tabs_and_wide_characters() -> None:
+    text, caret = shown("\t日本: x", 6)
+    assert text == "        日本: x"
+    assert caret == cells("        日本: ")
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    for column in (1, 30, 500, 999, 1000):
+        line = "a" * (column - 1) + "X" + "b" * (1000 - column)
+        text, caret = shown(line, column)
+        assert text[caret] == "X"
+        assert len(text) <= 60
+        assert text.startswith("    …") == (column > 40)
+        assert text.endswith("…") == (column < 990)
+
+
+def test_what_could_steer_a_terminal_is_replaced_in_an_excerpt() -> None:
+    text, caret = shown("a\x1b[31mb\u202ec", 7)
+    assert text == "    a�[31mb�c"
+    assert caret == 4 + 6
+
+
+def test_an_empty_line_has_no_excerpt() -> None:
+    assert list(excerpt("   ", 1, 60)) == []

@@ -1,0 +1,102 @@
+"""Token buckets: the arithmetic of rates, with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.engine.limits import LocalLimits, TokenBucket
+
+
+def test_the_default_is_ten_a_second_one_at_once() -> None:
+    bucket = TokenBucket()
+    assert (bucket.rate, bucket.burst) == (10.0, 1)
+
+
+def test_tokens_are_an_interval_apart() -> None:
+    bucket = TokenBucket(10, 1)
+    assert [bucket.reserve(5.0) for _ in range(4)] == pytest.approx([5.0, 5.1, 5.2, 5.3])
+
+
+def test_a_burst_is_given_at_once_and_then_the_rate() -> None:
+    bucket = TokenBucket(2, 3)
+    assert [bucket.reserve(0.0) for _ in range(6)] == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5])
+
+
+def test_an_idle_bucket_fills_up_to_its_burst_and_no_further() -> None:
+    bucket = TokenBucket(1, 2)
+    for _ in range(2):
+        bucket.reserve(0.0)
+    assert [bucket.reserve(100.0) for _ in range(3)] == pytest.approx([100, 100, 101])
+
+
+def test_a_slowed_bucket_gives_no_token_before_its_time() -> None:
+    bucket = TokenBucket(10, 3)
+    bucket.reserve(0.0)
+    bucket.slow(5.0)
+    assert [bucket.reserve(0.1) for _ in range(3)] == pytest.approx([5.0, 5.1, 5.2])
+
+
+def test_slowing_to_a_time_that_has_passed_takes_no_token_away() -> None:
+    bucket = TokenBucket(10, 1)
+    bucket.slow(3.0)
+    assert bucket.reserve(10.0) == 10.0
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate_per_second must be above 0"):
+        TokenBucket(rate, 1)
+
+
+@pytest.mark.parametrize("burst", [0, -3])
+def test_a_burst_below_one_is_refused(burst: int) -> None:
+    with pytest.raises(ValueError, match="burst must be at least 1"):
+        TokenBucket(1, burst)
+
+
+@given(
+    st.floats(0.01, 1000),
+    st.integers(1, 20),
+    st.lists(st.floats(0, 5), min_size=1, max_size=60),
+)
+def test_no_window_ever_holds_more_than_the_burst_and_the_rate_allow(
+    rate: float, burst: int, waits: list[float]
+) -> None:
+    bucket = TokenBucket(rate, burst)
+    now, given_at = 0.0, []
+    for wait in waits:
+        now += wait
+        at = bucket.reserve(now)
+        assert at >= now
+        given_at.append(at)
+    assert given_at == sorted(given_at)
+    for first in range(len(given_at)):
+        for last in range(first, len(given_at)):
+            allowed = burst + rate * (given_at[last] - given_at[first])
+            assert last - first + 1 <= allowed * (1 + 1e-9) + 1e-6
+
+
+async def test_tags_have_buckets_of_their_own_and_unknown_ones_the_default() -> None:
+    limits = LocalLimits({"slow": TokenBucket(1, 1)})
+    assert [(await limits.reserve("slow", 0.0)).at for _ in range(2)] == [0.0, 1.0]
+    assert [(await limits.reserve("new", 0.0)).at for _ in range(2)] == pytest.approx([0.0, 0.1])
+
+
+async def test_a_reservation_holds_until_its_bucket_is_slowed() -> None:
+    limits = LocalLimits()
+    grant, other = await limits.reserve("a", 0.0), await limits.reserve("b", 0.0)
+    assert await limits.holds(grant, 0.0)
+    await limits.slow("a", 9.0)
+    assert not await limits.holds(grant, 0.0)
+    assert await limits.holds(other, 0.0)
+
+
+async def test_a_reservation_is_good_a_little_after_its_time_and_no_longer() -> None:
+    limits = LocalLimits()
+    await limits.reserve("a", 0.0)
+    grant = await limits.reserve("a", 0.0)
+    assert grant.at == pytest.approx(0.1)
+    assert await limits.holds(grant, 0.12)
+    assert not await limits.holds(grant, 0.3)

@@ -1,0 +1,309 @@
+"""The hub and the desk, driven step by step with a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dovetail.core.dag import Graph
+from dovetail.core.transitions import Cancel, Complete, Decision, Fail, Retry, Stop, Submit
+from dovetail.engine.intake import FEWEST_GRANTS, Intake
+from dovetail.engine.limits import LocalLimits, TokenBucket
+from dovetail.engine.orchestrator import Orchestrator
+from dovetail.engine.ports import Task
+from dovetail.stores.memory import MemoryStore
+from dovetail.transports.local import LocalTransport
+
+from ..core.walk import graph
+
+
+class House:
+    """Store, transport, orchestrator and desk without a worker: the test is the worker."""
+
+    def __init__(self, **buckets: TokenBucket) -> None:
+        self.now = 1000.0
+        self.store = MemoryStore()
+        self.transport = LocalTransport()
+        self.stopped: list[Stop] = []
+        self.crashes: list[BaseException] = []
+        self.transport.on_stop = self.stopped.append
+        self.orchestrator = Orchestrator(
+            self.store, self.transport, self.clock, self.crashes.append
+        )
+        self.limits = LocalLimits(buckets)
+        self.desk = Intake(
+            self.transport,
+            self.store,
+            self.orchestrator,
+            self.limits,
+            self.clock,
+            worker_id="w",
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    async def submit(self, compiled: Graph, run_id: str = "r") -> None:
+        await self.orchestrator.submit(Submit(run_id, compiled, {}))
+
+    async def take(self, limit: int = 100) -> list[Task]:
+        """What can be taken now."""
+        try:
+            return await asyncio.wait_for(self.desk.take(limit), 0.01)
+        except TimeoutError:
+            return []
+
+    async def report(self, *results: Any) -> None:
+        await self.desk.report(results)
+
+    async def later(self, seconds: float) -> None:
+        self.now += seconds
+        await self.orchestrator.wake_due()
+
+
+def done(task: Task, output: Any = None) -> Complete:
+    return Complete(task.run_id, task.node_id, task.token, output, task.cache)
+
+
+def failed(task: Task, **how: Any) -> Fail:
+    return Fail(task.run_id, task.node_id, task.token, {"type": "E", "message": "m"}, **how)
+
+
+def names(tasks: Sequence[Task]) -> list[str]:
+    return [task.node_id for task in tasks]
+
+
+async def test_what_follows_from_a_result_is_published() -> None:
+    house = House()
+    await house.submit(graph({"a": [], "b": ["a"], "c": ["a"]}))
+    (first,) = await house.take()
+    assert (first.node_id, first.timeout_seconds, first.handler) == ("a", 300.0, "h")
+    await house.report(done(first, {"x": 1}))
+    tasks = await house.take()
+    assert names(tasks) == ["b", "c"]
+    assert tasks[0].inputs() == {"a": {"x": 1}}
+    await house.report(*(done(task) for task in tasks))
+    assert (await house.store.load("r")).status == "COMPLETED"
+
+
+async def test_a_desk_gives_at_most_what_was_asked_for() -> None:
+    house = House()
+    await house.submit(graph({name: [] for name in "abcde"}))
+    assert names(await house.take(2)) == ["a", "b"]
+    assert names(await house.take(2)) == ["c", "d"]
+    assert names(await house.take(2)) == ["e"]
+
+
+async def test_a_node_that_was_cancelled_on_the_way_is_not_given_out() -> None:
+    house = House()
+    await house.submit(graph({"a": []}))
+    await house.orchestrator.apply([Cancel("r")])
+    assert await house.take() == []
+
+
+async def test_a_message_from_before_a_retry_is_not_given_out_twice() -> None:
+    house = House()
+    await house.submit(graph({"a": []}))
+    await house.orchestrator.apply([Cancel("r")])
+    await house.orchestrator.apply([Retry("r")])
+    tasks = await house.take()
+    assert [task.token.epoch for task in tasks] == [2]
+
+
+async def test_a_node_published_twice_is_claimed_once() -> None:
+    house = House()
+    await house.submit(graph({"a": [], "b": []}))
+    run = await house.store.load("r")
+    again = [(run, 0, run.node("a").token)]
+    await house.transport.publish(again)  # type: ignore[arg-type]
+    assert names(await house.take()) == ["a", "b"]
+    await house.transport.publish(again)  # type: ignore[arg-type]
+    assert await house.take() == []
+
+
+async def test_a_retry_is_woken_when_its_time_has_come_and_not_before() -> None:
+    house = House()
+    await house.submit(graph({"a": []}, a={"max_retries": 1}))
+    (task,) = await house.take()
+    await house.report(failed(task))
+    await house.later(9.9)
+    assert await house.take() == []
+    await house.later(0.2)
+    (again,) = await house.take()
+    assert again.token.attempt == 2
+
+
+async def test_timers_ring_by_themselves() -> None:
+    house = House()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    house.clock = lambda: 1000.0 + loop.time() - began  # type: ignore[method-assign]
+    house.orchestrator._clock = house.clock
+    house.desk._clock = house.clock
+    nodes = graph({"a": [], "b": []}, a={"max_retries": 1}, b={"max_retries": 1})
+    await house.submit(nodes)
+    first, second = await house.take()
+    await house.report(failed(first, after=0.05), failed(second, after=0.02))
+    taken = await asyncio.wait_for(house.desk.take(1), 5)
+    assert names(taken) == ["b"], "the earlier of two timers rings first"
+    assert names(await asyncio.wait_for(house.desk.take(1), 5)) == ["a"]
+    assert loop.time() - began >= 0.05
+    await house.orchestrator.close()
+
+
+async def test_a_closed_orchestrator_rings_no_more() -> None:
+    house = House()
+    await house.submit(graph({"a": []}, a={"max_retries": 1}))
+    (task,) = await house.take()
+    await house.report(failed(task, after=0.0))
+    await house.orchestrator.close()
+    house.now += 60
+    await asyncio.sleep(0.01)
+    assert await house.take() == []
+
+
+async def test_a_store_that_fails_under_a_timer_is_told_to_the_engine() -> None:
+    house = House()
+    await house.submit(graph({"a": []}, a={"max_retries": 1}))
+    (task,) = await house.take()
+
+    async def broken(*_: Any, **__: Any) -> list[Decision]:
+        raise OSError("disk full")
+
+    await house.report(failed(task, after=0.0))
+    house.store.apply = broken  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        while not house.crashes:
+            await asyncio.sleep(0.001)
+    assert str(house.crashes[0]) == "disk full"
+
+
+async def test_running_handlers_are_told_to_stop_by_a_cancel() -> None:
+    house = House()
+    await house.submit(graph({"a": [], "b": []}))
+    tasks = await house.take(1)
+    await house.orchestrator.apply([Cancel("r")], durable=True)
+    assert house.stopped == [Stop("r", "a", tasks[0].token)]
+
+
+async def test_a_config_that_cannot_be_rendered_fails_its_node_and_gives_the_rest_out() -> None:
+    house = House()
+    nodes = graph(
+        {"a": [], "b": []}, on_failure="continue", a={"config": {"x": "{{ params.missing }}"}}
+    )
+    await house.submit(nodes)
+    assert names(await house.take()) == ["b"]
+    run = await house.store.load("r")
+    assert (run.node("a").status, run.node("a").attempt) == ("FAILED", 0)
+
+
+class TestParking:
+    async def test_nodes_beyond_the_rate_come_back_one_by_one(self) -> None:
+        house = House(api=TokenBucket(1, 1))
+        compiled = graph(
+            {name: [] for name in "abc"}, **{name: {"resource_tag": "api"} for name in "abc"}
+        )
+        await house.submit(compiled)
+        assert names(await house.take()) == ["a"]
+        assert await house.take() == []
+        for name in "bc":
+            await house.later(0.5)
+            assert await house.take() == []
+            await house.later(0.5)
+            assert names(await house.take()) == [name]
+
+    async def test_a_slowed_tag_parks_even_those_that_had_a_token(self) -> None:
+        house = House(api=TokenBucket(1, 1))
+        compiled = graph({"a": [], "b": []}, **{n: {"resource_tag": "api"} for n in "ab"})
+        await house.submit(compiled)
+        await house.take()
+        await house.desk.slow("api", house.now + 60)
+        await house.later(1)
+        assert await house.take() == []
+        await house.later(58.5)
+        assert await house.take() == []
+        await house.later(1)
+        assert names(await house.take()) == ["b"]
+
+    async def test_those_that_missed_their_token_do_not_all_start_at_once(self) -> None:
+        house = House(api=TokenBucket(1, 1))
+        compiled = graph(
+            {name: [] for name in "abcd"}, **{name: {"resource_tag": "api"} for name in "abcd"}
+        )
+        await house.submit(compiled)
+        assert names(await house.take()) == ["a"]
+        assert await house.take() == []
+        await house.later(10)  # nobody had a slot for them meanwhile
+        assert names(await house.take()) == ["b"]
+        assert await house.take() == []
+        await house.later(1)
+        assert len(await house.take()) == 1
+
+    async def test_reservations_of_cancelled_nodes_are_let_go(self) -> None:
+        house = House(api=TokenBucket(1e6, 1))
+        size = FEWEST_GRANTS // 2
+        compiled = graph(
+            {f"n{i}": [] for i in range(size)},
+            **{f"n{i}": {"resource_tag": "api"} for i in range(size)},
+        )
+        for number in range(6):
+            await house.submit(compiled, f"r{number}")
+            await house.take()
+            await house.orchestrator.apply([Cancel(f"r{number}")])
+            house.now += 60
+        assert len(house.desk._grants) <= 2 * FEWEST_GRANTS
+
+
+async def test_a_cached_output_answers_without_a_start() -> None:
+    house = House()
+    compiled = graph({"a": [], "b": ["a"]}, a={"cache": {"ttl_seconds": 60}})
+    await house.submit(compiled, "one")
+    (task,) = await house.take()
+    assert task.cache is not None
+    await house.report(done(task, {"x": 1}))
+    await house.take()
+    await house.submit(compiled, "two")
+    assert names(await house.take()) == ["b"]
+    house.now += 61
+    await house.submit(compiled, "three")
+    assert names(await house.take()) == ["a"]
+
+
+async def test_inputs_are_copies_and_only_of_completed_parents() -> None:
+    house = House()
+    nodes = graph({"a": [], "skip": [], "b": ["a", "skip"]}, skip={"condition": False})
+    await house.submit(nodes)
+    (task,) = await house.take()
+    await house.report(done(task, {"list": []}))
+    (task,) = await house.take()
+    inputs = task.inputs()
+    assert inputs == {"a": {"list": []}}
+    inputs["a"]["list"].append(1)
+    assert task.inputs() == {"a": {"list": []}}
+
+
+async def test_a_repeated_trigger_publishes_nothing() -> None:
+    house = House()
+    compiled = graph({"a": []})
+    await house.submit(compiled)
+    await house.submit(compiled)
+    assert names(await house.take()) == ["a"]
+    assert await house.take() == []
+
+
+@pytest.mark.parametrize("policy", ["fail_fast", "continue"])
+async def test_equal_outcomes_in_any_order_give_equal_ends(policy: str) -> None:
+    ends = []
+    for backwards in (False, True):
+        house = House()
+        nodes = {"a": [], "b": [], "c": ["a"], "d": ["b"], "e": ["c", "d"]}
+        await house.submit(graph(nodes, on_failure=policy))
+        while tasks := await house.take():
+            for task in reversed(tasks) if backwards else tasks:
+                await house.report(done(task, task.node_id))
+        run = await house.store.load("r")
+        ends.append([(node.status, node.output) for node in run.nodes])
+    assert ends[0] == ends[1]

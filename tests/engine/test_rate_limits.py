@@ -1,0 +1,232 @@
+"""Rate limits in a running engine: nodes are parked, slots are not held, services are obeyed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from dovetail import RetryableError
+
+from .harness import engine, statuses
+
+# A timer may come late on a busy machine, and a start follows its grant; never the reverse.
+EARLY = 0.002
+
+
+class Starts:
+    """A handler that notes when it was started."""
+
+    __name__ = "starts"
+
+    def __init__(self, takes: float = 0.0) -> None:
+        self.at: list[float] = []
+        self.takes = takes
+
+    async def __call__(self, config: dict[str, Any], ctx: Any) -> None:
+        self.at.append(time.monotonic())
+        if self.takes:
+            await asyncio.sleep(self.takes)
+
+    @property
+    def gaps(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
+
+
+def tagged(count: int, tag: str = "api", **fields: Any) -> dict[str, Any]:
+    return {f"n{i}": {"handler": "starts", "resource_tag": tag, **fields} for i in range(count)}
+
+
+async def test_starts_of_one_tag_are_spaced_by_its_rate() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (50, 1)}) as it:
+        run = await it.run(tagged(8))
+    assert run.status == "COMPLETED"
+    span = starts.at[-1] - starts.at[0]
+    assert span >= 7 / 50 - EARLY
+    assert span < 7 / 50 + 0.3
+
+
+async def test_a_burst_starts_at_once_and_then_the_rate_holds() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (20, 4)}) as it:
+        await it.run(tagged(6))
+    assert starts.at[3] - starts.at[0] < 0.04
+    assert starts.at[5] - starts.at[0] >= 2 / 20 - EARLY
+
+
+async def test_a_tag_nobody_configured_has_ten_a_second() -> None:
+    starts = Starts()
+    async with engine(starts) as it:
+        await it.run(tagged(3, "whatever"))
+    assert all(gap >= 0.1 - 0.01 for gap in starts.gaps)
+
+
+async def test_a_parked_node_holds_no_slot() -> None:
+    starts = Starts()
+    done: list[str] = []
+
+    async def other(config: dict[str, Any], ctx: Any) -> None:
+        done.append(ctx.node_id)
+
+    nodes = {**tagged(4), **{f"free{i}": "other" for i in range(10)}}
+    async with engine(starts, other, concurrency=1, rate_limits={"api": (8, 1)}) as it:
+        run_id = await it.trigger(nodes)
+        began = time.monotonic()
+        while len(done) < 10:
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began < 0.1
+        run = await it.load(run_id)
+        parked = [name for name, state in statuses(run).items() if state == "QUEUED"]
+        assert len(parked) == 3
+        assert {run.node(name).phase for name in parked} == {"parked"}
+        run = await it.wait(run_id)
+        events = await it.events(run_id)
+    assert run.status == "COMPLETED"
+    told = [event for event in events if event.type == "node.parked"]
+    assert [event.node for event in told] == parked
+    assert {event.data["resource_tag"] for event in told if event.data} == {"api"}
+
+
+async def test_one_slow_tag_does_not_hold_up_another() -> None:
+    starts = Starts()
+    nodes = {**tagged(3, "slow"), "quick": {"handler": "starts", "resource_tag": "fast"}}
+    async with engine(starts, rate_limits={"slow": (2, 1), "fast": (1000, 10)}) as it:
+        run_id = await it.trigger(nodes)
+        await asyncio.sleep(0.05)
+        run = await it.load(run_id)
+        assert run.node("quick").status == "COMPLETED"
+        assert run.node("n2").status == "QUEUED"
+        await it.commands.cancel(run_id)
+
+
+async def test_the_rate_is_shared_by_runs() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (50, 1)}) as it:
+        ids = [await it.trigger(tagged(2)) for _ in range(4)]
+        for run_id in ids:
+            await it.wait(run_id)
+    assert starts.at[-1] - starts.at[0] >= 7 / 50 - EARLY
+
+
+async def test_the_rate_holds_though_nodes_had_to_wait_for_a_slot_meanwhile() -> None:
+    # While the only slots are taken, tokens come due; they must not be spent all at once.
+    starts = Starts()
+
+    async def occupy(config: dict[str, Any], ctx: Any) -> None:
+        await asyncio.sleep(0.4)
+
+    async with engine(starts, occupy, concurrency=4, rate_limits={"api": (10, 1)}) as it:
+        first = await it.trigger(tagged(6))
+        await asyncio.sleep(0.02)
+        blocker = await it.trigger({f"b{i}": "occupy" for i in range(4)})
+        await it.wait(first)
+        await it.wait(blocker)
+    for place in range(len(starts.at) - 2):
+        window = starts.at[place + 2] - starts.at[place]
+        assert window >= 0.1 - 0.01, f"three starts within {window:.3f} s at ten a second"
+
+
+async def test_a_retried_run_does_not_start_on_tokens_of_the_cancelled_one() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (20, 1)}) as it:
+        run_id = await it.trigger(tagged(6))
+        await asyncio.sleep(0.01)
+        await it.commands.cancel(run_id)
+        await asyncio.sleep(0.35)
+        starts.at.clear()
+        await it.commands.retry(run_id)
+        run = await it.wait(run_id)
+    assert run.status == "COMPLETED"
+    assert len(starts.at) == 5
+    assert starts.at[-1] - starts.at[0] >= 4 / 20 - 0.02
+
+
+async def test_a_services_retry_after_slows_every_node_of_its_tag() -> None:
+    at: dict[str, list[float]] = {}
+
+    async def calls(config: dict[str, Any], ctx: Any) -> None:
+        at.setdefault(ctx.node_id, []).append(time.monotonic())
+        if ctx.node_id == "n0" and ctx.attempt == 1:
+            raise RetryableError("429", at_least=0.25)
+
+    nodes = {
+        f"n{i}": {
+            "handler": "calls",
+            "resource_tag": "api",
+            "max_retries": 1,
+            "retry": {"base_delay_seconds": 0.01},
+        }
+        for i in range(4)
+    }
+    nodes["free"] = {"handler": "calls", "resource_tag": "elsewhere"}
+    async with engine(calls, rate_limits={"api": (100, 1), "elsewhere": (100, 1)}) as it:
+        run = await it.run(nodes)
+    assert run.status == "COMPLETED"
+    refused = at["n0"][0]
+    assert at["n0"][1] - refused >= 0.25 - EARLY
+    for name in ("n1", "n2", "n3"):
+        assert at[name][-1] - refused >= 0.25 - EARLY
+    assert at["free"][0] - refused < 0.2
+
+
+async def test_a_retry_after_of_ten_years_is_cut_to_an_hour_for_the_tag_too() -> None:
+    async def calls(config: dict[str, Any], ctx: Any) -> None:
+        raise RetryableError("429", at_least=10 * 365 * 86400.0)
+
+    node = {"handler": "calls", "resource_tag": "api", "max_retries": 1}
+    async with engine(calls, rate_limits={"api": (100, 1)}) as it:
+        first = await it.trigger({"a": node})
+        await asyncio.sleep(0.02)
+        second = await it.trigger({"b": node})
+        await asyncio.sleep(0.02)
+        now = time.time()
+        for run_id, name in ((first, "a"), (second, "b")):
+            until = (await it.load(run_id)).node(name).until
+            assert until is not None
+            assert until - now < 3601
+
+
+async def test_a_retried_node_needs_a_token_for_each_start() -> None:
+    at: list[float] = []
+
+    async def shaky(config: dict[str, Any], ctx: Any) -> None:
+        at.append(time.monotonic())
+        if ctx.attempt < 4:
+            raise ValueError
+
+    node = {
+        "handler": "shaky",
+        "resource_tag": "api",
+        "max_retries": 3,
+        "retry": {"base_delay_seconds": 0},
+    }
+    async with engine(shaky, rate_limits={"api": (20, 1)}) as it:
+        run = await it.run({"a": node})
+    assert run.status == "COMPLETED"
+    assert at[-1] - at[0] >= 3 / 20 - EARLY
+
+
+async def test_a_cached_answer_takes_no_token() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (1, 1)}) as it:
+        nodes = tagged(1, cache={"ttl_seconds": 60})
+        began = time.monotonic()
+        for _ in range(5):
+            await it.run(nodes)
+    assert len(starts.at) == 1
+    assert time.monotonic() - began < 0.5
+
+
+async def test_cancelled_nodes_leave_no_reservation_behind() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (1, 1)}) as it:
+        run_id = await it.trigger(tagged(50))
+        await asyncio.sleep(0.02)
+        await it.commands.cancel(run_id)
+        for _ in range(3):
+            run_id = await it.trigger(tagged(50))
+            await asyncio.sleep(0.01)
+            await it.commands.cancel(run_id)
+        run = await it.load(run_id)
+        assert set(statuses(run).values()) == {"CANCELLED"}
