@@ -6,6 +6,7 @@ calls that a run makes do not. What it must not need: Dask.
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -190,11 +191,13 @@ def bytecodes(work: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()  # that of a coverage run
+    gc.disable()  # or the finalizers of other tests' garbage would be counted
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return executed
 
 

@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from dovetail.core.consequences import COMPLETED, FAILED, SKIPPED
+from dovetail.core.consequences import COMPLETED, FAILED, new_tuple
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
@@ -64,7 +64,7 @@ class WorkflowDAG:
         step_id: str,
         fn: Step,
         *,
-        depends_on: Iterable[str] = (),
+        depends_on: Iterable[str] | None = None,
         condition: Predicate | None = None,
         resource_tag: str | None = None,
         max_retries: int = 0,
@@ -78,6 +78,8 @@ class WorkflowDAG:
             raise TypeError(f"step '{step_id}': fn must be callable, not {type(fn).__name__}")
         if condition is not None and not callable(condition):
             raise TypeError(f"step '{step_id}': condition must be a function of ctx")
+        if condition is not None and _is_async(condition):
+            raise TypeError(f"step '{step_id}': condition must be a plain function, not async")
         if isinstance(depends_on, str):
             raise TypeError(f"step '{step_id}': depends_on is a list: write [{depends_on!r}]")
         if max_retries < 0:
@@ -90,7 +92,7 @@ class WorkflowDAG:
             _Step(
                 step_id,
                 fn,
-                tuple(depends_on),
+                tuple(depends_on or ()),
                 condition,
                 resource_tag,
                 max_retries,
@@ -197,8 +199,7 @@ class WorkflowDAG:
         )
 
 
-@dataclass(slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     status: NodeStatus
     output: Any
     error: str | None
@@ -235,9 +236,12 @@ class TokenBucketRateLimiter:
 
     async def acquire(self) -> None:
         """Wait for a token and take it."""
-        # The clock that executors use too: a limiter may be shared with them.
-        now = time.monotonic()
-        await asyncio.sleep(max(0.0, self.bucket.reserve(now) - now))
+        while True:
+            # The clock that executors use too: a limiter may be shared with them.
+            now = time.monotonic()
+            await asyncio.sleep(self.bucket.book(now) - now)
+            if self.bucket.start(time.monotonic()):
+                return
 
 
 class WorkflowExecutor:
@@ -323,9 +327,10 @@ class _StepCall:
 
 
 def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
-    def holds(scope: Scope) -> bool:
+    # The rules hand over the run itself; asked by name, a step called "params" would answer.
+    def holds(run: Any) -> bool:
         try:
-            return bool(predicate(dict(scope.get("params"))))
+            return bool(predicate(dict(run.params)))
         except Exception as error:
             raise TemplateError(f"raised {type(error).__name__}: {error}") from error
 
@@ -336,33 +341,33 @@ def _result(run: RunState) -> WorkflowResult:
     steps: dict[str, StepResult] = {}
     outputs: dict[str, Any] = {}
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
-        steps[spec.id] = _step_result(node)
+        began, ended = node.started_at, node.finished_at
+        duration = 0.0 if began is None or ended is None else ended - began
+        retries = node.attempt - 1 if node.attempt else 0
+        output, error = node.output, None
         if node.status is COMPLETED:
-            outputs[spec.id] = node.output
+            outputs[spec.id] = output
+        else:
+            error = _error(node)
+        steps[spec.id] = new_tuple(StepResult, (node.status, output, error, duration, retries))
     assert run.started_at is not None and run.finished_at is not None  # noqa: S101, PT018
     return WorkflowResult(
         status=run.status,
         completed=len(outputs),
-        failed=sum(node.status is FAILED for node in run.nodes),
-        skipped=sum(node.status is SKIPPED for node in run.nodes),
+        failed=run.failed,
+        skipped=len(steps) - len(outputs) - run.failed - run.cancelled,
         duration=run.finished_at - run.started_at,
         outputs=outputs,
         steps=steps,
     )
 
 
-def _step_result(node: NodeState) -> StepResult:
-    began, ended = node.started_at, node.finished_at
-    duration = 0.0 if began is None or ended is None else ended - began
-    retries = node.attempt - 1 if node.attempt else 0
-    if node.status is COMPLETED:
-        return StepResult(node.status, node.output, None, duration, retries)
-    error = None
+def _error(node: NodeState) -> str | None:
     if node.reason is Reason.DEPENDENCY_FAILED:
-        error = _DEPENDENCY_FAILED
-    elif node.status is FAILED and node.error is not None:
-        error = f"{node.error['type']}: {node.error['message']}"
-    return StepResult(node.status, None, error, duration, retries)
+        return _DEPENDENCY_FAILED
+    if node.status is FAILED and node.error is not None:
+        return f"{node.error['type']}: {node.error['message']}"
+    return None
 
 
 def _is_async(fn: Any) -> bool:

@@ -35,7 +35,9 @@ SINGLE = graph({"a": []})
 T = 1000.0
 
 
-async def run_node(store: Store, run_id: str, decision: Decision, output: object = None) -> Decision:
+async def run_node(
+    store: Store, run_id: str, decision: Decision, output: object = None
+) -> Decision:
     """Claim and complete the first node that a decision publishes."""
     order = decision.dispatch[0]
     name = order.run.graph.nodes[order.place].id
@@ -99,9 +101,7 @@ class TestApplying:
         assert await store.apply([], T) == []
 
     @pytest.mark.parametrize("durable", [False, True])
-    async def test_a_repeated_transition_decides_nothing(
-        self, store: Store, durable: bool
-    ) -> None:
+    async def test_a_repeated_transition_decides_nothing(self, store: Store, durable: bool) -> None:
         run_id, decision = await create(store, CHAIN)
         token = decision.dispatch[0].token
         for move in (Claim(run_id, "a", token, "w", T + 10), Complete(run_id, "a", token, 1)):
@@ -273,9 +273,7 @@ class TestWaiting:
         await run_node(store, run_id, decision)
         assert (await asyncio.wait_for(store.wait(run_id), 10)).finished
 
-    async def test_a_wait_that_was_given_up_does_not_disturb_the_others(
-        self, store: Store
-    ) -> None:
+    async def test_a_wait_that_was_given_up_does_not_disturb_the_others(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.wait(run_id), 0.01)

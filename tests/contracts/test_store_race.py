@@ -154,7 +154,9 @@ class Crowd:
         async with asyncio.TaskGroup() as group:
             self._send(begun, group, answer)
 
-    def _send(self, decision: Decision, group: asyncio.TaskGroup, answer: Callable[..., Transition]) -> None:
+    def _send(
+        self, decision: Decision, group: asyncio.TaskGroup, answer: Callable[..., Transition]
+    ) -> None:
         for order in decision.dispatch:
             name = self.graph.nodes[order.place].id
             self.published[name, order.token] += 1
@@ -186,7 +188,9 @@ class Crowd:
             )
             self._send(decision, group, answer)
 
-    async def _wake(self, wake: Wake, group: asyncio.TaskGroup, answer: Callable[..., Transition]) -> None:
+    async def _wake(
+        self, wake: Wake, group: asyncio.TaskGroup, answer: Callable[..., Transition]
+    ) -> None:
         await self._dawdle()
         (decision,) = await self.chance.choice(self.peers).apply([wake], self.now + 1e6)
         self._send(decision, group, answer)
@@ -206,7 +210,9 @@ async def test_a_crowd_of_workers_runs_every_node_once(
         run_id, begun = await create(peers[0], compiled)
         crowd = Crowd(peers, run_id, compiled, seed)
         await asyncio.wait_for(
-            crowd.work(begun, lambda name, token, run_id=run_id: Complete(run_id, name, token, name)),  # type: ignore[misc]
+            crowd.work(
+                begun, lambda name, token, run_id=run_id: Complete(run_id, name, token, name)
+            ),  # type: ignore[misc]
             30,
         )
         run = await asyncio.wait_for(peers[-1].wait(run_id), 10)

@@ -96,10 +96,12 @@ class Deed(NamedTuple):
 
 
 KINDS = (
-    # Likely thrice: without them a walk never gets anywhere.
-    "claim claim claim complete complete complete fail fail park wake wake recall reap renew "
-    "progress permanent retry retry_from cancel"
-).split()
+    # Some stand here thrice: without them a walk never gets anywhere.
+    *("claim", "complete") * 3,
+    *("fail", "wake") * 2,
+    *("park", "recall", "reap", "renew", "progress", "permanent"),
+    *("retry", "retry_from", "cancel"),
+)
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
 
 deed = st.builds(

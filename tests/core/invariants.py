@@ -32,6 +32,7 @@ def check_run(run: RunState) -> None:
     statuses = [node.status for node in run.nodes]
     assert run.unfinished == sum(status not in FINISHED for status in statuses)
     assert run.failed == statuses.count(NodeStatus.FAILED)
+    assert run.cancelled == statuses.count(NodeStatus.CANCELLED)
     assert run.active == sum(
         node.status is NodeStatus.RUNNING or node.phase is Phase.PUBLISHED for node in run.nodes
     )
@@ -113,7 +114,10 @@ def check_step(
     after = run.snapshot()
     if not decision:
         assert after == before, "a refused transition changed the run"
-        assert not (decision.dispatch or decision.wake or decision.stop or decision.ended)
+        assert not decision.dispatch
+        assert not decision.wake
+        assert not decision.stop
+        assert not decision.ended
         return
     _check_events(before, run, decision, now)
     if not decision.changed:

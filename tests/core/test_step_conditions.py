@@ -24,7 +24,9 @@ def test_a_false_condition_skips_the_node_and_a_true_one_queues_it() -> None:
 
 
 def test_a_condition_is_decided_when_the_parents_are_done_not_before() -> None:
-    walk = Walk({"a": [], "b": ["a"]}, b={"condition": "{{ params.go and a.go }}"}, params={"go": 1})
+    walk = Walk(
+        {"a": [], "b": ["a"]}, b={"condition": "{{ params.go and a.go }}"}, params={"go": 1}
+    )
     assert walk.states["b"] == "PENDING"
     walk.run("a", output={"go": True})
     assert walk.states["b"] == "QUEUED"
@@ -170,7 +172,9 @@ def test_what_becomes_of_a_child_follows_from_its_parents(
     parents: tuple[str, str], becomes: str, reason: str | None, turned: bool
 ) -> None:
     kinds = dict(zip("pq", reversed(parents) if turned else parents, strict=True))
-    skips = {name: {"condition": "{{ root.no }}"} for name, kind in kinds.items() if kind == "skipped"}
+    skips = {
+        name: {"condition": "{{ root.no }}"} for name, kind in kinds.items() if kind == "skipped"
+    }
     nodes = {"root": [], "p": ["root"], "q": ["root"], "child": ["p", "q"]}
     walk = Walk(nodes, on_failure="continue", **skips)
     walk.run("root", output={"no": False})

@@ -10,9 +10,7 @@ from .walk import LEASE, Walk
 def busy_walk() -> Walk:
     """A run to which nearly everything happens once."""
     nodes = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "slow": [], "cached": []}
-    walk = Walk(
-        nodes, on_failure="continue", b={"max_retries": 1}, c={"condition": "{{ a.go }}"}
-    )
+    walk = Walk(nodes, on_failure="continue", b={"max_retries": 1}, c={"condition": "{{ a.go }}"})
     walk.park("slow", 3)
     walk.recall("cached", 1)
     walk.start("a")

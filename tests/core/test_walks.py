@@ -99,9 +99,7 @@ class Stroll:
 
 @examples(400)
 @given(graphs(), deeds)
-def test_whatever_happens_in_whatever_order_the_rules_hold(
-    graph: Graph, story: list[Deed]
-) -> None:
+def test_whatever_happens_in_whatever_order_the_rules_hold(graph: Graph, story: list[Deed]) -> None:
     stroll = Stroll(graph)
     for deed in story:
         stroll.happen(deed)
@@ -122,9 +120,7 @@ def test_every_run_ends_whatever_happened_to_it_before(
 
 @examples(200)
 @given(graphs(), deeds)
-def test_at_most_once_nodes_start_at_most_once_in_an_epoch(
-    graph: Graph, story: list[Deed]
-) -> None:
+def test_at_most_once_nodes_start_at_most_once_in_an_epoch(graph: Graph, story: list[Deed]) -> None:
     stroll = Stroll(graph)
     for deed in story:
         stroll.happen(deed)
@@ -160,7 +156,9 @@ def test_the_outcome_does_not_depend_on_the_order_in_which_nodes_finish(
         for run in (first, second)
     ]
     shared = outputs[0].keys() & outputs[1].keys()
-    assert {name: outputs[0][name] for name in shared} == {name: outputs[1][name] for name in shared}
+    assert {name: outputs[0][name] for name in shared} == {
+        name: outputs[1][name] for name in shared
+    }
     assert first.status is second.status
     if graph.fail_fast and first.failed:
         event("fail_fast, failed")

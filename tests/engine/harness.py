@@ -23,7 +23,7 @@ from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe
 from dovetail.wiring import embedded
 
-PATIENCE = 20.0
+PATIENCE = 8.0
 """A run that takes longer hangs. Nothing here takes a second."""
 
 Nodes = Mapping[str, str | Mapping[str, Any]]
@@ -34,14 +34,15 @@ class Engine:
     commands: Commands
 
     async def trigger(
-        self, nodes: Nodes, params: dict[str, Any] | None = None, **fields: Any
+        self, nodes: Nodes, given: dict[str, Any] | None = None, /, **fields: Any
     ) -> str:
-        return await self.commands.trigger(definition(nodes, **fields), params)
+        """Trigger a workflow of these nodes with `given` as params; `fields` are its own."""
+        return await self.commands.trigger(definition(nodes, **fields), given)
 
     async def run(
-        self, nodes: Nodes, params: dict[str, Any] | None = None, **fields: Any
+        self, nodes: Nodes, given: dict[str, Any] | None = None, /, **fields: Any
     ) -> RunState:
-        return await self.wait(await self.trigger(nodes, params, **fields))
+        return await self.wait(await self.trigger(nodes, given, **fields))
 
     async def wait(self, run_id: str) -> RunState:
         return await asyncio.wait_for(self.commands.wait(run_id), PATIENCE)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.engine.limits import LocalLimits, TokenBucket
+from dovetail.engine.limits import LATENESS, LocalLimits, TokenBucket
 
 
 def test_the_default_is_ten_a_second_one_at_once() -> None:
@@ -16,32 +16,35 @@ def test_the_default_is_ten_a_second_one_at_once() -> None:
 
 def test_tokens_are_an_interval_apart() -> None:
     bucket = TokenBucket(10, 1)
-    assert [bucket.reserve(5.0) for _ in range(4)] == pytest.approx([5.0, 5.1, 5.2, 5.3])
+    assert [bucket.book(5.0) for _ in range(4)] == pytest.approx([5.0, 5.1, 5.2, 5.3])
 
 
 def test_a_burst_is_given_at_once_and_then_the_rate() -> None:
     bucket = TokenBucket(2, 3)
-    assert [bucket.reserve(0.0) for _ in range(6)] == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5])
+    assert [bucket.book(0.0) for _ in range(6)] == pytest.approx([0, 0, 0, 0.5, 1.0, 1.5])
 
 
 def test_an_idle_bucket_fills_up_to_its_burst_and_no_further() -> None:
     bucket = TokenBucket(1, 2)
     for _ in range(2):
-        bucket.reserve(0.0)
-    assert [bucket.reserve(100.0) for _ in range(3)] == pytest.approx([100, 100, 101])
+        bucket.book(0.0)
+    assert [bucket.book(100.0) for _ in range(3)] == pytest.approx([100, 100, 101])
 
 
 def test_a_slowed_bucket_gives_no_token_before_its_time() -> None:
     bucket = TokenBucket(10, 3)
-    bucket.reserve(0.0)
+    bucket.book(0.0)
     bucket.slow(5.0)
-    assert [bucket.reserve(0.1) for _ in range(3)] == pytest.approx([5.0, 5.1, 5.2])
+    assert not bucket.start(4.999)
+    booked = [bucket.book(0.1) for _ in range(3)]
+    assert booked[0] >= 5.0
+    assert booked[2] < 5.3
 
 
 def test_slowing_to_a_time_that_has_passed_takes_no_token_away() -> None:
     bucket = TokenBucket(10, 1)
     bucket.slow(3.0)
-    assert bucket.reserve(10.0) == 10.0
+    assert bucket.book(10.0) == 10.0
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
@@ -68,7 +71,7 @@ def test_no_window_ever_holds_more_than_the_burst_and_the_rate_allow(
     now, given_at = 0.0, []
     for wait in waits:
         now += wait
-        at = bucket.reserve(now)
+        at = bucket.book(now)
         assert at >= now
         given_at.append(at)
     assert given_at == sorted(given_at)
@@ -78,25 +81,83 @@ def test_no_window_ever_holds_more_than_the_burst_and_the_rate_allow(
             assert last - first + 1 <= allowed * (1 + 1e-9) + 1e-6
 
 
+def test_starting_needs_no_booking_and_keeps_to_the_rate() -> None:
+    bucket = TokenBucket(1, 2)
+    assert [bucket.start(now) for now in (0.0, 0.0, 0.0, 0.5, 1.0, 1.0)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_those_that_come_late_do_not_start_together() -> None:
+    bucket = TokenBucket(10, 1)
+    booked = [bucket.book(0.0) for _ in range(5)]
+    assert booked == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert [bucket.start(9.0) for _ in booked] == [True, False, False, False, False]
+    assert [bucket.book(9.0) for _ in range(3)] == pytest.approx([9.1, 9.2, 9.3])
+
+
+def test_a_start_a_little_late_does_not_push_back_the_next() -> None:
+    bucket = TokenBucket(10, 1)
+    for start in range(100):
+        late = (0.03, 0.0, 0.049)[start % 3]
+        assert bucket.start(start / 10 + late)
+
+
+def test_a_booking_given_back_lets_the_next_come_sooner() -> None:
+    bucket = TokenBucket(1, 1)
+    assert bucket.start(0.0)
+    for _ in range(100):
+        bucket.book(0.0)
+    bucket.unbook(99)
+    assert bucket.book(0.0) < 3
+    assert not bucket.start(0.5), "only bookings were given back"
+
+
+@given(
+    st.floats(0.01, 1000),
+    st.integers(1, 20),
+    st.lists(st.floats(0, 5), min_size=1, max_size=60),
+)
+def test_no_window_ever_sees_more_starts_than_burst_rate_and_lateness_allow(
+    rate: float, burst: int, waits: list[float]
+) -> None:
+    bucket = TokenBucket(rate, burst)
+    now, started = 0.0, []
+    for wait in waits:
+        now += wait
+        if bucket.start(now):
+            started.append(now)
+    for first in range(len(started)):
+        for last in range(first, len(started)):
+            allowed = burst + rate * (started[last] - started[first] + LATENESS)
+            assert last - first + 1 <= allowed * (1 + 1e-9) + 1e-6
+
+
 async def test_tags_have_buckets_of_their_own_and_unknown_ones_the_default() -> None:
     limits = LocalLimits({"slow": TokenBucket(1, 1)})
-    assert [(await limits.reserve("slow", 0.0)).at for _ in range(2)] == [0.0, 1.0]
-    assert [(await limits.reserve("new", 0.0)).at for _ in range(2)] == pytest.approx([0.0, 0.1])
+    assert [await limits.book("slow", 0.0) for _ in range(2)] == [0.0, 1.0]
+    assert [await limits.book("new", 0.0) for _ in range(2)] == pytest.approx([0.0, 0.1])
+    assert [await limits.start("slow", 0.0) for _ in range(2)] == [True, False]
+    assert await limits.start("new", 0.0)
 
 
-async def test_a_reservation_holds_until_its_bucket_is_slowed() -> None:
+async def test_slowing_a_tag_stops_its_starts_and_no_other() -> None:
     limits = LocalLimits()
-    grant, other = await limits.reserve("a", 0.0), await limits.reserve("b", 0.0)
-    assert await limits.holds(grant, 0.0)
     await limits.slow("a", 9.0)
-    assert not await limits.holds(grant, 0.0)
-    assert await limits.holds(other, 0.0)
+    assert not await limits.start("a", 8.999)
+    assert await limits.book("a", 8.9) >= 9.0
+    assert await limits.start("a", 9.0)
+    assert await limits.start("b", 0.0)
 
 
-async def test_a_reservation_is_good_a_little_after_its_time_and_no_longer() -> None:
+async def test_bookings_can_be_given_back_by_tag() -> None:
     limits = LocalLimits()
-    await limits.reserve("a", 0.0)
-    grant = await limits.reserve("a", 0.0)
-    assert grant.at == pytest.approx(0.1)
-    assert await limits.holds(grant, 0.12)
-    assert not await limits.holds(grant, 0.3)
+    for _ in range(11):
+        await limits.book("a", 0.0)
+    await limits.unbook("a", 10)
+    assert await limits.book("a", 0.0) == pytest.approx(0.1)

@@ -180,7 +180,7 @@ class TestIsolation:
 
 
 class TestSecrets:
-    SECRETS = {"KEY": "s3cr3t-value"}
+    KEY = "s3cr3t-value"
 
     async def test_a_secret_reaches_the_handler_and_nothing_that_is_stored(self) -> None:
         seen: list[Any] = []
@@ -200,7 +200,7 @@ class TestSecrets:
             "b": {"handler": "raises", "config": config, **RETRY},
             "c": {"handler": "output", "after": ["a"], "config": {"x": "{{ a.echo }}"}},
         }
-        async with engine(leaky, raises, secrets=self.SECRETS) as it:
+        async with engine(leaky, raises, secrets={"KEY": self.KEY}) as it:
             run = await it.run(nodes, on_failure="continue")
             story = str(run_view(run)) + str([event_view(e) for e in await it.events(run.id)])
         assert seen == [("Bearer s3cr3t-value", "s3cr3t-value")]
@@ -213,7 +213,7 @@ class TestSecrets:
         async def noop(config: dict[str, Any], ctx: Any) -> None:
             return None
 
-        async with engine(noop, secrets=self.SECRETS) as it:
+        async with engine(noop, secrets={"KEY": self.KEY}) as it:
             nodes = {"a": {"handler": "noop", "config": {"x": "{{ secrets.OTHER }}"}, **RETRY}}
             run = await it.run(nodes)
         error = run.nodes[0].error
@@ -249,7 +249,11 @@ class TestTemplates:
 
         nodes = {
             "a": "big",
-            "b": {"handler": "big", "after": ["a"], "config": {"x": "{{ a.output }}{{ a.output }}"}},
+            "b": {
+                "handler": "big",
+                "after": ["a"],
+                "config": {"x": "{{ a.output }}{{ a.output }}"},
+            },
         }
         async with engine(big) as it:
             run = await it.run(nodes)
@@ -261,7 +265,10 @@ class TestTemplates:
         async def attack(config: dict[str, Any], ctx: Any) -> Any:
             return config.get("x", "{{ 7 * 7 }} {{ secrets.KEY }}")
 
-        nodes = {"a": "attack", "b": {"handler": "attack", "after": ["a"], "config": {"x": "{{ a.output }}"}}}
+        nodes = {
+            "a": "attack",
+            "b": {"handler": "attack", "after": ["a"], "config": {"x": "{{ a.output }}"}},
+        }
         async with engine(attack, secrets={"KEY": "s3cr3t-value"}) as it:
             run = await it.run(nodes)
         assert run.node("b").output == "{{ 7 * 7 }} {{ secrets.KEY }}"
@@ -355,6 +362,8 @@ class TestTheCache:
             return {"a": {"handler": "costly", "config": config, "cache": {"ttl_seconds": 60}}}
 
         async with engine(costly, secrets={"ONE": "first-secret", "TWO": "other-secret"}) as it:
-            outputs = [(await it.run(nodes(name))).nodes[0].output for name in ("ONE", "TWO", "ONE")]
+            outputs = [
+                (await it.run(nodes(name))).nodes[0].output for name in ("ONE", "TWO", "ONE")
+            ]
         assert outputs == [1, 2, 1]
         assert calls == ["first-secret", "other-secret"]

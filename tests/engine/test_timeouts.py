@@ -122,6 +122,32 @@ class TestTimeouts:
             late = await it.load(run.id)
             assert (late.node("a").status, late.node("a").output) == ("FAILED", None)
 
+    async def test_a_handler_that_ends_after_its_timeout_does_not_free_a_slot_twice(self) -> None:
+        release = asyncio.Event()
+        inside = most = 0
+
+        async def stubborn(config: dict[str, Any], ctx: Any) -> str:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "too late"
+
+        async def busy(config: dict[str, Any], ctx: Any) -> None:
+            nonlocal inside, most
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0.001)
+            inside -= 1
+
+        async with engine(stubborn, busy, concurrency=1) as it:
+            await it.run(node("stubborn"))
+            release.set()
+            await asyncio.sleep(0.01)
+            await it.run({f"n{i}": "busy" for i in range(5)})
+        assert most == 1
+
     async def test_the_late_result_of_a_first_attempt_does_not_answer_for_the_second(self) -> None:
         first_may_end = asyncio.Event()
         second_may_end = asyncio.Event()

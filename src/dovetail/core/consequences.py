@@ -28,7 +28,7 @@ def settle(run: RunState, index: int, out: Decision, now: float, nonce: int) -> 
     """The node is COMPLETED: count it off at its children and queue those that are ready."""
     specs, nodes = run.graph.nodes, run.nodes
     queue: list[int] = []
-    conditional: list[int] = []
+    conditional = False
     for child in specs[index].children:
         node = nodes[child]
         # Only a PENDING child waits: in a failed run they are finished, in a retried one some ran.
@@ -36,9 +36,11 @@ def settle(run: RunState, index: int, out: Decision, now: float, nonce: int) -> 
             node.fed = True
             node.waiting -= 1
             if not node.waiting:
-                (queue if specs[child].condition is None else conditional).append(child)
+                queue.append(child)
+                if specs[child].condition is not None:
+                    conditional = True
     if conditional:
-        resolve(run, sorted(queue + conditional), out, now, nonce)
+        resolve(run, queue, out, now, nonce)
         return
     for child in queue:
         queue_node(run, child, out, now, nonce)
@@ -89,7 +91,7 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
 def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     node = run.nodes[index]
     node.status = QUEUED
-    fence(node, nonce)
+    node.token = new_tuple(Token, (node.epoch, node.attempt + 1, nonce))
     out.changed.append(index)
     if run.logged:
         write(run, index, out, now, "node.queued")
@@ -147,7 +149,7 @@ def end_run(run: RunState, out: Decision, now: float) -> None:
         run.status = RunStatus.FAILED
         run.error = first_error(run)
         log(run, out, now, "run.failed", {"error": run.error})
-    elif any(node.status is CANCELLED for node in run.nodes):
+    elif run.cancelled:
         run.status = RunStatus.CANCELLED
         log(run, out, now, "run.cancelled")
     else:
@@ -230,6 +232,7 @@ def cancel_node(run: RunState, index: int, reason: Reason, out: Decision, now: f
     node = run.nodes[index]
     node.reason = reason
     finish(run, node, CANCELLED, now)
+    run.cancelled += 1
     note(run, index, out, now, "node.cancelled", {"reason": reason})
 
 

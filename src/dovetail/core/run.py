@@ -98,6 +98,7 @@ class RunState:
 
     __slots__ = (
         "active",
+        "cancelled",
         "created_at",
         "epoch",
         "error",
@@ -141,6 +142,7 @@ class RunState:
         """Of its newest event."""
         self.unfinished = len(self.nodes)
         self.failed = 0
+        self.cancelled = 0
         self.active = 0
         """Nodes published or RUNNING: what `max_concurrency` limits."""
         self.held: list[int] = []

@@ -302,6 +302,7 @@ def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
     # Everything is counted anew from the states, never from what a failed epoch left behind.
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = sum(node.status is FAILED for node in nodes)
+    run.cancelled = 0
     run.active = sum(node.status is RUNNING for node in nodes)
     for index in reset:
         parents = [nodes[parent].status for parent in run.graph.nodes[index].parents]

@@ -43,7 +43,8 @@ class Commands:
     ) -> str:
         """Run a definition; the run's id is returned once it cannot be lost any more.
 
-        One that was checked already is not checked again. Raises `InvalidDefinition` or, for the params alone, `InvalidParams`.
+        One that was checked already is not checked again. Raises `InvalidDefinition` or, for
+        the params alone, `InvalidParams`.
         """
         checked = definition if isinstance(definition, Checked) else self.validate(definition)
         if checked.workflow is None:

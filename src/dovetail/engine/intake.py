@@ -7,26 +7,24 @@ nodes must not hold a thousand rendered configs.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import orjson
 
-from dovetail.core.consequences import COMPLETED, PUBLISHED
+from dovetail.core.consequences import PUBLISHED, QUEUED, new_tuple
 from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
-from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE, Rendered
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.clock import Clock
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Grant, Limits, Result, Store, Task
+from dovetail.engine.ports import Limits, Result, Store, Task
 
 FOREVER = float("inf")
-FEWEST_GRANTS = 1000
-"""Below this it is not worth looking for reservations that nobody will use."""
-new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
+LONG_WAIT = 1.0
+"""Whoever would be parked longer first makes sure that those before it are still there."""
 
 
 class Published(Protocol):
@@ -61,15 +59,16 @@ class Intake:
         self._clock = clock
         self._worker_id = worker_id
         # Outputs are data: a handler gets copies, so that it cannot change what is stored.
+        self._isolate = isolate
         self._copy = _copy if isolate else _same
         self._max_config_size = max_config_size
-        self._grants: dict[tuple[str, str], Grant] = {}
-        self._sweep_at = FEWEST_GRANTS
+        self._booked: dict[tuple[str, int], tuple[Dispatch, float]] = {}
+        """When each parked node shall come back."""
+        self._sweep_at = 0.0
 
     async def take(self, limit: int) -> list[Task]:
         while True:
             tasks: list[Task] = []
-            claims: list[Claim] = []
             batch = self._published.next(limit)
             if not batch:
                 await self._published.news()
@@ -93,23 +92,29 @@ class Intake:
                         continue
                 if spec.resource_tag is not None and not await self._admit(dispatch):
                     continue
+                config = rendered.config
+                if self._isolate:
+                    config = _copy(config)
                 fields = (
                     run.id,
                     spec.id,
                     token,
                     spec.handler,
-                    self._copy(rendered.config),
+                    config,
                     run.params,
-                    partial(self._inputs, run, spec),
+                    dispatch,
                     spec.timeout_seconds,
                     spec.resource_tag,
                     rendered.deferred,
                     cache,
                 )
                 tasks.append(new_tuple(Task, fields))
-                claim = (run.id, spec.id, token, self._worker_id, FOREVER)
-                claims.append(new_tuple(Claim, claim))
-            if claims:
+            if tasks:
+                me = self._worker_id
+                claims = [
+                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, FOREVER))
+                    for task in tasks
+                ]
                 decisions = await self._store.apply(claims, self._clock(), durable=True)
                 granted = [decision.changed for decision in decisions]
                 if all(granted):
@@ -133,28 +138,34 @@ class Intake:
         """Whether its rate limit lets the node start now; if not, it is parked."""
         run, place, token = dispatch
         spec = run.graph.nodes[place]
+        tag = spec.resource_tag or ""
         now = self._clock()
-        key = (run.id, spec.id)
-        grant = self._grants.pop(key, None)
-        if grant is None or not await self._limits.holds(grant, now):
-            grant = await self._limits.reserve(spec.resource_tag or "", now)
-        if grant.at <= now:
-            return True
-        (parked,) = await self._orchestrator.apply([Park(run.id, spec.id, token, grant.at)])
+        booked = self._booked.pop((run.id, place), None)
+        at = booked[1] if booked else await self._limits.book(tag, now)
+        if at > now + LONG_WAIT and now >= self._sweep_at:
+            await self._sweep(now)
+            await self._limits.unbook(tag, 1)
+            at = await self._limits.book(tag, now)
+        if at <= now:
+            if await self._limits.start(tag, now):
+                return True
+            at = await self._limits.book(tag, now)  # too many have come late
+        (parked,) = await self._orchestrator.apply([Park(run.id, spec.id, token, at)])
         if parked:
-            if len(self._grants) >= self._sweep_at:  # of nodes that never came back for theirs
-                self._grants = {key: old for key, old in self._grants.items() if old.at > now}
-                self._sweep_at = 2 * len(self._grants) + FEWEST_GRANTS
-            self._grants[key] = grant
+            self._booked[run.id, place] = (dispatch, at)
         return False
 
-    def _inputs(self, run: RunState, spec: NodeSpec) -> dict[str, Any]:
-        specs, nodes = run.graph.nodes, run.nodes
-        return {
-            specs[parent].id: self._copy(nodes[parent].output)
-            for parent in spec.parents
-            if nodes[parent].status is COMPLETED
-        }
+    async def _sweep(self, now: float) -> None:
+        """Give back what was booked for nodes that were cancelled meanwhile."""
+        gone: Counter[str] = Counter()
+        for key, ((run, place, token), _) in list(self._booked.items()):
+            node = run.nodes[place]
+            if node.status is not QUEUED or node.token != token:
+                del self._booked[key]
+                gone[run.graph.nodes[place].resource_tag or ""] += 1
+        for tag, count in gone.items():
+            await self._limits.unbook(tag, count)
+        self._sweep_at = now + LONG_WAIT
 
 
 def cache_key(spec: NodeSpec, rendered: Rendered) -> str:

@@ -1,25 +1,25 @@
 """Token buckets: how often the nodes of one resource tag may start.
 
-A bucket gives out times rather than yes or no: the caller parks until its time and never
-asks again, so a thousand waiting nodes cost a thousand reservations and no stampede.
+Two questions, two numbers. *When shall I come back?* is answered by booking: each asker gets a
+time of its own, so a thousand waiting nodes cost a thousand bookings and no stampede. *May I
+start now?* is answered from what was really started: a node that comes late, because no worker
+had room for it at its time, must not start together with all the others that were late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail.engine.ports import Grant
-
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
-LATEST_START = 0.05
-"""How long after its time a token is good: as late as a timer may come on a busy machine."""
+LATENESS = 0.05
+"""How late a timer may ring on a busy machine without costing the rate anything."""
 
 
 class TokenBucket:
-    """The generic cell rate algorithm: one float is the whole state."""
+    """The generic cell rate algorithm, twice: a float is the whole state of each."""
 
-    __slots__ = ("_full_at", "burst", "generation", "rate")
+    __slots__ = ("_booked", "_started", "burst", "rate")
 
     def __init__(self, rate_per_second: float = DEFAULT_RATE, burst: int = DEFAULT_BURST) -> None:
         if not 0 < rate_per_second < float("inf"):
@@ -28,22 +28,34 @@ class TokenBucket:
             raise ValueError(f"burst must be at least 1, not {burst!r}")
         self.rate = rate_per_second
         self.burst = burst
-        self.generation = 0
-        self._full_at = float("-inf")
-        """When the bucket would be full again if nobody took anything."""
+        # When the bucket would be full again if nobody booked, or started, any more.
+        self._booked = float("-inf")
+        self._started = float("-inf")
 
-    def reserve(self, now: float) -> float:
-        """Take a token and return the time from which it is good."""
+    def book(self, now: float) -> float:
+        """A time at which to come and start; nobody else gets the same token."""
         interval = 1.0 / self.rate
-        at = max(now, self._full_at - (self.burst - 1) * interval)
-        self._full_at = max(self._full_at, at) + interval
+        at = max(now, max(self._booked, self._started) - (self.burst - 1) * interval)
+        self._booked = max(self._booked, at) + interval
         return at
 
-    def slow(self, until: float) -> None:
-        """Give no token before `until`, not even those reserved already."""
-        self.generation += 1
+    def start(self, now: float) -> bool:
+        """Take a token now, if what was started before leaves one."""
         interval = 1.0 / self.rate
-        self._full_at = max(self._full_at, until + (self.burst - 1) * interval)
+        if self._started - (self.burst - 1) * interval > now + LATENESS:
+            return False
+        self._started = max(self._started, now) + interval
+        return True
+
+    def unbook(self, count: int) -> None:
+        """So many of those that booked will not come. Who books next may come sooner."""
+        self._booked -= count / self.rate
+
+    def slow(self, until: float) -> None:
+        """Let nobody start before `until`, whatever was booked."""
+        full = until + (self.burst - 1) / self.rate
+        self._booked = max(self._booked, full)
+        self._started = max(self._started, full + LATENESS)
 
 
 class LocalLimits:
@@ -55,13 +67,14 @@ class LocalLimits:
     def bucket(self, tag: str) -> TokenBucket:
         return self._buckets.setdefault(tag, TokenBucket())
 
-    async def reserve(self, tag: str, now: float) -> Grant:
-        bucket = self.bucket(tag)
-        return Grant(tag, bucket.reserve(now), bucket.generation)
+    async def book(self, tag: str, now: float) -> float:
+        return self.bucket(tag).book(now)
 
-    async def holds(self, grant: Grant, now: float) -> bool:
-        unslowed = self.bucket(grant.tag).generation == grant.generation
-        return unslowed and now <= grant.at + LATEST_START
+    async def start(self, tag: str, now: float) -> bool:
+        return self.bucket(tag).start(now)
+
+    async def unbook(self, tag: str, count: int) -> None:
+        self.bucket(tag).unbook(count)
 
     async def slow(self, tag: str, until: float) -> None:
         self.bucket(tag).slow(until)

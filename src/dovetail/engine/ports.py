@@ -7,9 +7,12 @@ one contract suite tests every store and every transport against them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
+from dovetail.core.consequences import COMPLETED
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
@@ -78,13 +81,22 @@ class Task(NamedTuple):
     handler: str
     config: dict[str, Any]
     params: dict[str, Any]
-    inputs: Callable[[], dict[str, Any]]
-    """Outputs of the completed parents by id; a copy of the asker's own."""
+    source: Dispatch
     timeout_seconds: float
     resource_tag: str | None = None
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
     cache: tuple[str, float] | None = None
+
+    def inputs(self) -> dict[str, Any]:
+        """Outputs of the completed parents by id; copies, so that nobody changes what is stored."""
+        run, place, _ = self.source
+        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
+        return {
+            name: orjson.loads(orjson.dumps(parent.output))
+            for name, parent in parents
+            if parent.status is COMPLETED
+        }
 
 
 Result = Complete | Fail
@@ -167,27 +179,21 @@ class Calls(Protocol):
 class Limits(Protocol):
     """Token buckets by resource tag."""
 
-    async def reserve(self, tag: str, now: float) -> Grant:
-        """Take the next token of the tag's bucket, which may lie in the future."""
+    async def book(self, tag: str, now: float) -> float:
+        """When to come for a token of the tag's bucket: `now`, or a time of the caller's own.
+
+        A hint: only `start` takes a token.
+        """
         ...
 
-    async def holds(self, grant: Grant, now: float) -> bool:
-        """Whether a token reserved earlier still counts.
+    async def start(self, tag: str, now: float) -> bool:
+        """Take a token and start now. False if the bucket has none: book again."""
+        ...
 
-        Not if the bucket was slowed since, nor if the token's time is well past: nodes that
-        waited for something else meanwhile would all start at once.
-        """
+    async def unbook(self, tag: str, count: int) -> None:
+        """So many of those that booked will not come."""
         ...
 
     async def slow(self, tag: str, until: float) -> None:
         """A service asked to be left alone: no token of this tag before `until`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """One token, good from `at` on."""
-
-    tag: str
-    at: float
-    generation: int = field(default=0)

@@ -10,6 +10,8 @@ from dovetail.core.events import Event
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus
 
+LAST_SECOND = 253_402_300_799.0  # of the year 9999
+
 
 def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
     """As `GET /runs/<id>` answers."""
@@ -91,6 +93,7 @@ def timestamp(seconds: float | None) -> str | None:
     """RFC 3339 in UTC, to the microsecond."""
     if seconds is None:
         return None
+    seconds = min(seconds, LAST_SECOND)  # a rate near zero parks a node beyond every calendar
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 

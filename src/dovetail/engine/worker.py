@@ -25,6 +25,7 @@ from functools import partial
 from types import coroutine
 from typing import Any
 
+from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.retry import LONGEST_RETRY_AFTER
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
@@ -39,8 +40,6 @@ STOP_GRACE_SECONDS = 1.0
 PROGRESS_SECONDS = 0.05
 """Progress is told at most this often per node: people read it, nothing follows from it."""
 FOREVER = float("inf")
-
-new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
 
 
 class _Running:
@@ -252,7 +251,7 @@ class Worker:
         except PermanentError as problem:
             self._fail(task, call, problem)
             return
-        fields = (task[0], task[1], task[2], sealed, task.cache)  # run, node and token
+        fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
         self._results.append(new_tuple(Complete, fields))
         if self._busy == self._concurrency:
             self._slot_freed.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,6 @@ def _where(error: BaseException) -> str | None:
     if found is None:
         return None
     path = Path(found[0])
-    try:
+    with suppress(ValueError, OSError):  # elsewhere, or the working directory is gone
         path = path.relative_to(Path.cwd())
-    except (ValueError, OSError):  # elsewhere, or the working directory is gone
-        pass
     return f"{path}:{found[1]}"

@@ -25,6 +25,7 @@ class MemoryStore:
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
         self._cache: dict[str, tuple[float, Cached]] = {}
+        self._aborted: BaseException | None = None
 
     async def create(self, submit: Submit, now: float) -> Decision:
         if submit.run_id in self._runs:
@@ -48,12 +49,8 @@ class MemoryStore:
                 continue
             decision = RULES[type(move)](run, move, now, nonce)
             decisions.append(decision)
-            if decision.events:
+            if decision.events or decision.ended:
                 self._tell(run, decision)
-            if decision.ended:
-                for waiter in self._waiters.pop(run.id, ()):
-                    if not waiter.done():
-                        waiter.set_result(None)
             if type(move) is Complete and move.cache and decision.changed:
                 key, ttl = move.cache
                 self._cache[key] = (now + ttl, Cached(move.output))
@@ -64,9 +61,14 @@ class MemoryStore:
         if self._watchers:
             for watcher in self._watchers.get(run.id, ()):
                 watcher.set()
+        if decision.ended:
+            for waiter in self._waiters.pop(run.id, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def close(self) -> None:
         """Let every run go now, rather than when the garbage collector comes round."""
+        self.abort(RuntimeError("the store was closed before the run had finished"))
         self._runs.clear()
         self._events.clear()
         self._cache.clear()
@@ -86,7 +88,11 @@ class MemoryStore:
         return run
 
     def abort(self, error: BaseException) -> None:
-        """The engine died: nobody shall wait for an end that cannot come."""
+        """The engine is gone: nobody shall wait for an end that cannot come."""
+        self._aborted = error
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.set()
         for waiters in self._waiters.values():
             for waiter in waiters:
                 if not waiter.done():
@@ -106,6 +112,8 @@ class MemoryStore:
                     yield events[after - 1]
                 if run.finished:
                     return
+                if self._aborted is not None:
+                    raise self._aborted
                 await news.wait()
         finally:
             self._watchers[run_id].discard(news)
