@@ -312,7 +312,7 @@ class _StepCall:
         self._fn = step.fn
         self.is_async = step.is_async
 
-    def __call__(self, task: Task) -> Any:
+    def begin(self, task: Task) -> Any:
         return self._fn(task.params.copy())
 
     def cancel(self) -> None:

@@ -40,7 +40,7 @@ def rendered(config: dict[str, Any], **scope: Any) -> Any:
 def test_a_config_without_templates_is_handed_on_as_it_is() -> None:
     config = {"url": "https://example.com", "deep": [{"a": 1}], "n": None}
     template = compile_config(config)
-    assert template.is_plain
+    assert not template.templates
     assert template.templates == []
     assert template.reads == frozenset()
     assert template.render(Values()) == Rendered(config, ())
@@ -69,7 +69,7 @@ def test_templates_are_listed_in_the_order_they_are_written() -> None:
     )
     assert [path for path, _ in template.templates] == [("z",), ("a", 0), ("a", 1, "k"), ("m",)]
     assert template.reads == {"b", "c", "secrets", "params"}
-    assert not template.is_plain
+    assert template.templates
 
 
 def test_rendering_changes_neither_the_definition_nor_the_outputs_and_shares_the_rest() -> None:

@@ -223,7 +223,7 @@ def test_templates_and_conditions_are_compiled() -> None:
     node = spec(
         {"config": {"a": "{{ params.x }}"}, "condition": "{{ true }}", "cache": {"ttl_seconds": 5}}
     )
-    assert not node.config.is_plain
+    assert node.config.templates
     assert node.cache_ttl == 5.0
 
     class Nothing:

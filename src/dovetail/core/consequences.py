@@ -95,7 +95,12 @@ def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int)
     out.changed.append(index)
     if run.logged:
         write(run, index, out, now, "node.queued")
-    publish(run, index, node, out)
+    if run.graph.max_concurrency is None:  # as `publish` would, without the call
+        run.active += 1
+        node.phase = PUBLISHED
+        out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+    else:
+        publish(run, index, node, out)
 
 
 def lay_down(node: NodeState) -> None:

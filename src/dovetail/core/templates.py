@@ -240,9 +240,9 @@ class ConfigTemplate:
     __slots__ = (
         "_copies",
         "_deferred",
-        "_fixed_size",
         "_leaves",
-        "_plain",
+        "fixed_size",
+        "plain",
         "raw",
         "reads",
         "templates",
@@ -250,7 +250,8 @@ class ConfigTemplate:
 
     def __init__(self, raw: dict[str, Any], templates: list[tuple[Place, Template]]) -> None:
         self.raw = raw
-        self._plain = Rendered(raw)
+        self.plain = Rendered(raw)
+        """The rendering of a config without templates."""
         self.templates = templates
         self.reads = frozenset(read.name for _, found in templates for read in found.reads)
         at: dict[Place, int] = {(): 0}
@@ -258,7 +259,7 @@ class ConfigTemplate:
         self._leaves: list[_Leaf] = []
         self._deferred: list[tuple[Place, Template]] = []
         # The config's own part of the size; what templates give is added when they give it.
-        self._fixed_size = json_size(raw)
+        self.fixed_size = json_size(raw)
         for path, template in templates:
             if template.uses_secrets:
                 self._deferred.append((path, template))
@@ -269,22 +270,18 @@ class ConfigTemplate:
                     self._copies.append((at[path[: depth - 1]], path[depth - 1]))
             dotted = template.expression.path if template.expression else None
             self._leaves.append(_Leaf(at[path[:-1]], path[-1], dotted, template, path))
-            self._fixed_size -= json_size(template.source)
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.templates
+            self.fixed_size -= json_size(template.source)
 
     def render(self, scope: Scope, limit: int = MAX_CONFIG_SIZE) -> Rendered:
         """The config for one start of the node. An error names its place, such as `config.url`.
 
         Raises `TemplateError`; `TooLarge` if the config would be above `limit` bytes as JSON.
         """
-        size = self._fixed_size
+        size = self.fixed_size
         if not self.templates:
             if size > limit:
                 raise _too_large(size, limit)
-            return self._plain
+            return self.plain
         config = self.raw.copy()
         containers: list[Any] = [config]
         for parent, key in self._copies:

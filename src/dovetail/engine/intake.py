@@ -78,8 +78,12 @@ class Intake:
                 spec, node = run.graph.nodes[place], run.nodes[place]
                 if node.phase is not PUBLISHED or node.token != token:
                     continue  # cancelled on the way
+                template = spec.config
                 try:
-                    rendered = spec.config.render(run, self._max_config_size)
+                    if template.templates or template.fixed_size > self._max_config_size:
+                        rendered = template.render(run, self._max_config_size)
+                    else:
+                        rendered = template.plain
                 except TemplateError as problem:
                     error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
                     refusal = Fail(run.id, spec.id, token, error, permanent=True)

@@ -145,7 +145,7 @@ class Call(Protocol):
     @property
     def is_async(self) -> bool: ...
 
-    def __call__(self, task: Task) -> Any:
+    def begin(self, task: Task) -> Any:
         """A coroutine if `is_async`; else the work itself, to be done in a thread."""
         ...
 

@@ -130,6 +130,7 @@ class Worker:
         me = asyncio.current_task()
         assert me is not None  # noqa: S101
         now, claimed = time.monotonic, self._claimed
+        open_call, report = self._calls.open, self._report
         pause_at = now() + LEAD_SECONDS
         while True:
             if not claimed:
@@ -140,7 +141,7 @@ class Worker:
                 continue  # what was claimed may have been stopped meanwhile
             task = claimed.popleft()
             try:
-                call = self._calls.open(task, self._report)
+                call = open_call(task, report)
             except DovetailError as problem:
                 error = {"type": problem.type, "message": str(problem)}
                 self._settle(self._failure(task, problem, error))
@@ -152,7 +153,7 @@ class Worker:
                 continue
             context = copy_context()
             try:
-                work = call(task)
+                work = call.begin(task)
                 waits_for = context.run(work.send, None)
             except StopIteration as returned:
                 self._succeed(task, call, returned.value)
@@ -206,7 +207,7 @@ class Worker:
         # A thread cannot be stopped from outside: one that is detached is left to itself.
         if self._threads is None:
             self._threads = Threads()
-        output = await self._threads.submit(partial(call, task))
+        output = await self._threads.submit(partial(call.begin, task))
         return await output if inspect.isawaitable(output) else output
 
     def _enter(self, task: Task, call: Call) -> _Running:

@@ -88,7 +88,7 @@ class HandlerCall:
         self._max_output_bytes = max_output_bytes
         self.is_async = handler.is_async
 
-    def __call__(self, task: Task) -> Any:
+    def begin(self, task: Task) -> Any:
         return self._handler.fn(self._config, self._context)
 
     def cancel(self) -> None:
