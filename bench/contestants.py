@@ -91,8 +91,8 @@ def dovetail_definition(workload: Workload) -> Run:
     from dovetail import Context
     from dovetail.config import Settings
     from dovetail.core.dag import build_graph
+    from dovetail.core.definition.validation import check
     from dovetail.core.transitions import Submit
-    from dovetail.core.validation import check
     from dovetail.engine.commands import new_run_id
     from dovetail.handlers.builtin import builtin_registry
     from dovetail.handlers.registry import describe

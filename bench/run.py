@@ -187,8 +187,8 @@ def verdicts_on_growth(growth: dict[str, float]) -> list[dict[str, Any]]:
 
 def validation(options: argparse.Namespace) -> dict[str, float]:
     """Seconds to check a definition of 10,000 nodes with a template for each of 19,800 edges."""
-    from dovetail.core.source import read_text
-    from dovetail.core.validation import check
+    from dovetail.core.definition.source import read_text
+    from dovetail.core.definition.validation import check
 
     workload = layered(100, VALIDATED_NODES // 100)
     data, text = definition(workload), yaml_text(workload)

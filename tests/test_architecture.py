@@ -44,8 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What decides without acting: no clock, chance, file, network, thread, event loop among them.
 # fmt: off
 PURE = {
-    "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib", "copy",
-    "dataclasses", "decimal", "difflib", "enum", "functools", "graphlib", "hashlib", "heapq",
+    "__future__", "abc", "array", "base64", "binascii", "bisect", "collections", "contextlib",
+    "copy", "dataclasses", "decimal", "difflib", "enum", "functools", "graphlib", "hashlib", "heapq",
     "itertools", "json", "keyword", "math", "operator", "re", "string", "sys", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib", "jinja2", "jsonschema_rs",
     "markupsafe", "orjson", "pydantic", "pydantic_core", "yaml",

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from dovetail.core.dag import build_graph
+from dovetail.core.definition.validation import check
 from dovetail.core.run import RunState
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Dispatch, Submit
-from dovetail.core.validation import check
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_DASK = [
@@ -109,7 +109,7 @@ def test_the_definitions_that_are_validated_have_ten_thousand_nodes_and_are_equa
     bench: Any,
 ) -> None:
     workloads = import_module("workloads")
-    from dovetail.core.source import read_text
+    from dovetail.core.definition.source import read_text
 
     small = workloads.layered(3, 4)
     text = workloads.yaml_text(small)

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dovetail.config import Settings
+from dovetail.core.definition.validation import Limits
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
-from dovetail.core.validation import Limits
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake

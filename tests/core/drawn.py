@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hypothesis import Phase as Phases
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -40,9 +41,14 @@ MAX_CRASHES = 2
 
 
 def examples(count: int) -> settings:
-    """So many examples in the continuous integration; `DOVETAIL_EXAMPLES=20` for twenty times."""
+    """So many examples in the continuous integration; `DOVETAIL_EXAMPLES=20` for twenty times.
+
+    `DOVETAIL_SHRINK=no`: whether a walk fails is enough, the shortest that does is not wanted.
+    """
     times = float(os.environ.get("DOVETAIL_EXAMPLES", "1"))
-    return settings(max_examples=max(1, int(count * times)), deadline=None)
+    unshrunk = os.environ.get("DOVETAIL_SHRINK") == "no"
+    phases = [phase for phase in Phases if not unshrunk or phase is not Phases.shrink]
+    return settings(max_examples=max(1, int(count * times)), deadline=None, phases=phases)
 
 
 # What a node may ask of what came before it. The last two are errors if it was skipped.

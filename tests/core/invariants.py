@@ -19,10 +19,22 @@ from dovetail.core.states import (
     Reason,
     RunStatus,
 )
-from dovetail.core.transitions import Claim, Decision, Park, Retry, Transition
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Decision,
+    Fail,
+    Park,
+    Reap,
+    Recall,
+    Retry,
+    Transition,
+    Wake,
+)
 
 SETTLED = (NodeStatus.COMPLETED, NodeStatus.SKIPPED)
 WAITING = (Phase.PARKED, Phase.BACKING_OFF)
+KEPT_BY_RETRY = (NodeStatus.COMPLETED, NodeStatus.RUNNING)
 # These follow from the parents' states, so that a store need not be told that they changed.
 DERIVED = ("waiting", "fed")
 
@@ -112,6 +124,7 @@ def check_step(
 ) -> None:
     """One transition moved the run along the tables, and its decision says all that changed."""
     after = run.snapshot()
+    assert bool(decision.changed) is may_happen(before, run, move, now), "taken against the rule"
     if not decision:
         assert after == before, "a refused transition changed the run"
         assert not decision.dispatch
@@ -130,18 +143,31 @@ def check_step(
     assert decision.ended is (was_open and after["finished_at"] is not None)
     moved = set(decision.changed)
     for index, (old, new) in enumerate(zip(before["nodes"], after["nodes"], strict=True)):
-        _check_move(run, move, old, new, listed=index in moved)
+        _check_move(run, move, index, old, new, listed=index in moved)
+    _check_retrying(before, run, move)
+    _check_conditions(before, run)
     _check_orders(before, run, decision)
     check_run(run)
 
 
 def _check_move(
-    run: RunState, move: Transition, old: dict[str, Any], new: dict[str, Any], *, listed: bool
+    run: RunState,
+    move: Transition,
+    place: int,
+    old: dict[str, Any],
+    new: dict[str, Any],
+    *,
+    listed: bool,
 ) -> None:
-    if new["epoch"] != old["epoch"]:
-        assert isinstance(move, Retry)
-        assert new["epoch"] == run.epoch
+    if isinstance(move, Retry):
+        kept = old["status"] in KEPT_BY_RETRY and place not in _below(run, move.from_node)
+        if kept:
+            assert new == old, "a retry touched what it must keep"
+        else:
+            assert new["epoch"] == run.epoch
+            assert new["attempt"] == 0
         return
+    assert new["epoch"] == old["epoch"]
     if new["status"] is not old["status"]:
         assert new["status"] in ALLOWED[old["status"]]
     if old["status"] in FINISHED:
@@ -151,6 +177,68 @@ def _check_move(
         for name in DERIVED:
             old, new = {**old, name: None}, {**new, name: None}
         assert new == old, "a node changed and a store would not know"
+
+
+def may_happen(before: dict[str, Any], run: RunState, move: Transition, now: float) -> bool:
+    """Whether a transition must be taken, from the state before it: the guards, once more."""
+    if isinstance(move, Cancel):
+        return before["finished_at"] is None
+    if isinstance(move, Retry):
+        again = (RunStatus.FAILED, RunStatus.CANCELLED)
+        known = move.from_node is None or move.from_node in run.graph.index
+        rerun = before["status"] is RunStatus.COMPLETED and move.from_node is not None
+        return known and (before["status"] in again or rerun)
+    place = run.graph.index.get(move.node)
+    if place is None or before["nodes"][place]["token"] != move.token:
+        return False
+    node = before["nodes"][place]
+    published = node["phase"] is Phase.PUBLISHED
+    runs = node["status"] is NodeStatus.RUNNING
+    match move:
+        case Claim() | Park() | Recall():
+            return published
+        case Fail():
+            return runs or (published and move.permanent)
+        case Wake():
+            return node["phase"] in WAITING and now >= node["until"]
+        case Reap():
+            return runs and now >= node["lease_until"]
+    return runs
+
+
+def _below(run: RunState, from_node: str | None) -> set[int]:
+    if from_node is None:
+        return set()
+    start = run.graph.index[from_node]
+    return {start, *run.graph.descendants(start)}
+
+
+def _check_retrying(before: dict[str, Any], run: RunState, move: Transition) -> None:
+    """A failed node is tried again as often as it allows, a lost one up to the crash limit."""
+    if not isinstance(move, Fail | Reap):
+        return
+    place = run.graph.index[move.node]
+    old, spec, now_is = before["nodes"][place], run.graph.nodes[place], run.nodes[place].status
+    goes_on = before["status"] is RunStatus.RUNNING
+    if isinstance(move, Fail):  # lost starts are not counted
+        left = spec.max_retries - (old["attempt"] - old["crashes"]) >= 0 and not move.permanent
+        assert now_is is (NodeStatus.QUEUED if left and goes_on else NodeStatus.FAILED)
+    elif spec.at_most_once or old["crashes"] + 1 >= move.max_crashes:
+        assert now_is is NodeStatus.FAILED
+        assert run.nodes[place].reason is Reason.WORKER_LOST
+    else:
+        assert now_is is (NodeStatus.QUEUED if goes_on else NodeStatus.CANCELLED)
+
+
+def _check_conditions(before: dict[str, Any], run: RunState) -> None:
+    """Nodes were queued and skipped as their conditions say, which depend on outputs alone."""
+    for spec, old, node in zip(run.graph.nodes, before["nodes"], run.nodes, strict=True):
+        if spec.condition is None or old["status"] is not NodeStatus.PENDING:
+            continue
+        if node.status is NodeStatus.QUEUED:
+            assert spec.condition(run)
+        elif node.reason is Reason.CONDITION_FALSE:
+            assert not spec.condition(run)
 
 
 def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now: float) -> None:

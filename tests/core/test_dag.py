@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail.core import dag
 from dovetail.core.dag import NodeSpec, build_graph
-from dovetail.core.model import Workflow
+from dovetail.core.definition.model import Workflow
 from dovetail.core.retry import RetryPolicy
 
 Parents = list[list[int]]

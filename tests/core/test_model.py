@@ -8,9 +8,15 @@ import jsonschema_rs
 import pytest
 from pydantic import ValidationError
 
-from dovetail.core.model import MAX_RETRIES, MAX_SECONDS, RESERVED_IDS, Workflow, definition_schema
+from dovetail.core.definition.model import (
+    MAX_RETRIES,
+    MAX_SECONDS,
+    RESERVED_IDS,
+    Workflow,
+    definition_schema,
+)
+from dovetail.core.definition.validation import check
 from dovetail.core.templates import ROOTS
-from dovetail.core.validation import check
 
 CONTRACT = {
     "name": "summarise",

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.core.definition.params import apply_params, check_schema, typed
 from dovetail.core.errors import InvalidParams
-from dovetail.core.params import apply_params, check_schema, typed
 
 # Measuring coverage makes everything some times slower.
 PATIENCE = 5 if sys.gettrace() else 1

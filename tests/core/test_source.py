@@ -15,8 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.core.definition.source import Source, line_of, read_text
 from dovetail.core.errors import InvalidDefinition, Problem
-from dovetail.core.source import Source, line_of, read_text
 
 Format = Literal["yaml", "json"]
 MIB = 1 << 20

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from jinja2 import Environment, StrictUndefined
 
 from dovetail.core.errors import TemplateError
-from dovetail.core.filters import FILTERS, TESTS
-from dovetail.core.operations import json_size
 from dovetail.core.templates import TemplateRefused, parse_template
+from dovetail.core.templates.filters import FILTERS, TESTS
+from dovetail.core.templates.operations import json_size
 
 VALUES: dict[str, Any] = {
     "params": {"a": 1, "b": "xY z", "none": None},

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core import dag
+from dovetail.core.definition.model import Node
+from dovetail.core.definition.source import line_of, read_text
+from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import Problem
 from dovetail.core.findings import Suggester, format_path, shown
-from dovetail.core.model import Node
-from dovetail.core.source import line_of, read_text
-from dovetail.core.validation import Checked, Limits, check
 
 # Measuring coverage makes everything some times slower.
 PATIENCE = 5 if sys.gettrace() else 1

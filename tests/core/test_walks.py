@@ -89,6 +89,7 @@ class Stroll:
 
     def _advance(self, index: int, fails: Callable[[str], bool]) -> None:
         node, name = self.run.nodes[index], self.run.graph.nodes[index].id
+        self.now += 1
         if node.phase is Phase.PUBLISHED:
             assert self.apply(Claim("r", name, node.token, "w", self.now + LEASE))
         elif fails(name):

@@ -17,8 +17,8 @@ from itertools import count
 from typing import Any
 
 from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Event, Token
-from dovetail.core.model import Workflow
 from dovetail.core.run import NodeState
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import (

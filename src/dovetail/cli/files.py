@@ -17,9 +17,9 @@ from typing import BinaryIO
 
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.text import plain
+from dovetail.core.definition.source import Source, read_text
+from dovetail.core.definition.validation import Limits
 from dovetail.core.errors import InvalidDefinition, Problem
-from dovetail.core.source import Source, read_text
-from dovetail.core.validation import Limits
 
 STDIN = "-"
 _SEEN_NEIGHBOURS = 1000

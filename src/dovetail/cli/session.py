@@ -23,12 +23,12 @@ from dovetail.cli.interrupts import Interrupts
 from dovetail.cli.plain import PlainView
 from dovetail.cli.process import Process
 from dovetail.config import Settings
+from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Conflict
 from dovetail.core.events import Event
-from dovetail.core.model import Workflow
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.core.validation import Checked
 from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
 from dovetail.wiring import embedded

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dovetail.core.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
+from dovetail.core.definition.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.templates import ConfigTemplate, Scope, compile_config, parse_condition
 

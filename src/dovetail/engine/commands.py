@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.core.dag import build_graph
+from dovetail.core.definition.params import apply_params
+from dovetail.core.definition.source import Source
+from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import InvalidDefinition
-from dovetail.core.params import apply_params
 from dovetail.core.run import RunState
-from dovetail.core.source import Source
 from dovetail.core.step import explain_refusal
 from dovetail.core.transitions import Cancel, Retry, Submit
-from dovetail.core.validation import Checked, Limits, check
 from dovetail.engine.orchestrator import Orchestrator
 from dovetail.engine.ports import Store
 

@@ -12,10 +12,10 @@ from dovetail.cli.files import STDIN, File
 from dovetail.cli.logs import show_logs
 from dovetail.cli.session import Session, Write
 from dovetail.config import load_settings
+from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.params import typed
+from dovetail.core.definition.validation import Checked, Limits
 from dovetail.core.errors import InvalidDefinition, InvalidParams
-from dovetail.core.model import Workflow
-from dovetail.core.params import typed
-from dovetail.core.validation import Checked, Limits
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import definition_limits
 

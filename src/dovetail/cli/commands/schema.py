@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dovetail.cli.streams import say
-from dovetail.core.model import definition_schema
+from dovetail.core.definition.model import definition_schema
 
 
 def print_schema() -> None:

@@ -14,8 +14,8 @@ from dovetail.cli.files import STDIN, File
 from dovetail.cli.problems import report, summary
 from dovetail.cli.text import Line, counted
 from dovetail.config import load_settings
+from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import InvalidDefinition, Problem
-from dovetail.core.validation import Checked, Limits, check
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
 from dovetail.wiring import definition_limits

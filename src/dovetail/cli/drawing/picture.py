@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.core.dag import layers
-from dovetail.core.model import Node, Workflow
+from dovetail.core.definition.model import Node, Workflow
 
 
 @dataclass(frozen=True, slots=True)

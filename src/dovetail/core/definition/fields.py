@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dovetail.core.definition.model import MAX_SECONDS, Cache, Defaults, Node, Retry, Workflow
 from dovetail.core.findings import Finding, Path, Suggester, shown
-from dovetail.core.model import MAX_SECONDS, Cache, Defaults, Node, Retry, Workflow
 
 _NODE_ID = "letters, digits and underscores, and does not start with a digit"
 _NAME = "up to 128 letters, digits, dots, underscores and hyphens, the first a letter or a digit"

@@ -12,8 +12,8 @@ import re
 from math import isfinite
 from typing import Any
 
+from dovetail.core.definition.text_tree import Mark, Refused, TextTree
 from dovetail.core.findings import one_line
-from dovetail.core.text_tree import Mark, Refused, TextTree
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT, is_json
 
 # An unclosed string reaches to the end, so that a text of quotes is not tried from each of them.

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 from yaml import CSafeLoader
 
+from dovetail.core.definition.text_tree import TextTree
 from dovetail.core.findings import one_line, shown
-from dovetail.core.text_tree import TextTree
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT
 
 # 100,000 edges between 10,000 nodes are 190,000 events; a text of 1 MiB can hold 650,000.

@@ -15,13 +15,13 @@ from itertools import islice
 from typing import Any, Protocol
 
 from dovetail.core import dag
+from dovetail.core.definition.facts import Facts, Limits, RawNode
+from dovetail.core.definition.fields import read_fields
+from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.params import schema_findings
+from dovetail.core.definition.source import Source
 from dovetail.core.errors import Problem
-from dovetail.core.facts import Facts, Limits, RawNode
-from dovetail.core.fields import read_fields
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
-from dovetail.core.model import Workflow
-from dovetail.core.params import schema_findings
-from dovetail.core.source import Source
 from dovetail.core.templates import (
     ROOTS,
     Condition,

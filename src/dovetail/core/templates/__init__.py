@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dovetail.core.compiler import Read
 from dovetail.core.errors import TemplateError, TooLarge
-from dovetail.core.expressions import Expression, compile_expression, dotted_path
 from dovetail.core.findings import format_path
-from dovetail.core.grammar import Span, TemplateRefused, cut, place, too_deep
-from dovetail.core.operations import (
+from dovetail.core.templates.compiler import Read
+from dovetail.core.templates.expressions import Expression, compile_expression, dotted_path
+from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
+from dovetail.core.templates.operations import (
     NOTHING,
     UNSETTLED,
     WITH_ITEMS,

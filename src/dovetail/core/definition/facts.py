@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from dovetail.core import dag
+from dovetail.core.definition.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH
 from dovetail.core.findings import Finding, Path, Suggester
-from dovetail.core.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH
 from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from dovetail.core.definition.schemas import Schema, SchemaRefused, compile_schema
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
-from dovetail.core.schemas import Schema, SchemaRefused, compile_schema
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
 
 MOST_VIOLATIONS = 100

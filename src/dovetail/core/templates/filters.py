@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import MissingValue, TemplateError
-from dovetail.core.operations import (
+from dovetail.core.templates.operations import (
     ABSENT,
     CONTAINERS,
     DOCUMENT,

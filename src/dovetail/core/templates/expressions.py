@@ -12,7 +12,8 @@ from typing import Any
 
 from jinja2.lexer import Token
 
-from dovetail.core.compiler import (
+from dovetail.core.errors import MissingValue, TemplateError
+from dovetail.core.templates.compiler import (
     MAX_DEPTH,
     Compiler,
     Evaluate,
@@ -21,9 +22,8 @@ from dovetail.core.compiler import (
     check_name,
     settled,
 )
-from dovetail.core.errors import MissingValue, TemplateError
-from dovetail.core.grammar import KEYWORDS, Span, parse
-from dovetail.core.operations import Frame, Path, text
+from dovetail.core.templates.grammar import KEYWORDS, Span, parse
+from dovetail.core.templates.operations import Frame, Path, text
 
 _SHOWN_SOURCE = 80
 

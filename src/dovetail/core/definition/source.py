@@ -13,11 +13,11 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dovetail.core.definition.text_json import load_json, scan_json
+from dovetail.core.definition.text_tree import Mark, Refused, TextTree
+from dovetail.core.definition.text_yaml import load_yaml
 from dovetail.core.errors import InvalidDefinition, Problem
 from dovetail.core.findings import Path, format_path
-from dovetail.core.text_json import load_json, scan_json
-from dovetail.core.text_tree import Mark, Refused, TextTree
-from dovetail.core.text_yaml import load_yaml
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_TEXT_DEPTH = 32

@@ -19,10 +19,10 @@ from typing import Any
 from jinja2 import nodes
 
 from dovetail.core.errors import TemplateError
-from dovetail.core.filters import FILTERS, REQUIRED, TESTS
 from dovetail.core.findings import Suggester, shown
-from dovetail.core.grammar import KEYWORDS, TemplateRefused, too_deep
-from dovetail.core.operations import (
+from dovetail.core.templates.filters import FILTERS, REQUIRED, TESTS
+from dovetail.core.templates.grammar import KEYWORDS, TemplateRefused, too_deep
+from dovetail.core.templates.operations import (
     ABSENT,
     CALCULATIONS,
     COMPARISONS,
