@@ -108,7 +108,7 @@ async def test_every_run_ends_and_no_start_is_executed_twice(concurrency: int) -
     async with engine(
         instant, waiting, blocking, late, concurrency=concurrency, rate_limits=limits
     ) as it:
-        runs = await asyncio.gather(*(live(it, seed) for seed in range(30)))
+        runs = await asyncio.gather(*(live(it, seed) for seed in range(60)))
         await asyncio.sleep(0.05)
         for run in runs:
             check_run(run)

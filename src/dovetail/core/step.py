@@ -53,6 +53,7 @@ from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, Reason, RunStatus
 from dovetail.core.transitions import (
+    GRANTED,
     NOTHING,
     Cancel,
     Claim,
@@ -99,16 +100,16 @@ def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != move.token:
         return NOTHING  # started already, or a message from before its last attempt
-    out = Decision()
     node.status = RUNNING
     node.phase = None
     node.attempt = move.token.attempt
     node.worker = move.worker
     node.lease_until = move.lease_until
     node.started_at = now
-    out.changed.append(index)
-    if run.logged:
-        write(run, index, out, now, "node.started", {"worker": move.worker})
+    if not run.logged:
+        return GRANTED
+    out = Decision()
+    note(run, index, out, now, "node.started", {"worker": move.worker})
     return out
 
 

@@ -170,3 +170,7 @@ class Decision:
 
 NOTHING = Decision()
 """Refused: late, repeated or lost."""
+
+GRANTED = Decision()
+"""A claim that was taken, in a run that nobody writes down: who moved is of no interest."""
+GRANTED.changed.append(0)

@@ -48,8 +48,9 @@ class Orchestrator:
                 dispatches += decision.dispatch
             if decision.wake:
                 self._set_timers(decision.wake)
-            for stop in decision.stop:
-                await self._transport.stop(stop)
+            if decision.stop:
+                for stop in decision.stop:
+                    await self._transport.stop(stop)
         if dispatches:
             await self._transport.publish(dispatches)
         return decisions

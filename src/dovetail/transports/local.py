@@ -15,11 +15,15 @@ class LocalTransport:
 
     def __init__(self) -> None:
         self._waiting: deque[Dispatch] = deque()
-        self._news = asyncio.Event()
+        self._takers: list[asyncio.Future[None]] = []
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> None:
         self._waiting.extend(dispatches)
-        self._news.set()
+        if self._takers:
+            for taker in self._takers:
+                if not taker.done():
+                    taker.set_result(None)
+            self._takers.clear()
 
     def next(self, limit: int) -> list[Dispatch]:
         """At most `limit` published nodes, each of them given once."""
@@ -33,8 +37,9 @@ class LocalTransport:
     async def news(self) -> None:
         """Return when there is a published node."""
         while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
+            taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            await taker
 
     async def stop(self, order: Stop) -> None:
         self.on_stop(order)
