@@ -10,8 +10,9 @@ from dovetail import RetryableError
 
 from .harness import engine, statuses
 
-# A timer may come late on a busy machine, and a start follows its grant; never the reverse.
-EARLY = 0.002
+# A start follows its grant, on a busy machine by some milliseconds: if the first is seen late and
+# the last is not, they look closer together than they were.
+EARLY = 0.025
 
 
 class Starts:
@@ -51,7 +52,7 @@ async def test_a_burst_starts_at_once_and_then_the_rate_holds() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (20, 4)}) as it:
         await it.run(tagged(6))
-    assert starts.at[3] - starts.at[0] < 0.04
+    assert starts.at[3] - starts.at[0] < 0.12
     assert starts.at[5] - starts.at[0] >= 2 / 20 - EARLY
 
 
