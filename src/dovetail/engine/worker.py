@@ -254,7 +254,7 @@ class Worker:
             return
         fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
         self._results.append(new_tuple(Complete, fields))
-        if self._busy == self._concurrency:
+        if self._busy == self._concurrency:  # as `_free`, without the call: every node comes here
             self._slot_freed.set()
         self._busy -= 1
 
@@ -281,9 +281,7 @@ class Worker:
 
     def _settle(self, result: Result) -> None:
         self._results.append(result)
-        if self._busy == self._concurrency:
-            self._slot_freed.set()
-        self._busy -= 1
+        self._free()
 
     def _free(self) -> None:
         if self._busy == self._concurrency:
