@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Limits
@@ -49,7 +50,7 @@ class LocalEngine:
             self.orchestrator,
             limits or LocalLimits(),
             clock,
-            worker_id=f"{socket.gethostname()}-{os.getpid()}",
+            worker_id=f"{_host()}-{os.getpid()}",
             isolate=isolate,
             max_config_size=max_config_size,
         )
@@ -108,6 +109,11 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
             default_retries=registry.default_retries(),
             limits=definition_limits(settings),
         )
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname()
 
 
 def definition_limits(settings: Settings) -> Limits:

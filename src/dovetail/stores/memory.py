@@ -7,8 +7,8 @@ survives nothing, which is right for the library and for tests.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
 
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
@@ -21,6 +21,8 @@ from dovetail.engine.ports import Cached
 class MemoryStore:
     def __init__(self) -> None:
         self._runs: dict[str, RunState] = {}
+        # Tokens only tell starts apart within this process: no secret, so no entropy.
+        self._nonces = count(1)
         self._events: dict[str, list[Event]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._waiters: dict[str, list[asyncio.Future[None]]] = {}
@@ -30,7 +32,7 @@ class MemoryStore:
     async def create(self, submit: Submit, now: float) -> Decision:
         if submit.run_id in self._runs:
             return NOTHING
-        run, decision = begin(submit, now, random.getrandbits(64))
+        run, decision = begin(submit, now, next(self._nonces))
         self._runs[run.id] = run
         self._events[run.id] = decision.events.copy()
         return decision
@@ -38,8 +40,7 @@ class MemoryStore:
     async def apply(
         self, moves: Sequence[Transition], now: float, *, durable: bool = False
     ) -> list[Decision]:
-        # Tokens only tell starts apart within this process: no secret, so no costly entropy.
-        nonce = random.getrandbits(64)
+        nonce = next(self._nonces)
         decisions = []
         runs = self._runs
         for move in moves:
