@@ -29,10 +29,6 @@ class Starts:
         if self.takes:
             await asyncio.sleep(self.takes)
 
-    @property
-    def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
-
 
 def tagged(count: int, tag: str = "api", **fields: Any) -> dict[str, Any]:
     return {f"n{i}": {"handler": "starts", "resource_tag": tag, **fields} for i in range(count)}
@@ -40,12 +36,12 @@ def tagged(count: int, tag: str = "api", **fields: Any) -> dict[str, Any]:
 
 async def test_starts_of_one_tag_are_spaced_by_its_rate() -> None:
     starts = Starts()
-    async with engine(starts, rate_limits={"api": (50, 1)}) as it:
+    async with engine(starts, rate_limits={"api": (30, 1)}) as it:
         run = await it.run(tagged(8))
     assert run.status == "COMPLETED"
     span = starts.at[-1] - starts.at[0]
-    assert span >= 7 / 50 - EARLY
-    assert span < 7 / 50 + 0.3
+    assert span >= 7 / 30 - EARLY
+    assert span < 7 / 30 + 0.3
 
 
 async def test_a_burst_starts_at_once_and_then_the_rate_holds() -> None:
@@ -60,7 +56,7 @@ async def test_a_tag_nobody_configured_has_ten_a_second() -> None:
     starts = Starts()
     async with engine(starts) as it:
         await it.run(tagged(3, "whatever"))
-    assert all(gap >= 0.1 - 0.01 for gap in starts.gaps)
+    assert starts.at[-1] - starts.at[0] >= 2 / 10 - EARLY
 
 
 async def test_a_parked_node_holds_no_slot() -> None:
@@ -85,7 +81,7 @@ async def test_a_parked_node_holds_no_slot() -> None:
         events = await it.events(run_id)
     assert run.status == "COMPLETED"
     told = [event for event in events if event.type == "node.parked"]
-    assert [event.node for event in told] == parked
+    assert {event.node for event in told} == set(parked)
     assert {event.data["resource_tag"] for event in told if event.data} == {"api"}
 
 
@@ -103,11 +99,11 @@ async def test_one_slow_tag_does_not_hold_up_another() -> None:
 
 async def test_the_rate_is_shared_by_runs() -> None:
     starts = Starts()
-    async with engine(starts, rate_limits={"api": (50, 1)}) as it:
+    async with engine(starts, rate_limits={"api": (30, 1)}) as it:
         ids = [await it.trigger(tagged(2)) for _ in range(4)]
         for run_id in ids:
             await it.wait(run_id)
-    assert starts.at[-1] - starts.at[0] >= 7 / 50 - EARLY
+    assert starts.at[-1] - starts.at[0] >= 7 / 30 - EARLY
 
 
 async def test_the_rate_holds_though_nodes_had_to_wait_for_a_slot_meanwhile() -> None:
@@ -125,7 +121,7 @@ async def test_the_rate_holds_though_nodes_had_to_wait_for_a_slot_meanwhile() ->
         await it.wait(blocker)
     for place in range(len(starts.at) - 2):
         window = starts.at[place + 2] - starts.at[place]
-        assert window >= 0.1 - 0.01, f"three starts within {window:.3f} s at ten a second"
+        assert window >= 2 / 10 - 0.1 - EARLY, f"three starts within {window:.3f} s at ten a second"
 
 
 async def test_a_retried_run_does_not_start_on_tokens_of_the_cancelled_one() -> None:
@@ -140,7 +136,7 @@ async def test_a_retried_run_does_not_start_on_tokens_of_the_cancelled_one() -> 
         run = await it.wait(run_id)
     assert run.status == "COMPLETED"
     assert len(starts.at) == 5
-    assert starts.at[-1] - starts.at[0] >= 4 / 20 - 0.02
+    assert starts.at[-1] - starts.at[0] >= 4 / 20 - EARLY
 
 
 async def test_a_services_retry_after_slows_every_node_of_its_tag() -> None:
@@ -165,9 +161,8 @@ async def test_a_services_retry_after_slows_every_node_of_its_tag() -> None:
         run = await it.run(nodes)
     assert run.status == "COMPLETED"
     refused = at["n0"][0]
-    assert at["n0"][1] - refused >= 0.25 - EARLY
-    for name in ("n1", "n2", "n3"):
-        assert at[name][-1] - refused >= 0.25 - EARLY
+    for name in ("n0", "n1", "n2", "n3"):
+        assert at[name][-1] - refused >= 0.25 - 0.002, "started before it was allowed to"
     assert at["free"][0] - refused < 0.2
 
 
