@@ -135,3 +135,10 @@ class TestLog:
             assert "ValueError: bad token ***" in record.getMessage()
             assert record.exc_info is None
         assert "hunter2" not in caplog.text
+
+
+def test_a_progress_message_is_kept_to_one_line_of_reading() -> None:
+    told: list[str] = []
+    ctx = Context(run_id="r", node_id="n", report_progress=lambda _, text: told.append(text))
+    ctx.progress(0.5, "x" * 5000)
+    assert told == ["x" * 1000]

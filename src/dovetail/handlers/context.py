@@ -18,6 +18,9 @@ from dovetail.handlers.redaction import Redactor
 
 Report = Callable[[float, str], None]
 
+LONGEST_PROGRESS = 1000
+"""Characters of a progress message that are kept: it is one line for people."""
+
 _NO_SECRETS: Mapping[str, str] = {}
 
 # Guards only the making and setting of cancel events: a handler in a thread may ask for the
@@ -96,7 +99,8 @@ class Context:
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = str(message)
         if text and self.secrets:
-            text = self._redaction().redact(text)
+            text = self._redaction().redact(text)  # whole: a cut secret would not be recognised
+        text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
 
     @property

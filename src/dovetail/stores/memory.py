@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
+from typing import Any
 
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
@@ -16,6 +17,9 @@ from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Cached
+
+MOST_CACHED = 10_000
+"""Outputs that the node cache holds; they stay in memory until the process ends."""
 
 
 class MemoryStore:
@@ -54,7 +58,7 @@ class MemoryStore:
                 self._tell(run, decision)
             if type(move) is Complete and move.cache and decision.changed:
                 key, ttl = move.cache
-                self._cache[key] = (now + ttl, Cached(move.output))
+                self._keep(key, now + ttl, move.output)
         return decisions
 
     def _tell(self, run: RunState, decision: Decision) -> None:
@@ -120,6 +124,12 @@ class MemoryStore:
             self._watchers[run_id].discard(news)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
+
+    def _keep(self, key: str, expires: float, output: Any) -> None:
+        self._cache.pop(key, None)
+        if len(self._cache) >= MOST_CACHED:
+            del self._cache[next(iter(self._cache))]  # the one that was written first
+        self._cache[key] = (expires, Cached(output))
 
     async def recall(self, key: str, now: float) -> Cached | None:
         expires, cached = self._cache.get(key, (now, None))
