@@ -11,10 +11,11 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from dovetail.core.consequences import COMPLETED, FAILED, new_tuple
+from dovetail.core.consequences import COMPLETED, FAILED
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
@@ -207,17 +208,34 @@ class StepResult(NamedTuple):
     retry_count: int
 
 
-@dataclass(frozen=True, slots=True)
 class WorkflowResult:
     """How a workflow ended; the counts are steps by status."""
 
-    status: RunStatus
-    completed: int
-    failed: int
-    skipped: int
-    duration: float
-    outputs: dict[str, Any]
-    steps: dict[str, StepResult] = field(repr=False)
+    def __init__(self, run: RunState) -> None:
+        assert run.started_at is not None and run.finished_at is not None  # noqa: S101, PT018
+        self.status: RunStatus = run.status
+        self.outputs: dict[str, Any] = {
+            spec.id: node.output
+            for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+            if node.status is COMPLETED
+        }
+        self.completed = len(self.outputs)
+        self.failed = run.failed
+        self.skipped = len(run.nodes) - self.completed - run.failed - run.cancelled
+        self.duration = run.finished_at - run.started_at
+        self._run = run
+
+    @cached_property
+    def steps(self) -> dict[str, StepResult]:
+        """Every step by id. Made when first asked for: most callers want the outputs."""
+        nodes = zip(self._run.graph.nodes, self._run.nodes, strict=True)
+        return {spec.id: _step_result(node) for spec, node in nodes}
+
+    def __repr__(self) -> str:
+        return (
+            f"WorkflowResult(status={self.status.value!r}, completed={self.completed}, "
+            f"failed={self.failed}, skipped={self.skipped}, duration={self.duration:.3f})"
+        )
 
 
 class TokenBucketRateLimiter:
@@ -279,7 +297,7 @@ class WorkflowExecutor:
         async with engine:
             await engine.orchestrator.submit(Submit(run_id, graph, ctx, logged=False))
             run = await engine.wait(run_id)
-        return _result(run)
+        return WorkflowResult(run)
 
     def execute_sync(
         self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
@@ -337,28 +355,14 @@ def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
     return holds
 
 
-def _result(run: RunState) -> WorkflowResult:
-    steps: dict[str, StepResult] = {}
-    outputs: dict[str, Any] = {}
-    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
-        began, ended = node.started_at, node.finished_at
-        duration = 0.0 if began is None or ended is None else ended - began
-        retries = node.attempt - 1 if node.attempt else 0
-        output, error = node.output, None
-        if node.status is COMPLETED:
-            outputs[spec.id] = output
-        else:
-            error = _error(node)
-        steps[spec.id] = new_tuple(StepResult, (node.status, output, error, duration, retries))
-    assert run.started_at is not None and run.finished_at is not None  # noqa: S101, PT018
-    return WorkflowResult(
-        status=run.status,
-        completed=len(outputs),
-        failed=run.failed,
-        skipped=len(steps) - len(outputs) - run.failed - run.cancelled,
-        duration=run.finished_at - run.started_at,
-        outputs=outputs,
-        steps=steps,
+def _step_result(node: NodeState) -> StepResult:
+    began, ended = node.started_at, node.finished_at
+    return StepResult(
+        status=node.status,
+        output=node.output,
+        error=None if node.status is COMPLETED else _error(node),
+        duration=0.0 if began is None or ended is None else ended - began,
+        retry_count=max(0, node.attempt - 1),
     )
 
 
