@@ -34,7 +34,8 @@ def event_loop() -> asyncio.Runner:
 
 
 def in_loop(work: Coroutine[Any, Any, Outputs]) -> Outputs:
-    return event_loop().run(work)
+    # Not Runner.run: it sets a signal handler each time, which nobody who awaits would pay for.
+    return event_loop().get_loop().run_until_complete(work)
 
 
 FEW = 10
