@@ -38,10 +38,13 @@ for user in root nobody; do
     chown -R "$user:" "$bare$place"
     echo "== ./dev $* as $user"
     start=$(date +%s)
-    # A mount namespace of its own, so that /proc is gone with the command.
+    # A mount namespace of its own, so that /proc and the terminals are gone with the command.
     # shellcheck disable=SC2016 # for the shells inside to expand
     unshare --mount --pid --fork sh -c '
         mount -t proc proc "$1/proc"
+        mkdir -p "$1/dev/pts"
+        mount -t devpts -o newinstance,ptmxmode=0666 devpts "$1/dev/pts"
+        ln -sf pts/ptmx "$1/dev/ptmx"
         bare=$1 user=$2 place=$3
         shift 3
         exec chroot --userspec="$user:" "$bare" /usr/bin/env -i "$place/dev" "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from shlex import quote
 
 import pytest
 
@@ -162,16 +163,17 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(
     ]
 
 
-def test_a_full_disk_is_told_as_such(shell: Shell) -> None:
+@pytest.mark.parametrize("empty", ["", "env -i "])
+def test_a_full_disk_is_told_as_such(shell: Shell, empty: str) -> None:
     shell.write("flow.yaml", FLOW)
-    done = sh(shell, f"{SCRIPT} graph flow.yaml > /dev/full")
+    done = sh(shell, f"{empty}{quote(SCRIPT)} graph flow.yaml > /dev/full")
     assert done.returncode == 1
     assert done.stderr == b"error: No space left on device\n"
 
 
 def test_a_closed_stdout_is_no_reason_to_fail(shell: Shell) -> None:
     shell.write("flow.yaml", FLOW)
-    done = sh(shell, f"{SCRIPT} run flow.yaml >&-")
+    done = sh(shell, f"{quote(SCRIPT)} run flow.yaml >&-")
     assert (done.returncode, done.stderr) == (0, b"")
 
 

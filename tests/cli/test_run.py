@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from shlex import quote
 
 import pytest
 
@@ -205,7 +206,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(shell: Shell) -> None:
         "  - {id: b, handler: sleep, config: {seconds: 30}, dependencies: [a]}\n",
     )
     done = subprocess.run(
-        ["/bin/sh", "-c", f"{SCRIPT} run flow.yaml | head -1"],
+        ["/bin/sh", "-c", f"{quote(SCRIPT)} run flow.yaml | head -1"],
         cwd=shell.directory,
         env=environment(),
         capture_output=True,

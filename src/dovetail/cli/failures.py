@@ -30,11 +30,14 @@ class InvalidInput(DovetailError):
 
 def guarded(command: Callable[[], object]) -> int:
     """Run a command; whatever it raises becomes an exit code, and a line on stderr."""
+    code = 0
     try:
-        command()
+        try:
+            command()
+        except SystemExit as leaving:
+            given = leaving.code
+            code = given if isinstance(given, int) else int(given is not None)
         sys.stdout.flush()  # here, where a reader that is gone can still be handled
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -56,7 +59,7 @@ def guarded(command: Callable[[], object]) -> int:
         say_error(f"unexpected {type(error).__name__}: {error}")
         streams.complain("this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened")
         return FAILED
-    return 0
+    return code
 
 
 def say_error(message: str) -> None:
