@@ -70,5 +70,5 @@ def call(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def comparable(printed: str) -> str:
     """Without what differs from run to run: durations and ids."""
     printed = re.sub(r"\b\d+(\.\d+)?( ?m?s)\b", r"0\2", printed)
-    printed = re.sub(r"\b(RUNNING|COMPLETED|FAILED|CANCELLED) [0-9a-f]{6}\b", r"\1 ID", printed)
+    printed = re.sub(r"\b[0-9a-f]{6}\b", "ID", printed)
     return "\n".join(line.rstrip() for line in printed.strip().splitlines())

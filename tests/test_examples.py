@@ -14,6 +14,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -131,22 +132,33 @@ COMPLETED: 3 completed, 0 skipped
   save: COMPLETED: 8.json: document 8
   review: COMPLETED: somebody looks at document 8
 """,
+    "python examples/embedded.py": """\
+FAILED: the mail server is down
+{'total': 'COMPLETED', 'mail': 'FAILED'}
+COMPLETED: {'mail': 'sent'}, ['You owe us 70 coins.']
+['run.retried', 'node.queued', 'node.started', 'node.completed', 'run.completed']
+WorkflowVersion(name='invoice', version=1, created=True)
+order 8: {'total': 80, 'mail': 'sent'}, once: True
+batch: {'COMPLETED': 20}, 22 mails in all
+[119, 118, 117]
+""",
 }
 
 
 def call(command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """As typed in the checkout, without the settings of whoever runs the tests."""
+    """As typed in the checkout, without the settings of whoever runs the tests, or their runs."""
     words = [*shlex.split(command), *more]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("DOVETAIL_")}
-    return subprocess.run(
-        [BIN / words[0], *words[1:]],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    with TemporaryDirectory() as folder:
+        return subprocess.run(
+            [BIN / words[0], *words[1:]],
+            cwd=ROOT,
+            env={**environment, "DOVETAIL_DB": f"{folder}/runs.db"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
 
 @pytest.mark.parametrize("command", RUNS)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from .pages import ROOT, blocks, call, commands, comparable, write_files
 
 README = ROOT / "README.md"
 
 
-@pytest.mark.parametrize(("command", "printed"), commands(README))
-def test_a_command_of_the_readme_prints_what_it_shows(
-    command: str, printed: str, tmp_path: Path
-) -> None:
+def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
     write_files(README, tmp_path)
-    done = call(command, tmp_path)
-    assert comparable(done.stdout) == comparable(printed)
-    assert done.returncode == 0
+    for command, printed in commands(README):  # one after the other: what they keep, they keep
+        done = call(command, tmp_path)
+        assert comparable(done.stdout) == comparable(printed)
+        assert done.returncode == 0
 
 
 def test_every_file_of_the_readme_is_used_by_one_of_its_commands(tmp_path: Path) -> None:

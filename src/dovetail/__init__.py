@@ -11,12 +11,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dovetail.client import Dovetail
+    from dovetail.client.answers import (
+        Batch,
+        BatchRun,
+        Event,
+        Page,
+        Run,
+        RunNode,
+        WorkflowVersion,
+    )
     from dovetail.core.errors import (
+        Conflict,
         DovetailError,
         InvalidDefinition,
         InvalidParams,
+        NotFound,
         PermanentError,
         RetryableError,
+        StoreError,
     )
     from dovetail.core.retry import RetryPolicy
     from dovetail.executor import (
@@ -30,34 +43,56 @@ if TYPE_CHECKING:
     from dovetail.handlers.registry import handler
 
 _HOMES = {
+    "Batch": "dovetail.client.answers",
+    "BatchRun": "dovetail.client.answers",
+    "Conflict": "dovetail.core.errors",
     "Context": "dovetail.handlers.context",
+    "Dovetail": "dovetail.client",
     "DovetailError": "dovetail.core.errors",
+    "Event": "dovetail.client.answers",
     "InvalidDefinition": "dovetail.core.errors",
     "InvalidParams": "dovetail.core.errors",
+    "NotFound": "dovetail.core.errors",
+    "Page": "dovetail.client.answers",
     "PermanentError": "dovetail.core.errors",
     "RetryPolicy": "dovetail.core.retry",
     "RetryableError": "dovetail.core.errors",
+    "Run": "dovetail.client.answers",
+    "RunNode": "dovetail.client.answers",
     "StepResult": "dovetail.executor",
+    "StoreError": "dovetail.core.errors",
     "TokenBucketRateLimiter": "dovetail.executor",
     "WorkflowDAG": "dovetail.executor",
     "WorkflowExecutor": "dovetail.executor",
     "WorkflowResult": "dovetail.executor",
+    "WorkflowVersion": "dovetail.client.answers",
     "handler": "dovetail.handlers.registry",
 }
 
 __all__ = [
+    "Batch",
+    "BatchRun",
+    "Conflict",
     "Context",
+    "Dovetail",
     "DovetailError",
+    "Event",
     "InvalidDefinition",
     "InvalidParams",
+    "NotFound",
+    "Page",
     "PermanentError",
     "RetryPolicy",
     "RetryableError",
+    "Run",
+    "RunNode",
     "StepResult",
+    "StoreError",
     "TokenBucketRateLimiter",
     "WorkflowDAG",
     "WorkflowExecutor",
     "WorkflowResult",
+    "WorkflowVersion",
     "__version__",
     "handler",
 ]

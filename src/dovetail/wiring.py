@@ -6,7 +6,11 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Limits
@@ -17,23 +21,31 @@ from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
 from dovetail.engine.limits import LocalLimits, TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Calls
+from dovetail.engine.ports import Calls, Store
 from dovetail.engine.ports import Limits as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
+from dovetail.stores.definitions import stored_definition
 from dovetail.stores.memory import MemoryStore
-from dovetail.transports.local import LocalTransport
+from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite_records import SqliteRecords
+from dovetail.transports.local import LocalTransport, NoTransport
+
+
+class LocalStore(Store, Protocol):
+    def abort(self, error: BaseException) -> None: ...
 
 
 class LocalEngine:
-    """Orchestrator and worker in this process, state in its memory."""
+    """Orchestrator and worker in this process; state in its memory, unless a store is given."""
 
     def __init__(
         self,
         calls: Calls,
         *,
         concurrency: int,
+        store: LocalStore | None = None,
         limits: RateLimits | None = None,
         isolate: bool = True,
         max_config_size: int = MAX_CONFIG_SIZE,
@@ -42,8 +54,9 @@ class LocalEngine:
         clock = clock or steady_clock()
         transport = LocalTransport()
         self._crashed: BaseException | None = None
-        self.store = MemoryStore()
-        self.orchestrator = Orchestrator(self.store, transport, clock, self._crash)
+        self._memory = MemoryStore() if store is None else None
+        self.store: LocalStore = self._memory or store  # type: ignore[assignment]
+        self.orchestrator = Orchestrator(self.store, transport, clock, self.crash)
         desk = Intake(
             transport,
             self.store,
@@ -54,7 +67,7 @@ class LocalEngine:
             isolate=isolate,
             max_config_size=max_config_size,
         )
-        self.worker = Worker(desk, calls, clock, self._crash, concurrency=concurrency)
+        self.worker = Worker(desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
 
     async def __aenter__(self) -> LocalEngine:
@@ -64,7 +77,8 @@ class LocalEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.orchestrator.close()
         await self.worker.close()
-        self.store.close()
+        if self._memory is not None:
+            self._memory.close()
 
     async def wait(self, run_id: str) -> RunState:
         """The run once it has finished. If a part of the engine died, that is raised instead."""
@@ -72,7 +86,7 @@ class LocalEngine:
             raise self._crashed
         return await self.store.wait(run_id)
 
-    def _crash(self, error: BaseException) -> None:
+    def crash(self, error: BaseException) -> None:
         """A bug or a lost store must end the engine loudly, never leave it half alive."""
         if self._crashed is None:
             self._crashed = error
@@ -81,7 +95,11 @@ class LocalEngine:
 
 @asynccontextmanager
 async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Commands]:
-    """The engine inside this process, running, as the commands that drive it."""
+    """The durable engine inside this process, running, as the commands that drive it.
+
+    Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
+    back, for another process to go on with. An error takes it down at once.
+    """
     calls = RegistryCalls(
         registry,
         secrets=settings.secrets,
@@ -89,26 +107,85 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
         max_config_bytes=settings.max_config_bytes,
         max_output_bytes=settings.max_output_bytes,
     )
-    limits = LocalLimits(
+    clock = steady_clock()
+    limits = _limits(settings)
+    store = SqliteStore(
+        settings.db, sync=settings.db_sync, lease_seconds=settings.lease_seconds, drives=True
+    )
+    async with store:
+        engine = LocalEngine(
+            calls,
+            concurrency=settings.concurrency,
+            store=store,
+            limits=limits,
+            max_config_size=settings.max_config_bytes,
+            clock=clock,
+        )
+        commands = _commands(settings, store, engine.orchestrator, limits, clock, registry)
+        commands = replace(commands, wait=engine.wait, drives=True)
+        store.on_orders = engine.orchestrator.follow_soon
+        store.on_crash = engine.crash
+        store.on_change = commands.read_rate_limits
+        commands.read_rate_limits()
+        async with engine:
+            yield commands
+            await engine.worker.drain(settings.drain_seconds)
+
+
+@asynccontextmanager
+async def attached(
+    settings: Settings, registry: Registry | None = None, *, create: bool = False
+) -> AsyncIterator[Commands]:
+    """The same commands over the same file, with nobody here who drives a run.
+
+    A file that is not there is made only with `create`; without, everything is found empty.
+    """
+    with TemporaryDirectory(prefix="dovetail-") as nowhere:
+        path = settings.db
+        if not create and not path.exists():
+            path = Path(nowhere) / path.name
+        store = SqliteStore(path, sync=settings.db_sync, drives=False)
+        async with store:
+            clock = steady_clock()
+            limits = _limits(settings)
+            orchestrator = Orchestrator(store, NoTransport(), clock, store.abort)
+            commands = _commands(settings, store, orchestrator, limits, clock, registry)
+            store.on_change = commands.read_rate_limits
+            commands.read_rate_limits()
+            yield commands
+
+
+def _commands(
+    settings: Settings,
+    store: SqliteStore,
+    orchestrator: Orchestrator,
+    limits: LocalLimits,
+    clock: Clock,
+    registry: Registry | None,
+) -> Commands:
+    return Commands(
+        store=store,
+        records=SqliteRecords(store),
+        orchestrator=orchestrator,
+        wait=store.wait,
+        clock=clock,
+        known_handlers=registry,
+        default_retries={} if registry is None else registry.default_retries(),
+        limits=definition_limits(settings),
+        rates=limits,
+        max_crashes=settings.max_crashes,
+        digest=stored_definition,
+        drives=False,
+    )
+
+
+def _limits(settings: Settings) -> LocalLimits:
+    return LocalLimits(
         {
             tag: TokenBucket(limit.rate_per_second, limit.burst)
             for tag, limit in settings.rate_limits.items()
         }
     )
-    async with LocalEngine(
-        calls,
-        concurrency=settings.concurrency,
-        limits=limits,
-        max_config_size=settings.max_config_bytes,
-    ) as engine:
-        yield Commands(
-            store=engine.store,
-            orchestrator=engine.orchestrator,
-            wait=engine.wait,
-            known_handlers=registry,
-            default_retries=registry.default_retries(),
-            limits=definition_limits(settings),
-        )
 
 
 @cache

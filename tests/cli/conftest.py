@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,31 @@ async def says(config, ctx):
 @handler
 async def gives(config, ctx):
     return config
+
+def count(ctx):
+    with open("executions", "a") as log:
+        log.write(f"{ctx.node_id} {ctx.epoch}.{ctx.attempt}\\n")
+
+@handler
+async def counted(config, ctx):
+    count(ctx)
+    return config
+
+@handler
+async def until(config, ctx):
+    """Waits for a file."""
+    count(ctx)
+    while not Path(config["file"]).exists():
+        await asyncio.sleep(0.02)
+    return "seen"
+
+@handler
+async def needs(config, ctx):
+    """Fails until there is a file."""
+    count(ctx)
+    if not Path(config["file"]).exists():
+        raise PermanentError(f"there is no {config['file']}")
+    return "found"
 '''
 
 
@@ -72,6 +98,7 @@ class Shell:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def write(self, name: str, text: str | bytes) -> Path:
         path = self.directory / name
@@ -92,8 +119,25 @@ class Shell:
         assert "Traceback" not in out + err
         return Outcome(done.returncode, out, err)
 
+    def executions(self) -> list[str]:
+        """Every start of a handler that counts, as `node epoch.attempt`."""
+        path = self.directory / "executions"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"in vain: {what}"
+            time.sleep(0.02)
+
+    def wait_for_start(self, node: str) -> None:
+        self.wait_for(
+            lambda: any(line.startswith(f"{node} ") for line in self.executions()),
+            f"{node} never started",
+        )
+
     def start(self, *args: str, **env: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [SCRIPT, *args],
             cwd=self.directory,
             env=environment(**env),
@@ -101,12 +145,22 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     (tmp_path / "mine.py").write_text(HANDLERS)
-    return Shell(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.close()
 
 
 @pytest.fixture

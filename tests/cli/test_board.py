@@ -11,6 +11,8 @@ from dovetail.cli.text import bare
 from dovetail.core.events import NODE_EVENTS, Event
 from dovetail.core.states import NodeStatus, RunStatus
 
+from ..core.walk import Walk
+
 
 def event(
     kind: str, node: str | None = "a", at: float = 100.0, attempt: int = 1, **data: object
@@ -78,6 +80,102 @@ def test_the_run_has_a_state_too() -> None:
     assert board.status is RunStatus.RUNNING
     board.apply(event("run.failed", None))
     assert board.status is RunStatus.FAILED
+
+
+def after(board: Board) -> dict[str, str]:
+    return {row.id: row.status.value for row in board.rows}
+
+
+def ended_badly() -> Board:
+    """a and d completed, b failed, so c was skipped; e still runs."""
+    board = Board(list("abcde"), [[1, 3], [2], [], [], []])
+    board.apply(event("run.started", None))
+    for node, kind in (("a", "completed"), ("b", "failed"), ("c", "skipped"), ("d", "completed")):
+        board.apply(event("node.started", node))
+        data = {"error": {}} if kind == "failed" else {"reason": "dependency_failed", "cause": "b"}
+        board.apply(event(f"node.{kind}", node, **data))
+    board.apply(event("node.started", "e"))
+    board.apply(event("run.failed", None))
+    return board
+
+
+def test_a_retry_reopens_every_row_that_neither_completed_nor_still_runs() -> None:
+    board = ended_badly()
+    board.apply(event("run.retried", None))
+    assert board.status is RunStatus.RUNNING
+    assert after(board) == {
+        "a": "COMPLETED",
+        "b": "PENDING",
+        "c": "PENDING",
+        "d": "COMPLETED",
+        "e": "RUNNING",
+    }
+    assert board.counts[NodeStatus.PENDING] == 2
+    assert board.finished == 2
+    assert not board.failed
+    b = board.rows[1]
+    assert (b.started, b.reason, b.attempt) == (None, None, 0)
+
+
+def test_a_retry_from_a_node_reopens_all_that_depends_on_it() -> None:
+    board = ended_badly()
+    board.apply(event("run.retried", None, **{"from": "a"}))
+    assert set(after(board).values()) == {"PENDING", "RUNNING"}
+    assert after(board)["e"] == "RUNNING"
+    assert board.counts[NodeStatus.COMPLETED] == 0
+
+
+def test_a_board_of_now_reads_as_one_that_has_heard_every_event() -> None:
+    nodes = {
+        "a": [],
+        "b": ["a"],
+        "c": ["b"],
+        "parked": [],
+        "off": [],
+        "runs": [],
+        "waits": ["runs"],
+    }
+    walk = Walk(
+        {**nodes, "cached": []},
+        on_failure="continue",
+        parked={"resource_tag": "t"},
+        off={"max_retries": 2},
+    )
+    walk.run("a")
+    walk.break_("b")
+    walk.park("parked", 7)
+    walk.break_("off")
+    walk.start("runs")
+    walk.later(1)
+    walk.lose("runs")
+    walk.start("runs")
+    walk.recall("cached", 1)
+    told = Board.before(walk.state.graph)
+    for said in walk.log:
+        told.apply(said)
+    now = Board.now(walk.state)
+    assert now.status is told.status
+    assert +now.counts == +told.counts
+    for one, other in zip(now.rows, told.rows, strict=True):
+        assert bare(row_line(one, 6, walk.now)) == bare(row_line(other, 6, walk.now))
+    for group in ("running", "failed", "delayed"):
+        assert set(getattr(now, group)) == set(getattr(told, group))
+
+
+def test_a_log_tells_of_a_retry_and_of_what_was_done_before(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = PlainView(ended_badly())
+    view.begin("flow", "0190f3aa", 0.0)
+    view.show(event("run.retried", None))
+    view.show(event("node.started", "b"))
+    view.show(event("node.completed", "b", at=101))
+    view.end()
+    assert capsys.readouterr().out.splitlines() == [
+        "RUNNING 0190f3 flow, 5 nodes, 2 completed before",
+        "retried: 2 nodes to run",
+        "✓ b  1.0s",
+    ]
 
 
 def test_every_node_event_of_the_log_is_understood_or_left_out_on_purpose() -> None:

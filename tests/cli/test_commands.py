@@ -107,8 +107,47 @@ def test_the_version_is_that_of_the_package(command: Command) -> None:
 def test_help_names_every_command(command: Command) -> None:
     done = command("--help")
     assert done.code == 0
-    for name in ("run", "validate", "graph", "new", "schema", "handlers"):
+    names = "run trigger batch validate graph new schema handlers doctor runs workflows limits"
+    for name in names.split():
         assert f"\n  {name} " in done.out
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    [
+        ("runs", "list show why watch retry resume cancel results events verify"),
+        ("workflows", "register list show delete alias"),
+        ("limits", "list set"),
+    ],
+)
+def test_help_of_a_group_names_every_command_of_it_in_full_sentences(
+    command: Command, group: str, names: str
+) -> None:
+    lines = command(group, "--help").out.splitlines()
+    listed = lines[lines.index("Commands:") + 1 :]
+    assert [line.split()[0] for line in listed] == names.split()
+    assert not [line for line in listed if line.endswith("...")]
+    for name in names.split():
+        assert command(group, name, "--help").code == 0
+
+
+@pytest.mark.parametrize("words", ["runs", "runs retry", "workflows show", "batch"])
+def test_help_below_a_command_loads_nothing_that_help_does_not_need(words: str) -> None:
+    # Not pydantic: Typer itself takes it to read arguments.
+    script = (
+        f"import sys; sys.argv = ['dovetail', *{words.split()!r}, '--help']\n"
+        "from dovetail.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted({'rich', 'yaml', 'orjson', 'jinja2', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_it_is_a_module_too() -> None:

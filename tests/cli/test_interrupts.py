@@ -7,6 +7,7 @@ most of its time, and none has to wait for another.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -73,16 +74,20 @@ class Case:
     handler: str
     signals: list[signal.Signals]
     args: tuple[str, ...] = ()
+    drain: str = "0.3"
     code: int | None = None
     seconds: float = 0.0
     out: str = ""
     err: str = ""
     stopped: bool = False
+    status: str = ""
+    """Of the run, as the file has it afterwards."""
 
 
 CASES = [
     *(Case(f"ctrl_c_{name}", name, [signal.SIGINT]) for name in NAMES),
-    Case("terminated", "waits", [signal.SIGTERM]),
+    *(Case(f"terminated_{name}", name, [signal.SIGTERM]) for name in NAMES),
+    Case("terminated_twice", "waits", [signal.SIGTERM, signal.SIGTERM], drain="60"),
     Case("as_json", "waits", [signal.SIGINT], ("--json",)),
     Case("twice", "blocks_the_loop", [signal.SIGINT, signal.SIGINT]),
 ]
@@ -102,13 +107,18 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Case]]
             "  - {id: after, handler: output, dependencies: [stuck]}\n",
         )
         asked = (f"{case.name}.yaml", "--handlers", "mine.py", "-p", f"case={case.name}")
-        running[case.name] = shell.start("run", *asked, *case.args)
+        running[case.name] = shell.start(
+            "run", *asked, *case.args, DOVETAIL_DRAIN_SECONDS=case.drain
+        )
     try:
         _wait_for([directory / f"{case.name}.started" for case in CASES])
         time.sleep(0.2)  # so that each is inside its handler's wait
         _interrupt(running)
         for case in CASES:
             case.stopped = (directory / f"{case.name}.stopped").exists()
+        for run in json.loads(shell("runs", "list", "--json").out)["items"]:
+            case = next(case for case in CASES if case.name == run["params"]["case"])
+            case.status = run["status"]
         yield {case.name: case for case in CASES}
     finally:
         for process in running.values():
@@ -153,12 +163,25 @@ def test_ctrl_c_cancels_the_run_within_two_seconds_with_exit_code_130(
         assert noise not in case.out + case.err
 
 
-def test_a_cancelled_run_says_so_for_each_node(cases: dict[str, Case]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_after_ctrl_c_the_file_says_cancelled_whatever_the_handler_did(
+    cases: dict[str, Case], name: str
+) -> None:
+    assert cases[f"ctrl_c_{name}"].status == "CANCELLED"
+    assert cases["twice"].status == "CANCELLED"
+
+
+def test_a_cancelled_run_says_so_for_each_node_and_how_to_go_on(cases: dict[str, Case]) -> None:
     lines = cases["ctrl_c_waits"].out.splitlines()
-    assert lines[-3].startswith("– stuck  ")
-    assert lines[-3].endswith("s  cancelled")
-    assert lines[-2] == "– after  cancelled"
-    assert lines[-1].startswith("CANCELLED ")
+    assert lines[-4].startswith("– stuck  ")
+    assert lines[-4].endswith("s  cancelled")
+    assert lines[-3] == "– after  cancelled"
+    assert lines[-2].startswith("CANCELLED ")
+    assert re.fullmatch(
+        r"go on with:  dovetail runs retry [0-9a-f]{6} --handlers mine\.py"
+        r"      reruns 2, reuses 0",
+        lines[-1],
+    )
     assert cases["ctrl_c_waits"].err == ""
 
 
@@ -166,9 +189,24 @@ def test_a_handler_is_told_to_stop(cases: dict[str, Case]) -> None:
     assert cases["ctrl_c_waits"].stopped
 
 
-def test_sigterm_cancels_too_with_exit_code_1(cases: dict[str, Case]) -> None:
-    assert cases["terminated"].code == 1
-    assert "CANCELLED" in cases["terminated"].out
+@pytest.mark.parametrize("name", NAMES)
+def test_sigterm_hands_the_run_back_with_exit_code_0_whatever_the_handler_does(
+    cases: dict[str, Case], name: str
+) -> None:
+    case = cases[f"terminated_{name}"]
+    assert case.code == 0
+    assert case.status == "RUNNING"
+    assert "go on with:  dovetail runs resume " in case.out + case.err
+    assert case.seconds < 5.0
+    for noise in ("Traceback", "was destroyed", "never retrieved", "never awaited", "Fatal"):
+        assert noise not in case.out + case.err
+
+
+def test_a_second_sigterm_does_not_wait_for_the_drain(cases: dict[str, Case]) -> None:
+    case = cases["terminated_twice"]
+    assert case.code == 0
+    assert case.seconds < PAUSE + 1.0
+    assert "handed back as it was; go on with:  dovetail runs resume " in case.err
 
 
 def test_a_cancelled_run_is_a_json_document_too(cases: dict[str, Case]) -> None:

@@ -100,7 +100,7 @@ def test_the_view_shows_how_each_node_is_doing(shell: Shell) -> None:
 
 def test_the_last_picture_stays_with_the_ending_below_it(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING.replace("seconds: 1.5", "seconds: 0.3"))
-    done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py")
+    done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py", columns=100)
     last = [re.sub(r"\d\.\ds", "TIME", line) for line in done.screen.text]
     last = [re.sub(r"\b[0-9a-f]{6}\b", "RUN", line) for line in last]
     assert last == [
@@ -117,7 +117,7 @@ def test_the_last_picture_stays_with_the_ending_below_it(shell: Shell) -> None:
         "– after   skipped: flaky failed",
         "FAILED RUN in TIME",
         "  flaky: PermissionError: out/ is not writable   (mine.py:15)",
-        "fix it, then:  dovetail run flow.yaml --handlers mine.py",
+        "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 3, reuses 4",
     ]
     assert done.screen.cursor_shown
 
@@ -150,8 +150,9 @@ def test_ctrl_c_on_a_terminal_ends_the_view_and_gives_the_cursor_back(shell: She
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: sleep, config: {seconds: 60}}]")
     done = watch(shell, "run", "flow.yaml", type_at="● a")
     assert done.code == 130
-    assert re.fullmatch(r"– a  \d\.\ds  cancelled", done.screen.text[-2])
-    assert re.fullmatch(r"CANCELLED [0-9a-f]{6} in \d\.\ds", done.screen.text[-1])
+    assert re.fullmatch(r"– a  \d\.\ds  cancelled", done.screen.text[-3])
+    assert re.fullmatch(r"CANCELLED [0-9a-f]{6} in \d\.\ds", done.screen.text[-2])
+    assert done.screen.text[-1].startswith("go on with:  dovetail runs retry ")
     assert done.screen.cursor_shown
 
 
@@ -170,3 +171,46 @@ def test_a_report_is_coloured_on_a_terminal(shell: Shell) -> None:
     assert done.code == 2
     assert "31" in done.screen.colours
     assert done.screen.text[0].startswith("flow.yaml:2:8: empty_graph ")
+
+
+def test_a_retry_on_a_terminal_opens_the_rows_again(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml",
+        "name: f\non_failure: continue\nnodes:\n"
+        "  - {id: fine, handler: counted}\n  - {id: broken, handler: needs, config: {file: go}}\n"
+        "  - {id: slow, handler: slow, config: {seconds: 0.5}, dependencies: [broken]}\n",
+    )
+    assert shell("run", "flow.yaml", "--handlers", "mine.py").code == 1
+    shell.write("go", "")
+    done = watch(shell, "runs", "retry", "--handlers", "mine.py")
+    assert done.code == 0
+    assert done.saw(r"^● slow ")
+    assert done.saw(r"^RUNNING [0-9a-f]{6} f  .*2 of 3 done")
+    last = [re.sub(r"\d\.\ds", "TIME", line) for line in done.screen.text]
+    assert last[1:4] == ["✓ fine    TIME", "✓ broken  TIME", "✓ slow    TIME"]
+
+
+def test_a_batch_shows_one_bar_that_fills(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: slow, config: {seconds: 0.2}}]")
+    shell.write("items.jsonl", '{"n": 1}\n' * 300)
+    batch = ("batch", "flow.yaml", "--items", "items.jsonl", "--handlers", "mine.py")
+    done = watch(shell, *batch, DOVETAIL_CONCURRENCY="32")
+    assert done.code == 0
+    assert done.saw(r"^━{30}  \d+ of 300 done, \d+/s, about \ds left$")
+    assert [line[:32] for line in done.screen.text[1:-1]] == ["━" * 30 + "  "]
+    assert re.fullmatch(
+        r"COMPLETED batch [0-9a-f]{6} in \d\.\ds: 300 completed", done.screen.text[-1]
+    )
+    assert done.screen.cursor_shown
+
+
+def test_ctrl_c_on_a_watched_run_gives_the_cursor_back(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: until, config: {file: go}}]")
+    process = shell.start("run", "flow.yaml", "--handlers", "mine.py")
+    shell.wait_for_start("a")
+    done = watch(shell, "runs", "watch", type_at="● a")
+    assert done.code == 130
+    assert done.screen.text[-1].startswith("the run goes on without this view: dovetail runs watch")
+    assert done.screen.cursor_shown
+    shell.write("go", "")
+    assert process.wait(SECONDS) == 0

@@ -70,7 +70,7 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
         "– create_review  skipped: save_parquet failed",
         "FAILED RUN in 0.0s",
         "  save_parquet: PermissionError: out/ is not writable   (mine.py:15)",
-        "fix it, then:  dovetail run flow.yaml --handlers mine.py -p 'note=it'\"'\"'s late'",
+        "fix it, then:  dovetail runs retry RUN --handlers mine.py      reruns 2, reuses 1",
     ]
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
     assert "\x1b" not in done.out + done.err

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.cli.text import cells, clip, countdown, duration, plain, plain_lines, printable
+from dovetail.cli.text import (
+    age,
+    ago,
+    bare,
+    cells,
+    clip,
+    countdown,
+    duration,
+    plain,
+    plain_lines,
+    printable,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,3 +81,37 @@ def test_a_countdown_never_says_zero_before_it_is_over() -> None:
     assert [countdown(left) for left in (12.4, 1.2, 0.1, 0.0, -3.0)] == [
         *("12s", "2s", "1s", "0s", "0s")
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-5, "just now"),
+        (0.4, "just now"),
+        (1, "1 s ago"),
+        (89, "89 s ago"),
+        (200, "3 min ago"),
+        (5399, "89 min ago"),
+        (2.5 * 3600, "2 h ago"),
+        (47.9 * 3600, "47 h ago"),
+        (3 * 86400, "3 days ago"),
+    ],
+)
+def test_an_age_is_told_in_the_unit_that_says_most(seconds: float, said: str) -> None:
+    assert ago(seconds) == said
+
+
+def test_the_age_of_a_timestamp_is_counted_from_now() -> None:
+    assert age("1970-01-01T00:01:00.000000Z", 60 + 180) == "3 min ago"
+
+
+def test_a_table_pads_every_column_but_the_last_to_its_widest() -> None:
+    rows = [
+        [("RUN", "dim"), ("STATUS", "dim"), ("", "")],
+        [("0190f3", "bold"), ("語", ""), ("a note", "")],
+    ]
+    assert [bare(line) for line in table(rows)] == [
+        "RUN     STATUS",
+        "0190f3  語      a note",
+    ]
+    assert list(table([])) == []

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dovetail.core.dag import Graph
@@ -16,6 +23,7 @@ from dovetail.core.events import Event
 from dovetail.core.transitions import Decision, Submit
 from dovetail.engine.ports import Store
 from dovetail.stores.memory import MemoryStore
+from dovetail.stores.sqlite import SqliteStore
 
 Peers = list[Store]
 """The same runs seen through several handles: for a store that many processes may open, each
@@ -29,8 +37,20 @@ async def memory(handles: int) -> AsyncIterator[Peers]:
     store.close()
 
 
+@asynccontextmanager
+async def sqlite(handles: int) -> AsyncIterator[Peers]:
+    with TemporaryDirectory() as folder:
+        async with AsyncExitStack() as stack:
+            path = Path(folder) / "runs.db"
+            yield [
+                await stack.enter_async_context(SqliteStore(path, sync="normal"))
+                for _ in range(handles)
+            ]
+
+
 STORES: dict[str, Callable[[int], AbstractAsyncContextManager[Peers]]] = {
     "memory": memory,
+    "sqlite": sqlite,
 }
 
 _ids = count(1)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, note
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event, Token
+from dovetail.core.events import NO_TOKEN, Event, Token
 from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Complete, Decision, Submit, Transition
 from dovetail.engine.ports import Store
@@ -97,12 +98,13 @@ class Twins:
 
     def _translated(self, move: Any) -> Transition:
         token: Token | None = getattr(move, "token", None)
-        if token is None:
+        if token is None or token == NO_TOKEN:
             return move  # type: ignore[no-any-return]
         theirs = self._theirs.get((move.node, token.epoch, token.attempt))
-        if theirs is None:
-            return move  # type: ignore[no-any-return]
-        if token not in self.meaning.tokens.get(move.node, []):
+        genuine = token in self.meaning.tokens.get(move.node, [])
+        if theirs is None:  # a forged one of this very batch must not be theirs by chance
+            return move if genuine else move._replace(token=token._replace(nonce=-1))  # type: ignore[no-any-return]
+        if not genuine:
             theirs = theirs._replace(nonce=theirs.nonce ^ 1)  # as forged there as it is here
         return move._replace(token=theirs)  # type: ignore[no-any-return]
 
@@ -125,6 +127,8 @@ def plain(run: RunState) -> dict[str, Any]:
     snapshot = run.snapshot()
     for node in snapshot["nodes"]:
         node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
+        if node["status"] is not NodeStatus.PENDING:
+            del node["waiting"], node["fed"]  # of no meaning once a node was ready
     return snapshot
 
 

@@ -1,7 +1,8 @@
 """Many at once: what one applies never gets in the way of another, and nothing happens twice.
 
 That a store equals the core one transition after the other does not imply this. Each contestant
-has a handle of its own on the store, as another process would.
+has a handle of its own on the store, as another process would, and believes a decision only once
+it is durable.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def everybody(peers: Peers, moves: list[Transition], now: float = T) -> li
 
     async def one(store: Store, move: Transition) -> Decision:
         await asyncio.sleep(0)
-        (decision,) = await store.apply([move], now)
+        (decision,) = await store.apply([move], now, durable=True)
         return decision
 
     return await asyncio.gather(
@@ -76,7 +77,7 @@ async def test_of_many_completions_exactly_one_counts_and_the_child_is_published
 ) -> None:
     run_id, begun = await create(peers[0], graph({"a": [], "b": ["a"]}))
     token = begun.dispatch[0].token
-    await peers[0].apply([Claim(run_id, "a", token, "w", T + 10)], T)
+    await peers[0].apply([Claim(run_id, "a", token, "w", T + 10)], T, durable=True)
     results = [Complete(run_id, "a", token, output) for output in range(16)]
     decisions = await everybody(peers, [*results])
     (winner,) = won(decisions)
@@ -99,7 +100,7 @@ async def test_a_lost_node_is_reaped_once_and_its_late_result_changes_nothing(
 ) -> None:
     run_id, begun = await create(peers[0], graph({"a": []}))
     token = begun.dispatch[0].token
-    await peers[0].apply([Claim(run_id, "a", token, "w", T)], T)
+    await peers[0].apply([Claim(run_id, "a", token, "w", T)], T, durable=True)
     moves: list[Transition] = [Reap(run_id, "a", token, 3)] * 8
     moves += [Complete(run_id, "a", token, "late")] * 8
     random.Random(1).shuffle(moves)
@@ -124,7 +125,9 @@ async def test_a_cancel_among_results_leaves_nothing_half_done(peers: Peers) -> 
         run_id, begun = await create(peers[0], graph(FAN))
         token = begun.dispatch[0].token
         _, done = await peers[0].apply(
-            [Claim(run_id, "a", token, "w", T + 10), Complete(run_id, "a", token, 1)], T
+            [Claim(run_id, "a", token, "w", T + 10), Complete(run_id, "a", token, 1)],
+            T,
+            durable=True,
         )
         orders = [(f"n{order.place - 1}", order.token) for order in done.dispatch]
         await everybody(peers, [Claim(run_id, n, t, "w", T + 10) for n, t in orders])
@@ -177,14 +180,14 @@ class Crowd:
         store = self.chance.choice(self.peers)
         await self._dawdle()
         claim = Claim(self.run_id, name, token, f"w{contestant}", T + 1e6)
-        (claimed,) = await store.apply([claim], self.now)
+        (claimed,) = await store.apply([claim], self.now, durable=True)
         if not claimed.changed:
             return
         self.won[name] += 1
         await self._dawdle()
         for _ in range(2):
             (decision,) = await self.chance.choice(self.peers).apply(
-                [answer(name, token)], self.now
+                [answer(name, token)], self.now, durable=True
             )
             self._send(decision, group, answer)
 
@@ -192,7 +195,9 @@ class Crowd:
         self, wake: Wake, group: asyncio.TaskGroup, answer: Callable[..., Transition]
     ) -> None:
         await self._dawdle()
-        (decision,) = await self.chance.choice(self.peers).apply([wake], self.now + 1e6)
+        (decision,) = await self.chance.choice(self.peers).apply(
+            [wake], self.now + 1e6, durable=True
+        )
         self._send(decision, group, answer)
 
     async def _dawdle(self) -> None:

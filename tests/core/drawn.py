@@ -30,6 +30,7 @@ from dovetail.core.transitions import (
     Recall,
     Renew,
     Retry,
+    TakeOver,
     Transition,
     Wake,
 )
@@ -106,7 +107,7 @@ KINDS = (
     *("claim", "complete") * 3,
     *("fail", "wake", "reap") * 2,
     *("park", "recall", "renew", "progress", "permanent"),
-    *("retry", "retry_from", "cancel"),
+    *("retry", "retry_from", "cancel", "take_over"),
 )
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
 
@@ -169,6 +170,8 @@ class Meaning:
                 return Retry(self.run_id)
             case "retry_from":
                 return Retry(self.run_id, name)
+            case "take_over":
+                return TakeOver(self.run_id, MAX_CRASHES, float(deed.place % 3))
         return Renew(self.run_id, name, token, now + LEASE)
 
     def _token(self, name: str, deed: Deed, run: RunState) -> Token:
@@ -194,7 +197,7 @@ def fits(kind: str, run: RunState) -> list[int]:
             return [place for place, node in nodes if node.phase is Phase.PUBLISHED]
         case "wake":
             return [place for place, node in nodes if node.until is not None]
-        case "cancel":
+        case "cancel" | "take_over":
             return [] if run.finished else [0]
         case "retry" | "retry_from":
             return list(range(len(run.nodes))) if run.status in FINAL else []

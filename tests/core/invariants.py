@@ -28,6 +28,7 @@ from dovetail.core.transitions import (
     Reap,
     Recall,
     Retry,
+    TakeOver,
     Transition,
     Wake,
 )
@@ -147,7 +148,7 @@ def check_step(
         _check_move(run, move, index, old, new, listed=index in moved)
     _check_retrying(before, run, move)
     _check_conditions(before, run)
-    _check_orders(before, run, decision)
+    _check_orders(before, run, move, decision)
     check_run(run)
 
 
@@ -182,7 +183,7 @@ def _check_move(
 
 def may_happen(before: dict[str, Any], run: RunState, move: Transition, now: float) -> bool:
     """Whether a transition must be taken, from the state before it: the guards, once more."""
-    if isinstance(move, Cancel):
+    if isinstance(move, Cancel | TakeOver):
         return before["finished_at"] is None
     if isinstance(move, Retry):
         again = (RunStatus.FAILED, RunStatus.CANCELLED)
@@ -255,14 +256,17 @@ def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now
             assert (event.epoch, event.attempt) == (node.epoch, node.attempt)
 
 
-def _check_orders(before: dict[str, Any], run: RunState, decision: Decision) -> None:
+def _check_orders(
+    before: dict[str, Any], run: RunState, move: Transition, decision: Decision
+) -> None:
     places = [dispatch.place for dispatch in decision.dispatch]
     assert len(set(places)) == len(places), "a node was dispatched twice at once"
     for dispatch in decision.dispatch:
         node, old = run.nodes[dispatch.place], before["nodes"][dispatch.place]
         assert node.phase is Phase.PUBLISHED
         assert node.token == dispatch.token
-        assert old["phase"] is not Phase.PUBLISHED or old["token"] != node.token
+        again = old["phase"] is Phase.PUBLISHED and old["token"] == node.token
+        assert not again or isinstance(move, TakeOver)
     for stop in decision.stop:
         old = before["nodes"][run.graph.index[stop.node]]
         assert old["status"] is NodeStatus.RUNNING
@@ -272,6 +276,10 @@ def _check_orders(before: dict[str, Any], run: RunState, decision: Decision) -> 
     for until, wake in decision.wake:
         node = run.node(wake.node)
         assert (node.until, node.token) == (until, wake.token)
+    if isinstance(move, TakeOver):  # whoever takes a run over knows nothing but what it is told
+        assert places == [i for i, n in enumerate(run.nodes) if n.phase is Phase.PUBLISHED]
+        waiting = [s.id for s, n in zip(run.graph.nodes, run.nodes, strict=True) if n.until]
+        assert [wake.node for _, wake in decision.wake] == waiting
 
 
 class Ledger:
@@ -286,6 +294,8 @@ class Ledger:
     def record(self, run: RunState, move: Transition, decision: Decision) -> None:
         if isinstance(move, Park) and decision:
             self._open.discard((run.graph.index[move.node], move.token))
+        if isinstance(move, TakeOver) and decision:
+            self._open.clear()  # nobody knows any more what was published
         for _, place, token in decision.dispatch:
             key = (place, token)
             assert key not in self._open, "dispatched twice for the same start"

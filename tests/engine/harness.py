@@ -10,9 +10,11 @@ the test's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dovetail.config import RateLimit, Settings
@@ -37,7 +39,7 @@ class Engine:
         self, nodes: Nodes, given: dict[str, Any] | None = None, /, **fields: Any
     ) -> str:
         """Trigger a workflow of these nodes with `given` as params; `fields` are its own."""
-        return await self.commands.trigger(definition(nodes, **fields), given)
+        return (await self.commands.trigger(definition(nodes, **fields), given)).run_id
 
     async def run(
         self, nodes: Nodes, given: dict[str, Any] | None = None, /, **fields: Any
@@ -81,6 +83,20 @@ async def engine(
     secrets: Mapping[str, str] | None = None,
     rate_limits: Mapping[str, tuple[float, int]] | None = None,
     **fields: Any,
+) -> AsyncIterator[Engine]:
+    with TemporaryDirectory() as folder:
+        fields = {"db": Path(folder) / "runs.db", "db_sync": "normal", "drain_seconds": 0, **fields}
+        async with _engine(handlers, concurrency, secrets, rate_limits, fields) as it:
+            yield it
+
+
+@asynccontextmanager
+async def _engine(
+    handlers: Sequence[Callable[..., Any]],
+    concurrency: int,
+    secrets: Mapping[str, str] | None,
+    rate_limits: Mapping[str, tuple[float, int]] | None,
+    fields: Mapping[str, Any],
 ) -> AsyncIterator[Engine]:
     settings = Settings(
         concurrency=concurrency,

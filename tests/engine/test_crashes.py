@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from dovetail.config import Settings
 from dovetail.core.step import begin
 from dovetail.core.transitions import Claim, Complete, Decision, Fail, Submit
-from dovetail.engine.commands import Commands
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.wiring import LocalEngine, definition_limits
+from dovetail.wiring import LocalEngine
 
 from ..core.walk import graph
 from .harness import registry_of
@@ -115,20 +113,3 @@ async def test_a_wait_that_is_given_up_leaves_no_task_behind() -> None:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(engine.wait("r"), 0.005)
         assert asyncio.all_tasks() == before
-
-
-async def test_the_commands_of_an_engine_that_died_still_answer_reads() -> None:
-    async with local(h) as engine:
-        sabotage(engine, Complete)
-        commands = Commands(
-            store=engine.store,
-            orchestrator=engine.orchestrator,
-            wait=engine.wait,
-            known_handlers=None,
-            default_retries={},
-            limits=definition_limits(Settings()),
-        )
-        run_id = await commands.trigger({"name": "t", "nodes": [{"id": "a", "handler": "h"}]})
-        with pytest.raises(OSError, match="disk full"):
-            await asyncio.wait_for(commands.wait(run_id), 10)
-        assert (await commands.store.load(run_id)).node("a").status == "RUNNING"

@@ -10,6 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from dovetail.cli.groups import limits, runs, workflows
+from dovetail.cli.options import AsJson, DefinitionFile, Handlers, Param, ParamsFile, WorkflowName
+
 app = typer.Typer(
     name="dovetail",
     no_args_is_help=True,
@@ -20,18 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-DefinitionFile = Annotated[
-    str, typer.Argument(metavar="FILE", help="A definition, YAML or JSON; - reads it from stdin.")
-]
-Handlers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--handlers",
-        metavar="F",
-        help="Load handlers from FILE.py or package.module; may be repeated.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
+app.add_typer(runs.app)
+app.add_typer(workflows.app)
+app.add_typer(limits.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,31 +52,82 @@ def dovetail(
 @app.command()
 def run(
     file: DefinitionFile,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-p",
-            "--param",
-            metavar="K=V",
-            help="A param, typed by the workflow's schema; may be repeated, the last one wins.",
-        ),
-    ] = None,
-    params: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Params from a YAML or JSON file (- is stdin); -p wins over it."
-        ),
-    ] = None,
+    param: Param = None,
+    params: ParamsFile = None,
     handlers: Handlers = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a workflow here and show how it goes.
 
-    Exit code: 0 completed, 1 failed, 2 invalid definition or params, 130 cancelled by Ctrl-C.
+    Exit code: 0 completed, 1 failed or cancelled from elsewhere, 2 invalid definition or params,
+    130 cancelled by Ctrl-C. SIGTERM hands the run back, to be resumed, with 0.
     """
     from dovetail.cli.commands.run import run_file
 
     code = run_file(file, param or [], params, handlers or [], as_json=as_json)
+    raise typer.Exit(code)
+
+
+@app.command()
+def trigger(
+    name: WorkflowName,
+    version: Annotated[
+        str | None, typer.Option(metavar="N", help="A version's number or alias; default: latest.")
+    ] = None,
+    param: Param = None,
+    params: ParamsFile = None,
+    handlers: Handlers = None,
+    idempotency_key: Annotated[
+        str | None,
+        typer.Option(metavar="K", help="The same key again is the same run, not another one."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a registered workflow and show how it goes.
+
+    Exit codes are those of `dovetail run`.
+    """
+    from dovetail.cli.commands.trigger import trigger_workflow
+
+    code = trigger_workflow(
+        name,
+        version,
+        param or [],
+        params,
+        handlers or [],
+        idempotency_key=idempotency_key,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def batch(
+    file: DefinitionFile,
+    items: Annotated[
+        str, typer.Option(metavar="FILE", help="JSON Lines: one object per line, a run's params.")
+    ],
+    handlers: Handlers = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K",
+            help="What tells this batch from others; default: the content of both files.",
+        ),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry its runs that failed or were cancelled.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a workflow once for each line of a file.
+
+    The same command again goes on where it was: nothing is run twice. Exit code: 0 all completed,
+    1 some did not, 2 invalid definition or items, 130 cancelled by Ctrl-C.
+    """
+    from dovetail.cli.commands.batch import run_batch
+
+    code = run_batch(file, items, handlers or [], key, retry_failed=retry_failed, as_json=as_json)
     raise typer.Exit(code)
 
 
@@ -137,3 +182,11 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
     from dovetail.cli.commands.handlers import list_handlers
 
     list_handlers(handlers or [], as_json=as_json)
+
+
+@app.command()
+def doctor(handlers: Handlers = None, as_json: AsJson = False) -> None:
+    """Check settings, the file that runs are kept in, and handlers. Exit code: 0 fine, 1 not."""
+    from dovetail.cli.commands.doctor import examine
+
+    raise typer.Exit(examine(handlers or [], as_json=as_json))

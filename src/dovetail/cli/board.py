@@ -1,5 +1,7 @@
 """A run as its events tell it: one row per node, kept up to date at a cost of O(1) per event.
 
+Only a retry, which opens the run anew, looks at every row.
+
 Every view of a run that goes on reads a board, whatever store the events come from. What it
 must not know: the rules (it believes the events) and how a row looks.
 """
@@ -10,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dovetail.core.dag import Edges, Graph, NodeSpec, descendants
 from dovetail.core.events import Event
+from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 
 
@@ -35,6 +39,10 @@ class Row:
 
     def __init__(self, node_id: str) -> None:
         self.id = node_id
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been told of it."""
         self.status = NodeStatus.PENDING
         self.attempt = 0
         self.started: float | None = None
@@ -57,15 +65,34 @@ class Row:
 
 
 class Board:
-    def __init__(self, node_ids: Sequence[str]) -> None:
+    def __init__(self, node_ids: Sequence[str], children: Edges = ()) -> None:
+        """`children`, by place, is what a retry from one node needs to know."""
         self.rows = [Row(node_id) for node_id in node_ids]
         self._by_id = {row.id: row for row in self.rows}
+        self._children = children
         self.status = RunStatus.PENDING
         self.counts: Counter[NodeStatus] = Counter({NodeStatus.PENDING: len(self.rows)})
         # In the order in which they got there; dictionaries, because sets have no order.
         self.running: dict[str, Row] = {}
         self.failed: dict[str, Row] = {}
         self.delayed: dict[str, Row] = {}
+
+    @classmethod
+    def before(cls, graph: Graph) -> Board:
+        """Of a run before its first event."""
+        return cls([spec.id for spec in graph.nodes], [spec.children for spec in graph.nodes])
+
+    @classmethod
+    def now(cls, run: RunState) -> Board:
+        """Of a run after its newest event, without reading any of them."""
+        board = cls.before(run.graph)
+        board.status = run.status
+        board.counts.clear()
+        for row, spec, node in zip(board.rows, run.graph.nodes, run.nodes, strict=True):
+            _read(row, spec, node)
+            board.counts[row.status] += 1
+            board._sort_in(row)
+        return board
 
     @property
     def finished(self) -> int:
@@ -75,6 +102,8 @@ class Board:
         """Take an event in; returns the row of its node if that changed."""
         if event.node is None:
             self.status = _RUN_STATUS.get(event.type, self.status)
+            if event.type == "run.retried":
+                self._reopen((event.data or {}).get("from"))
             return None
         row = self._by_id[event.node]
         change = _CHANGES.get(event.type)
@@ -86,10 +115,31 @@ class Board:
         if row.status is not before:
             self.counts[before] -= 1
             self.counts[row.status] += 1
+        self._sort_in(row)
+        return row
+
+    def _reopen(self, from_node: str | None) -> None:
+        """A retry: what neither completed nor still runs waits again, and all below `from_node`."""
+        again = {row.id for row in self.rows if row.status not in _KEPT_BY_A_RETRY}
+        if from_node is not None:
+            again.add(from_node)
+            if self._children:
+                place = next(n for n, row in enumerate(self.rows) if row.id == from_node)
+                again.update(self.rows[n].id for n in descendants(self._children, place))
+        for name in again:
+            row = self._by_id[name]
+            self.counts[row.status] -= 1
+            row.forget()
+            self.counts[row.status] += 1
+            self._sort_in(row)
+
+    def _sort_in(self, row: Row) -> None:
         _keep(self.running, row, row.status is NodeStatus.RUNNING)
         _keep(self.failed, row, row.failed)
         _keep(self.delayed, row, row.until is not None)
-        return row
+
+
+_KEPT_BY_A_RETRY = (NodeStatus.COMPLETED, NodeStatus.RUNNING)
 
 
 def _keep(group: dict[str, Row], row: Row, belongs: bool) -> None:
@@ -97,6 +147,23 @@ def _keep(group: dict[str, Row], row: Row, belongs: bool) -> None:
         group[row.id] = row
     else:
         group.pop(row.id, None)
+
+
+def _read(row: Row, spec: NodeSpec, node: NodeState) -> None:
+    row.status, row.attempt = node.status, node.attempt
+    row.started, row.stopped = node.started_at, node.finished_at
+    row.cached = node.status is NodeStatus.COMPLETED and not node.attempt
+    row.reason, row.cause = node.reason, node.cause
+    row.until = node.until
+    if node.phase is Phase.PARKED:
+        row.tag = spec.resource_tag
+    elif node.phase is Phase.BACKING_OFF:
+        row.retry = node.attempt - node.crashes
+        row.message = _words(node.error or {})
+
+
+def _words(error: dict[str, Any]) -> str:
+    return f"{error.get('type')}: {error.get('message')}"
 
 
 def _queued(row: Row, at: float, data: dict[str, Any]) -> None:
@@ -123,7 +190,7 @@ def _parked(row: Row, at: float, data: dict[str, Any]) -> None:
 def _retrying(row: Row, at: float, data: dict[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until, row.tag, row.retry = at + data["delay"], None, data["retry"]
-    row.message = f"{data['error'].get('type')}: {data['error'].get('message')}"
+    row.message = _words(data["error"])
 
 
 def _cached(row: Row, at: float, data: dict[str, Any]) -> None:
@@ -160,4 +227,5 @@ _RUN_STATUS = {
     "run.completed": RunStatus.COMPLETED,
     "run.failed": RunStatus.FAILED,
     "run.cancelled": RunStatus.CANCELLED,
+    "run.retried": RunStatus.RUNNING,
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.cli.rows import LONGEST_ID
@@ -22,30 +22,53 @@ MOST_CAUSES = 10
 MOST_CAUSE_LINES = 5
 _LONGEST_CAUSE_LINE = 1_000
 
-_STYLES = {RunStatus.COMPLETED: "bold good", RunStatus.FAILED: "bold bad"}
+_STYLES = {
+    "COMPLETED": "bold good",
+    "FAILED": "bold bad",
+    "CANCELLED": "bold wait",
+}
 
 
-def run_ending(run: RunState, typed: Sequence[str]) -> Iterator[Line]:
-    """The last lines of a run that the command line `typed` started."""
-    again = f"dovetail {shlex.join(typed)}"
+def run_ending(run: RunState, since: float | None = None) -> Iterator[Line]:
+    """The last lines about a run that has ended; it took its time from `since` on."""
     if run.status is RunStatus.COMPLETED:
-        yield from _result_lines(result(run))
-    yield _status_line(run)
+        yield from result_lines(result(run))
+    began = run.created_at if since is None else since
+    passed = (run.finished_at or began) - began
+    yield [status_piece(run.status), (f" {run.id[:6]} in {duration(passed)}", "")]
     if run.status is RunStatus.FAILED:
-        yield from _causes(run)
-        if "-" not in typed:  # what was read from stdin cannot be typed again
-            yield [("fix it, then:  ", "dim"), (" ".join(plain_lines(again)), "bold")]
+        yield from causes(run)
 
 
-def _status_line(run: RunState) -> Line:
-    passed = (run.finished_at or run.created_at) - run.created_at
+def status_piece(status: str) -> tuple[str, str]:
+    return str(status), _STYLES.get(status, "bold")
+
+
+def retry_hint(
+    status: str, short_id: str, plan: Mapping[str, Sequence[str]], handlers: Sequence[str]
+) -> Line:
+    """What to type once the cause is gone, and what that would do."""
     return [
-        (run.status.value, _STYLES.get(run.status, "bold wait")),
-        (f" {run.id[:6]} in {duration(passed)}", ""),
+        ("fix it, then:  " if status == RunStatus.FAILED else "go on with:  ", "dim"),
+        (command("runs", "retry", short_id, handlers=handlers), "bold"),
+        (f"      reruns {len(plan['rerun']):,}, reuses {len(plan['reuse']):,}", "dim"),
     ]
 
 
-def _result_lines(value: Any) -> Iterator[Line]:
+def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
+    """What to type to go on with a run that nobody drives."""
+    typed = command("runs", "resume", short_id, handlers=handlers)
+    return [("go on with:  ", "dim"), (typed, "bold")]
+
+
+def command(*words: str, handlers: Sequence[str] = ()) -> str:
+    """A command line of ours that can be typed, or copied, as it stands."""
+    given = [word for spec in handlers for word in ("--handlers", spec)]
+    return " ".join(plain_lines(shlex.join(["dovetail", *words, *given])))
+
+
+def result_lines(value: Any) -> Iterator[Line]:
+    """A result as JSON, cut where it gets too long for a screen."""
     if value is None:
         return
     text = printable(json.dumps(value, indent=2, ensure_ascii=False))
@@ -56,25 +79,22 @@ def _result_lines(value: Any) -> Iterator[Line]:
         yield [(f"… {len(text):,} characters in all; --json prints everything", "dim")]
 
 
-def _causes(run: RunState) -> Iterator[Line]:
+def causes(run: RunState) -> Iterator[Line]:
     """Each node that failed by itself; those that failed because of it are no causes."""
-    causes = [
+    found = [
         (spec.id, node.error or {})
         for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
         if node.status is NodeStatus.FAILED and node.reason is not Reason.DEPENDENCY_FAILED
     ]
-    for node_id, error in causes[:MOST_CAUSES]:
+    for node_id, error in found[:MOST_CAUSES]:
         yield from _cause(node_id, error)
-    if len(causes) > MOST_CAUSES:
-        more = counted(len(causes) - MOST_CAUSES, "more failed node")
+    if len(found) > MOST_CAUSES:
+        more = counted(len(found) - MOST_CAUSES, "more failed node")
         yield [(f"  and {more}; --json prints all of them", "dim")]
 
 
 def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:
-    kind = str(error.get("type", "error"))
-    message = str(error.get("message", "")).removeprefix(f"node '{node_id}': ")
-    said = kind if message in ("", kind) else f"{kind}: {message}"
-    first, *rest = plain_lines(said) or ["error"]
+    first, *rest = plain_lines(error_words(node_id, error)) or ["error"]
     where = error.get("where")
     yield [
         ("  ", ""),
@@ -86,3 +106,10 @@ def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:
         yield [(f"    {clip(line, _LONGEST_CAUSE_LINE)}", "")]
     if len(rest) >= MOST_CAUSE_LINES:
         yield [("    …", "dim")]
+
+
+def error_words(node_id: str, error: Mapping[str, Any]) -> str:
+    """`PermissionError: out/ is not writable`, without naming the node twice."""
+    kind = str(error.get("type", "error"))
+    message = str(error.get("message", "")).removeprefix(f"node '{node_id}': ")
+    return kind if message in ("", kind) else f"{kind}: {message}"

@@ -51,8 +51,7 @@ def guarded(command: Callable[[], object]) -> int:
         say_error(what or str(error))
         return FAILED
     except DovetailError as error:
-        say_error(str(error))
-        return INVALID if error.type in _INVALID_TYPES else FAILED
+        return tell(error)
     except Exception as error:
         if os.environ.get("DOVETAIL_DEBUG"):
             raise
@@ -60,6 +59,12 @@ def guarded(command: Callable[[], object]) -> int:
         streams.complain("this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened")
         return FAILED
     return code
+
+
+def tell(error: DovetailError) -> int:
+    """Say it in one line; the code to exit with."""
+    say_error(str(error))
+    return INVALID if error.type in _INVALID_TYPES else FAILED
 
 
 def say_error(message: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import stat
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -72,14 +73,23 @@ class File:
 
 
 def _read(path: str, most: int) -> bytes:
+    if path == STDIN:
+        try:
+            return sys.stdin.buffer.read(most)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{path} cannot be read: {error}") from None
+    with opened(path) as stream:
+        return stream.read(most)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The file to read from. Whatever goes wrong with it is `InvalidInput`."""
     try:
-        with ExitStack() as open_files:
-            stream: BinaryIO = sys.stdin.buffer
-            if path != STDIN:
-                if stat.S_ISDIR(Path(path).stat().st_mode):
-                    raise InvalidInput(f"{path} is a directory; name a file in it")
-                stream = open_files.enter_context(Path(path).open("rb"))
-            return stream.read(most)
+        if stat.S_ISDIR(Path(path).stat().st_mode):
+            raise InvalidInput(f"{path} is a directory; name a file in it")
+        with Path(path).open("rb") as stream:
+            yield stream
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {path}{_did_you_mean(path)}") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name

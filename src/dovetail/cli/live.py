@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from rich.console import Console
@@ -41,6 +41,51 @@ _RICH_STYLES = {
 }
 
 
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def _live(console: Console, picture: Callable[[], Text]) -> Live:
+    return Live(
+        console=console,
+        get_renderable=picture,
+        refresh_per_second=PICTURES_PER_SECOND,
+        vertical_overflow="crop",
+    )
+
+
+def _painted(lines: Iterable[Line]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis", end="")
+    for number, line in enumerate(lines):
+        if number:
+            text.append("\n")
+        for words, style in line:
+            text.append(words, _RICH_STYLES[style])
+    return text
+
+
+class LiveLine:
+    """One line that is painted over, such as a progress bar."""
+
+    refresh_seconds = 3600.0  # its thread paints; the event loop has nothing to do for it
+
+    def __init__(self, line: Callable[[], Line]) -> None:
+        self._line = line
+        self._live = _live(_console(), self._picture)
+
+    def begin(self) -> None:
+        self._live.start(refresh=True)
+
+    def refresh(self) -> None:
+        """Nothing to do here."""
+
+    def end(self) -> None:
+        self._live.stop()
+
+    def _picture(self) -> Text:
+        return _painted([self._line()])
+
+
 class LiveView:
     refresh_seconds = 3600.0  # its thread paints; the event loop has nothing to do for it
 
@@ -51,17 +96,12 @@ class LiveView:
         self._began = time.monotonic()
         self._title = ""
         self._over = False
-        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
-        self._live = Live(
-            console=self._console,
-            get_renderable=self._picture,
-            refresh_per_second=PICTURES_PER_SECOND,
-            vertical_overflow="crop",
-        )
+        self._console = _console()
+        self._live = _live(self._console, self._picture)
 
-    def begin(self, workflow: str, run_id: str) -> None:
+    def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
         self._title = f"{run_id[:6]} {workflow}"
-        self._began = time.monotonic()
+        self._began = time.monotonic() - passed
         self._live.start(refresh=True)
 
     def show(self, event: Event) -> None:
@@ -80,13 +120,7 @@ class LiveView:
     def _picture(self) -> Text:
         with self._lock:  # rows must not change halfway through
             lines = list(self._lines(self._console.size.height - _RESERVED, time.time()))
-        text = Text(no_wrap=True, overflow="ellipsis", end="")
-        for number, line in enumerate(lines):
-            if number:
-                text.append("\n")
-            for words, style in line:
-                text.append(words, _RICH_STYLES[style])
-        return text
+        return _painted(lines)
 
     def _lines(self, room: int, now: float) -> Iterator[Line]:
         rows = self._board.rows

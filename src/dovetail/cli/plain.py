@@ -38,13 +38,19 @@ class PlainView:
         self._progress_told: dict[str, float] = {}
         self._fates: Counter[str] = Counter()
 
-    def begin(self, workflow: str, run_id: str) -> None:
+    def begin(self, workflow: str, run_id: str, passed: float = 0.0) -> None:
         nodes = counted(len(self._board.rows), "node")
-        self._say(f"RUNNING {run_id[:6]} {workflow}, {nodes}")
+        done = self._board.counts[NodeStatus.COMPLETED]
+        before = f", {done:,} completed before" if done else ""
+        self._say(f"RUNNING {run_id[:6]} {workflow}, {nodes}{before}")
 
     def show(self, event: Event) -> None:
         row = self._board.apply(event)
-        if row is not None and self._is_news(row, event):
+        if event.type == "run.retried":
+            self._fates.clear()
+            nodes = counted(self._board.counts[NodeStatus.PENDING], "node")
+            self._say(f"retried: {nodes} to run")
+        elif row is not None and self._is_news(row, event):
             self._say(row_line(row, self._ids, event.time))
 
     def refresh(self) -> None:

@@ -1,7 +1,8 @@
-"""One run from its trigger to the exit code: shown while it goes on, told when it has ended.
+"""One run from its beginning to the exit code: shown while it goes on, told when it has ended.
 
-It brings together what each does one thing: the engine, a view, the signals and the end of the
-process. What it must not know: where the definition and the params came from.
+It brings together what each does one thing: the engine, a view, and what a signal asks for.
+What it must not know: where the run comes from; a trigger, a retry, a take-over and a mere
+look at what another process drives are all the same to it.
 """
 
 from __future__ import annotations
@@ -9,31 +10,37 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, Protocol
-
-import orjson
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import streams
 from dovetail.cli.board import Board
-from dovetail.cli.ending import run_ending
+from dovetail.cli.documents import Write, json_bytes
+from dovetail.cli.driving import (
+    SHORT_ID,
+    cancel_all,
+    cancelled_from_outside,
+    see_to_end,
+    short_id,
+)
+from dovetail.cli.ending import command, resume_hint, retry_hint, run_ending
 from dovetail.cli.failures import FAILED
-from dovetail.cli.interrupts import Interrupts
+from dovetail.cli.interrupts import Ask
 from dovetail.cli.plain import PlainView
-from dovetail.cli.process import Process
+from dovetail.cli.stage import Stopping, perform
+from dovetail.cli.text import Line, bare, counted
 from dovetail.config import Settings
-from dovetail.core.definition.model import Workflow
-from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Conflict
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
+from dovetail.engine.commands import Commands
 from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
-from dovetail.wiring import embedded
+from dovetail.wiring import attached, embedded
 
-Write = Callable[[bytes], None]
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -42,106 +49,196 @@ class View(Protocol):
 
     refresh_seconds: float
 
-    def begin(self, workflow: str, run_id: str) -> None: ...
+    def begin(self, workflow: str, run_id: str, passed: float) -> None: ...
     def show(self, event: Event) -> None: ...
     def refresh(self) -> None: ...
     def end(self) -> None: ...
 
 
+class Shown(NamedTuple):
+    """A run and the place in its log from which on it is shown."""
+
+    run_id: str
+    workflow: str
+    board: Board
+    after: int
+    since: float
+
+    @classmethod
+    def from_the_start(cls, run: RunState) -> Shown:
+        return cls(run.id, run.graph.name, Board.before(run.graph), 0, run.created_at)
+
+    @classmethod
+    def from_now(cls, run: RunState) -> Shown:
+        """What happened before is on the board, but no news."""
+        return cls(run.id, run.graph.name, Board.now(run), run.seq, time.time())
+
+
+Begin = Callable[[Commands], Awaitable[Shown]]
+
+
 class Session:
-    """One run, seen and, if a signal asks for it, cancelled."""
+    """One run, seen to its end and, if a signal asks for it, cancelled or handed back."""
 
     def __init__(
         self,
         settings: Settings,
-        registry: Registry,
-        workflow: Workflow,
+        registry: Registry | None,
         write: Write | None,
+        handlers: Sequence[str] = (),
     ) -> None:
-        """With `write` the run is not shown; at its end it is written as one JSON document."""
+        """Without a registry nothing is driven here, only watched.
+
+        With `write` the run is not shown; at its end it is written as one JSON document.
+        `handlers` is what was loaded for it, for the commands that the ending proposes.
+        """
         self._settings = settings
         self._registry = registry
-        self._workflow = workflow
         self._write = write
+        self._handlers = handlers
         self._paints = write is None and streams.is_terminal(sys.stdout)
-        self._view = None if write else _view_of(Board([node.id for node in workflow.nodes]))
         self._run_id = ""
+        self._driven = registry is not None
         self._told = False
 
-    def run(self, checked: Checked, params: dict[str, Any]) -> int:
-        process = Process()
-        stopping = asyncio.Event()
-        with Interrupts(process.loop, stopping.set, self._give_up) as interrupts:
-            run = process.run(self._drive(checked, params, stopping))
-            if run.status is RunStatus.COMPLETED:
-                return process.leave(0)
-            return process.leave(interrupts.exit_code or FAILED)
+    def run(self, begin: Begin) -> int:
+        async def work(stopping: Stopping) -> int:
+            return await self._perform(begin, stopping)
 
-    async def _drive(
-        self, checked: Checked, params: dict[str, Any], stopping: asyncio.Event
-    ) -> RunState:
-        async with embedded(self._settings, self._registry) as commands:
-            run_id = self._run_id = await commands.trigger(checked, params)
+        return perform(work, self._give_up, self._settings.drain_seconds)
 
-            async def stop() -> None:
-                await stopping.wait()
-                with suppress(Conflict):  # it has ended in this very moment
-                    await commands.cancel(run_id)
+    async def _perform(self, begin: Begin, stopping: Stopping) -> int:
+        async with self._open() as commands:
+            shown = await begin(commands)
+            self._run_id = shown.run_id
+            run = await self._see(commands, shown, stopping)
+            if run is not None:
+                await self._tell(commands, run, shown.since)
+        if run is None:
+            run = await self._leave(shown, stopping.asked)
+        if run is not None and run.status is RunStatus.COMPLETED:
+            return 0
+        if stopping.asked is None or (run is not None and not stopping.cancels):
+            return FAILED
+        return stopping.asked.value
 
-            async def watch(view: View) -> None:
-                async for event in commands.store.watch(run_id):
-                    view.show(event)
+    def _open(self) -> AbstractAsyncContextManager[Commands]:
+        if self._registry is None:
+            return attached(self._settings)
+        return embedded(self._settings, self._registry)
 
-            async def tick(view: View) -> None:
-                while True:
-                    await asyncio.sleep(view.refresh_seconds)
-                    view.refresh()
+    async def _see(self, commands: Commands, shown: Shown, stopping: Stopping) -> RunState | None:
+        """The run at its end; None if it goes on, or would, without this process."""
+        asked = asyncio.create_task(stopping.wait())
+        ending = asyncio.create_task(
+            see_to_end(commands, shown.run_id, take_over=self._registry is not None)
+        )
+        view = None if self._write else _view_of(shown.board)
+        showing: list[asyncio.Task[None]] = []
+        if view is not None:
+            view.begin(shown.workflow, shown.run_id, max(0.0, time.time() - shown.since))
+            works = (_watch(commands, shown, view), _tick(view))
+            showing += [asyncio.create_task(stopping.while_read(work)) for work in works]
+        try:
+            await asyncio.wait({asked, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                self._driven = await commands.owner(shown.run_id) == "here"
+                if not self._driven or stopping.asked is Ask.HAND_BACK:
+                    return None
+                await cancel_all(commands, [shown.run_id])
+            run = await ending
+            if run is not None and showing:
+                await showing[0]  # the last events
+            return run
+        finally:
+            await _cancelled([asked, ending, *showing])
+            if view is not None:
+                view.end()
+            if stopping.asked is Ask.HAND_BACK:
+                self._say_drain(shown)
 
-            tasks = [asyncio.create_task(stop())]
-            view = self._view
-            try:
-                if view is not None:
-                    view.begin(self._workflow.name, run_id)
-                    watching = asyncio.create_task(_while_read(watch(view), stopping))
-                    tasks += [watching, asyncio.create_task(_while_read(tick(view), stopping))]
-                run = await commands.wait(run_id)
-                if view is not None:
-                    await watching
-            finally:
-                for task in tasks:
-                    task.cancel()
-                if view is not None:
-                    view.end()
-            self._tell(run)
-        return run
+    def _say_drain(self, shown: Shown) -> None:
+        running = len(shown.board.running)
+        if self._driven and running and self._write is None:
+            seconds = f"{self._settings.drain_seconds:g} s"
+            nodes = counted(running, "running node")
+            streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
 
-    def _tell(self, run: RunState) -> None:
-        """Before the engine is closed: a handler that clings to life need not delay the news."""
-        if self._write is not None:
-            option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-            self._write(orjson.dumps(run_view(run), option=option))
+    async def _leave(self, shown: Shown, asked: Ask | None) -> RunState | None:
+        """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
+        async with attached(self._settings) as commands:
+            run = await commands.store.load(shown.run_id)
+            if run.finished:
+                await self._tell(commands, run, shown.since)
+                return run
+            self._document(run)
+            short = await short_id(commands, shown.run_id)
+            gone = await commands.owner(shown.run_id) == "gone"
+        if asked is Ask.HAND_BACK and self._driven:
+            self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
+        elif gone:
+            self._comment([("nobody drives this run; ", "wait"), *resume_hint(short, ())])
         else:
-            for line in run_ending(run, sys.argv[1:]):
+            self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
+        return None
+
+    async def _tell(self, commands: Commands, run: RunState, since: float) -> None:
+        """Before the engine is closed: a handler that clings to life need not delay the news."""
+        self._document(run)
+        if self._write is None:
+            for line in run_ending(run, since):
                 streams.say(line)
+            if run.status is not RunStatus.COMPLETED:
+                with suppress(Conflict):  # somebody has retried it already
+                    plan = await commands.plan_retry(run.id)
+                    short = await short_id(commands, run.id)
+                    streams.say(retry_hint(run.status, short, plan, self._handlers))
             sys.stdout.flush()
         self._told = True
 
-    def _give_up(self) -> None:
+    def _document(self, run: RunState) -> None:
+        if self._write is not None:
+            self._write(json_bytes(run_view(run)))
+
+    def _comment(self, line: Line | str) -> None:
+        """To who reads, never into the document."""
+        (streams.say if self._write is None else streams.complain)(line)
+
+    # ── in another thread ────────────────────────────────────────────────────────────────
+
+    def _give_up(self, asked: Ask) -> None:
         """A handler would not stop. In another thread, so past every lock of the streams."""
-        if not self._told:
-            if self._paints:
-                os.write(1, SHOW_CURSOR + b"\n")
-            words = f"CANCELLED {self._run_id[:6]}, without waiting for what still runs\n"
-            os.write(2, words.encode())
+        if self._told:
+            return
+        if self._paints:
+            os.write(1, SHOW_CURSOR + b"\n")
+        short = self._run_id[:SHORT_ID]
+        if not self._run_id or not self._driven:
+            return
+        if asked is Ask.HAND_BACK:
+            words = bare([("handed back as it was; ", ""), *resume_hint(short, self._handlers)])
+        elif cancelled_from_outside(self._settings, [self._run_id]):
+            words = f"CANCELLED {short}, without waiting for what still runs"
+        else:
+            words = f"stopped, but could not cancel; try:  {command('runs', 'cancel', short)}"
+        os.write(2, words.encode() + b"\n")
 
 
-async def _while_read(work: Awaitable[None], stopping: asyncio.Event) -> None:
-    """Show the run; if nobody reads that any more (`| head -1`), stop it, as any command would."""
-    try:
-        await work
-    except BrokenPipeError:
-        streams.nobody_reads()
-        stopping.set()
+async def _watch(commands: Commands, shown: Shown, view: View) -> None:
+    async for event in commands.store.watch(shown.run_id, shown.after):
+        view.show(event)
+
+
+async def _tick(view: View) -> None:
+    while True:
+        await asyncio.sleep(view.refresh_seconds)
+        view.refresh()
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _view_of(board: Board) -> View:

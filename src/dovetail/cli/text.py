@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from math import ceil
 
 Piece = tuple[str, str]
@@ -131,6 +132,33 @@ def duration(seconds: float) -> str:
 def countdown(seconds: float) -> str:
     """What is left of a wait, in whole seconds: tenths would only flicker."""
     return duration(seconds) if seconds >= 9.95 else f"{max(0, ceil(seconds))}s"
+
+
+def ago(seconds: float) -> str:
+    """`just now`, `12 s ago`, `3 min ago`, `2 h ago`, `5 days ago`."""
+    if seconds < 1:
+        return "just now"  # also what a clock that was set back takes for the future
+    for size, unit, until in _AGES:
+        if seconds < until:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{counted(int(seconds // 86400), 'day')} ago"
+
+
+_AGES = ((1, "s", 90), (60, "min", 90 * 60), (3600, "h", 48 * 3600))
+
+
+def age(timestamp: str, now: float) -> str:
+    """How long ago an RFC 3339 time was."""
+    return ago(now - datetime.fromisoformat(timestamp).timestamp())
+
+
+def table(rows: Sequence[Line]) -> Iterator[Line]:
+    """Rows with their pieces as columns, each as wide as its widest; the last one is not padded."""
+    columns = zip(*([text for text, _ in row] for row in rows), strict=True)
+    widths = [max(map(cells, column)) for column in columns]
+    for row in rows:
+        *padded, last = zip(row, widths, strict=True)
+        yield [*((pad(text, width) + "  ", style) for (text, style), width in padded), last[0]]
 
 
 def bare(line: Line) -> str:

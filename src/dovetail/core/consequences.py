@@ -205,6 +205,26 @@ def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, n
     log(run, out, now, "run.failed", {"error": run.error})
 
 
+def lose_node(
+    run: RunState, index: int, max_crashes: int, out: Decision, now: float, nonce: int
+) -> None:
+    """A RUNNING node's worker is gone: it starts again, unless it may not or did so too often."""
+    node = run.nodes[index]
+    run.active -= 1
+    node.crashes += 1
+    note(run, index, out, now, "node.lost", {"worker": node.worker, "crashes": node.crashes})
+    if run.graph.nodes[index].at_most_once or node.crashes >= max_crashes:
+        starts = f"{node.crashes} start{'s' if node.crashes > 1 else ''}"
+        error = {"type": "worker_lost", "message": f"its worker was lost at {starts}"}
+        node.reason = Reason.WORKER_LOST
+        fail_node(run, index, error, out, now)
+    elif run.status is not RunStatus.RUNNING:
+        cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
+    else:
+        lay_down(node)
+        queue_node(run, index, out, now, nonce)
+
+
 def pending_below(run: RunState, index: int) -> list[int]:
     """The descendants that still wait, in definition order.
 

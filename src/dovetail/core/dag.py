@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dovetail.core.definition.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
@@ -199,6 +199,10 @@ class Graph:
     exits: tuple[int, ...]
     output_node: int | None
     """The `output` node whose output is the run's result, if there is exactly one."""
+    workflow: Workflow | None = field(default=None, repr=False)
+    """What it was built from; None for a graph of Python functions, which no store can keep."""
+    default_retries: Mapping[str, int] = field(default_factory=dict)
+    """The handlers' own retries that it was built with: those of its handlers."""
 
     def descendants(self, index: int) -> Iterator[int]:
         """Every node below `index`, in definition order."""
@@ -244,6 +248,12 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
         roots=tuple(spec.index for spec in nodes if not spec.parents),
         exits=tuple(spec.index for spec in nodes if not spec.children),
         output_node=outputs[0] if len(outputs) == 1 else None,
+        workflow=workflow,
+        default_retries={
+            handler: default_retries[handler]
+            for handler in {node.handler for node in workflow.nodes}
+            if handler in default_retries
+        },
     )
 
 

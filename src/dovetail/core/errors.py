@@ -63,6 +63,12 @@ class NotFound(DovetailError):
     type = "not_found"
 
 
+class StoreError(DovetailError):
+    """What runs are kept in cannot be used; nothing that was acknowledged is lost."""
+
+    type = "store_error"
+
+
 class TemplateError(DovetailError):
     """A template that could not be rendered. The node fails without a retry."""
 

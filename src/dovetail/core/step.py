@@ -39,9 +39,9 @@ from dovetail.core.consequences import (
     finish,
     lay_down,
     log,
+    lose_node,
     note,
     publish,
-    queue_node,
     refuse,
     resolve,
     settle,
@@ -59,6 +59,7 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
+    Dispatch,
     Fail,
     Park,
     Progress,
@@ -67,6 +68,7 @@ from dovetail.core.transitions import (
     Renew,
     Retry,
     Submit,
+    TakeOver,
     Transition,
     Wake,
 )
@@ -209,20 +211,32 @@ def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
     if node.lease_until is None or now < node.lease_until:
         return NOTHING  # renewed meanwhile
     out = Decision()
-    run.active -= 1
-    node.crashes += 1
-    note(run, index, out, now, "node.lost", {"worker": node.worker, "crashes": node.crashes})
-    if run.graph.nodes[index].at_most_once or node.crashes >= move.max_crashes:
-        starts = f"{node.crashes} start{'s' if node.crashes > 1 else ''}"
-        error = {"type": "worker_lost", "message": f"its worker was lost at {starts}"}
-        node.reason = Reason.WORKER_LOST
-        fail_node(run, index, error, out, now)
-    elif run.status is not RunStatus.RUNNING:
-        cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
-    else:
-        lay_down(node)
-        queue_node(run, index, out, now, nonce)
+    lose_node(run, index, move.max_crashes, out, now, nonce)
     close(run, out, now)
+    return out
+
+
+def take_over(run: RunState, move: TakeOver, now: float, nonce: int) -> Decision:
+    if run.finished:
+        return NOTHING
+    out = Decision()
+    for index, node in enumerate(run.nodes):
+        if node.status is RUNNING:
+            lose_node(run, index, move.max_crashes, out, now, nonce)
+        elif node.until is not None and move.behind > 0:
+            node.until -= move.behind
+            out.changed.append(index)
+    close(run, out, now)
+    waiting = []
+    out.dispatch.clear()
+    for index, node in enumerate(run.nodes):
+        if node.phase is PUBLISHED:
+            out.changed.append(index)  # who has to publish it
+            out.dispatch.append(Dispatch(run, index, node.token))
+        elif node.until is not None:
+            out.changed.append(index)
+            waiting.append((node.until, Wake(run.id, run.graph.nodes[index].id, node.token)))
+    out.wake = waiting
     return out
 
 
@@ -343,6 +357,7 @@ RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
     Complete: complete,
     Fail: fail,
     Reap: reap,
+    TakeOver: take_over,
     Cancel: cancel,
     Retry: retry,
     Park: park,

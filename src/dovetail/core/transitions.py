@@ -1,6 +1,6 @@
 """What may happen to a run, and the shape of what follows.
 
-Eight transitions move a run: submit, claim, renew, complete, fail, reap, cancel, retry. Four
+Eight transitions move a run: submit, claim, renew, complete, fail, reap, cancel, retry. Five
 more serve the edges and neither start nor end a handler. `step` holds the rules.
 """
 
@@ -22,6 +22,10 @@ class Submit(NamedTuple):
     params: dict[str, Any]
     version: int | None = None
     logged: bool = True
+    key: tuple[str, str, str] | None = None
+    """An idempotency key: its scope, itself, and the digest of what was asked under it."""
+    place: tuple[int, int] | None = None
+    """In a batch: the batch's number and the run's place in it."""
 
 
 class Claim(NamedTuple):
@@ -76,6 +80,20 @@ class Reap(NamedTuple):
     max_crashes: int
 
 
+class TakeOver(NamedTuple):
+    """Whoever drove the run is gone, or lets go of it: what ran is lost, the rest goes on.
+
+    The one transition whose orders are everything that is outstanding, not only what is new:
+    nobody else knows them any more.
+    """
+
+    run_id: str
+    max_crashes: int
+    behind: float = 0.0
+    """How far the clock stands behind the run's newest event: what waits shall not wait longer
+    because somebody set the clock back."""
+
+
 class Cancel(NamedTuple):
     """Somebody wants the run to stop."""
 
@@ -126,7 +144,18 @@ class Recall(NamedTuple):
 
 
 Transition = (
-    Claim | Renew | Complete | Fail | Reap | Cancel | Retry | Park | Wake | Progress | Recall
+    Claim
+    | Renew
+    | Complete
+    | Fail
+    | Reap
+    | TakeOver
+    | Cancel
+    | Retry
+    | Park
+    | Wake
+    | Progress
+    | Recall
 )
 
 

@@ -1,76 +1,469 @@
 """What a user can ask for, each as one function that every edge calls.
 
 The command line, the API and the client parse and print; what is allowed and what happens is
-decided here and in the core.
+decided here and in the core. Answers that are dictionaries have the fields of the HTTP API.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
-from collections.abc import Awaitable, Callable, Container, Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from dovetail.core.dag import build_graph
+import orjson
+
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.params import apply_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, Limits, check
-from dovetail.core.errors import InvalidDefinition
+from dovetail.core.errors import (
+    Conflict,
+    InvalidDefinition,
+    InvalidParams,
+    Problem,
+)
 from dovetail.core.run import RunState
-from dovetail.core.step import explain_refusal
+from dovetail.core.states import FINAL, RunStatus
+from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
+from dovetail.core.values import is_json
+from dovetail.core.verify import verify
+from dovetail.engine.clock import Clock
+from dovetail.engine.explain import explain
+from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Store
+from dovetail.engine.ports import DurableStore, KeyUsed, Records, WorkflowVersion
+from dovetail.engine.views import outputs, result, run_view
+
+MOST_COMPILED = 64
+MOST_KEY_CHARACTERS = 255
+BATCH_POLL_SECONDS = 0.1
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+Given = Source | Mapping[str, Any] | Checked | str
+"""A definition in any form, or the name of a registered workflow."""
+
+
+class Accepted(NamedTuple):
+    """A run that will end: made now, or found under its idempotency key or place in a batch."""
+
+    run_id: str
+    created: bool
+
+
+class _Compiled(NamedTuple):
+    graph: Graph
+    params: dict[str, Any] | None
+    """The schema."""
+    version: int | None
+    scope: str
+    """Of idempotency keys."""
+    body: str
+    """What of a request's digest the definition makes up."""
+    source: Any
+    """Held, so that its identity stays its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    store: Store
+    store: DurableStore
+    records: Records
     orchestrator: Orchestrator
     wait: Callable[[str], Awaitable[RunState]]
     """Returns the run once it has finished."""
+    clock: Clock
     known_handlers: Container[str] | None
     default_retries: Mapping[str, int]
     limits: Limits
+    rates: LocalLimits
+    max_crashes: int
+    digest: Callable[[Workflow], tuple[str, bytes]]
+    """The digest and the text under which a definition is kept."""
+    drives: bool = True
+    """Runs are driven here; if not, they are only read and told what to do."""
+    _compiled: dict[Any, _Compiled] = field(default_factory=dict)
+
+    # ── definitions ──────────────────────────────────────────────────────────────────────
 
     def validate(self, definition: Source | Mapping[str, Any]) -> Checked:
         return check(definition, self.known_handlers, self.limits)
 
-    async def trigger(
-        self,
-        definition: Source | Mapping[str, Any] | Checked,
-        params: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Run a definition; the run's id is returned once it cannot be lost any more.
+    async def register(self, definition: Source | Mapping[str, Any] | Checked) -> WorkflowVersion:
+        """Keep a definition under its name. Raises `InvalidDefinition`."""
+        workflow = self._valid(definition)
+        sha256, content = self.digest(workflow)
+        return await self.records.register(workflow.name, sha256, content, self.clock())
 
-        One that was checked already is not checked again. Raises `InvalidDefinition` or, for
-        the params alone, `InvalidParams`.
-        """
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        return self.records.workflow(name, version)
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        return self.records.workflows(limit=limit, cursor=cursor)
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        return self.records.versions(name)
+
+    async def delete_workflow(self, name: str) -> None:
+        """Raises `NotFound`, or `Conflict` while runs of it are not finished."""
+        await self.records.delete_workflow(name)
+
+    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+        if not _ALIAS.fullmatch(alias) or alias.isdigit():
+            message = f"'{alias[:40]}' cannot be an alias: use letters, digits, '.', '_' and '-'"
+            raise InvalidParams([Problem("invalid_field", message, "alias")])
+        return await self.records.set_alias(name, alias, version)
+
+    def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
         checked = definition if isinstance(definition, Checked) else self.validate(definition)
         if checked.workflow is None:
             raise InvalidDefinition(checked.errors)
-        given = apply_params(checked.workflow.params, params or {})
-        graph = build_graph(checked.workflow, self.default_retries)
-        run_id = new_run_id()
-        await self.orchestrator.submit(Submit(run_id, graph, given))
-        return run_id
+        return checked.workflow
+
+    def _compile(self, given: Given, version: int | str | None) -> _Compiled:
+        """The graph to run; the same one for the same definition, as far as that is cheap."""
+        if isinstance(given, str):
+            found = self.records.registered(given, version)
+            key: Any = (found.name, found.version)
+            if key not in self._compiled:
+                workflow = Workflow.model_validate(orjson.loads(found.content))
+                scope = f"run of {found.name}"
+                self._remember(key, workflow, found.version, scope, str(found.version), None)
+            return self._compiled[key]
+        if version is not None:
+            message = "a version is of a registered workflow; this is a definition"
+            raise InvalidParams([Problem("invalid_field", message, "version")])
+        key = id(given)
+        if not isinstance(given, Checked) or key not in self._compiled:
+            workflow = self._valid(given)
+            self._remember(key, workflow, None, "run", self.digest(workflow)[0], given)
+        return self._compiled[key]
+
+    def _remember(
+        self, key: Any, workflow: Workflow, version: int | None, scope: str, body: str, source: Any
+    ) -> None:
+        if len(self._compiled) >= MOST_COMPILED:
+            del self._compiled[next(iter(self._compiled))]
+        graph = build_graph(workflow, self.default_retries)
+        self._compiled[key] = _Compiled(graph, workflow.params, version, scope, body, source)
+
+    # ── runs are made ────────────────────────────────────────────────────────────────────
+
+    async def trigger(
+        self,
+        workflow: Given,
+        params: Mapping[str, Any] | None = None,
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+        place: tuple[str, int] | None = None,
+    ) -> Accepted:
+        """Run a workflow; answered once the run cannot be lost any more.
+
+        `place` is a batch and an index in it. Raises `InvalidDefinition`, `NotFound` or, for the
+        params alone, `InvalidParams`; `Conflict` for a key that was used for something else.
+        """
+        compiled = self._compile(workflow, version)
+        params = {} if params is None else params
+        given = apply_params(compiled.params, params)
+        key = None
+        if idempotency_key is not None:
+            key = _key(compiled.scope, idempotency_key, [compiled.body, params])
+        where = None if place is None else (self.records.batch_number(place[0]), place[1])
+        run_id = new_id()
+        submit = Submit(run_id, compiled.graph, given, compiled.version, key=key, place=where)
+        try:
+            await self.orchestrator.submit(submit)
+        except KeyUsed as known:
+            return Accepted(_same(known, idempotency_key), created=False)
+        return Accepted(run_id, created=True)
+
+    # ── runs are read ────────────────────────────────────────────────────────────────────
+
+    async def find_run(self, prefix: str) -> str:
+        """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
+        return self.records.find_run(prefix)
+
+    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+        if not nodes:
+            view = self.records.summary(run_id)
+            if view["finished_at"] is not None:
+                return view  # one row; what goes on is in memory, and has a result in parts
+        return run_view(await self.store.load(run_id), nodes=nodes)
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        """Newest first, without nodes."""
+        if status is not None and status not in RunStatus.__members__:
+            message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
+            raise InvalidParams([Problem("invalid_field", message, "status")])
+        return self.records.list_runs(
+            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
+        )
+
+    async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
+        run = await self.store.load(run_id)
+        if run.status not in FINAL and not partial:
+            raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
+        return {"status": run.status.value, "result": result(run), "outputs": outputs(run)}
+
+    async def events(self, run_id: str, *, after: int = 0) -> list[dict[str, Any]]:
+        """What is kept of its log so far."""
+        return self.records.events(run_id, after)
+
+    async def explain(self, run_id: str) -> dict[str, Any]:
+        """Why each node that has not finished is where it is."""
+        run = await self.store.load(run_id)
+        driven = self.store.owner_of(run_id) != "gone"
+        nodes = explain(run, self.clock(), driven)
+        return {"run_id": run_id, "status": run.status.value, "nodes": nodes}
+
+    async def verify(self, run_id: str) -> list[str]:
+        """Where the run's log departs from the rules, as sentences."""
+        run = await self.store.load(run_id)
+        submit = Submit(run_id, run.graph, run.params, run.version)
+        made, differences = verify(submit, self.records.entries(run_id))
+        shown = self.records.summary(run_id)
+        if not differences and made is not None and made.status.value != shown["status"]:
+            differences = [f"the list shows {shown['status']}, the log makes it {made.status}"]
+        return differences
+
+    # ── runs are moved ───────────────────────────────────────────────────────────────────
 
     async def cancel(self, run_id: str) -> RunState:
         """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left."""
         return await self._move(Cancel(run_id))
 
     async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
-        """Open a new epoch. Raises `NotFound` or `Conflict`."""
-        return await self._move(Retry(run_id, from_node))
+        """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
+        if self.drives and self.store.owner_of(run_id) in ("none", "gone"):
+            await self._check_handlers(run_id)
+        run = await self._move(Retry(run_id, from_node))
+        if self.drives and self.store.owner_of(run_id) == "gone":
+            await self._take_over([run_id])
+            run = await self.store.load(run_id)
+        return run
 
     async def _move(self, move: Cancel | Retry) -> RunState:
         run = await self.store.load(move.run_id)
-        (decision,) = await self.orchestrator.apply([move], durable=True)
+        if self.store.owner_of(move.run_id) == "here":
+            (decision,) = await self.orchestrator.apply([move], durable=True)
+        else:  # whoever drives it learns of it and sends out what follows
+            (decision,) = await self.store.apply([move], self.clock(), durable=True)
+        run = await self.store.load(move.run_id)
         if not decision:
             raise explain_refusal(run, move)
         return run
 
+    async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
+        """What a retry would run again and what it would keep. Raises as it would."""
+        run = await self.store.load(run_id)
+        plan = retry_plan(run, from_node)
+        if isinstance(plan, str):
+            raise explain_refusal(run, Retry(run_id, from_node))
+        rerun = set(plan)
+        names = [spec.id for spec in run.graph.nodes]
+        return {
+            "rerun": [name for place, name in enumerate(names) if place in rerun],
+            "reuse": [name for place, name in enumerate(names) if place not in rerun],
+        }
 
-def new_run_id() -> str:
+    # ── who drives what ──────────────────────────────────────────────────────────────────
+
+    async def owner(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+        return self.store.owner_of(run_id)
+
+    async def resume(self, run_id: str | None = None) -> list[str]:
+        """Drive a run whose owner is gone, or every such run whose handlers are known here."""
+        if run_id is None:
+            orphans = self.store.orphans()
+            able = [one for one in orphans if not await self._unknown_handlers(one)]
+            return await self._take_over(able)
+        match self.store.owner_of(run_id):
+            case "here":
+                return [run_id]
+            case "none":
+                run = await self.store.load(run_id)
+                raise Conflict(f"run {run_id} is {run.status}: there is nothing to resume")
+            case "elsewhere":
+                raise Conflict(f"run {run_id} is driven by another process, which is alive")
+        await self._check_handlers(run_id)
+        return await self._take_over([run_id])
+
+    async def _check_handlers(self, run_id: str) -> None:
+        if unknown := await self._unknown_handlers(run_id):
+            names = ", ".join(f"'{name}'" for name in unknown)
+            raise Conflict(
+                f"run {run_id} needs handlers that are not known here: {names}; "
+                "load them with --handlers"
+            )
+
+    async def _take_over(self, run_ids: Sequence[str]) -> list[str]:
+        if not self.drives:
+            raise Conflict("nothing is driven here")
+        adopted = await self.store.adopt(run_ids, self.clock(), self.max_crashes)
+        await self.orchestrator.follow(adopted.values())
+        return list(adopted)
+
+    async def _unknown_handlers(self, run_id: str) -> list[str]:
+        if self.known_handlers is None:
+            return []
+        run = await self.store.load(run_id)
+        used = dict.fromkeys(spec.handler for spec in run.graph.nodes)
+        return [name for name in used if name not in self.known_handlers]
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def batch(
+        self,
+        workflow: Given,
+        items: Sequence[Mapping[str, Any]],
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """One run per item: all of them, or none if one item is invalid."""
+        compiled = self._compile(workflow, version)
+        if not items:
+            raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
+        submits, problems = [], []
+        for place, params in enumerate(items):
+            try:
+                given = apply_params(compiled.params, params)
+            except InvalidParams as error:
+                problems += [_within(problem, place) for problem in error.problems]
+                continue
+            submits.append(Submit(new_id(), compiled.graph, given, compiled.version))
+        if problems:
+            raise InvalidParams(problems)
+        key = None
+        if idempotency_key is not None:
+            asked = [compiled.body, list(items)]
+            key = _key(compiled.scope.replace("run", "batch", 1), idempotency_key, asked)
+        batch_id = new_id()
+        try:
+            decisions = await self.store.create_batch(batch_id, submits, key, self.clock())
+        except KeyUsed as known:
+            batch_id = _same(known, idempotency_key)
+            return {"batch_id": batch_id, "count": (await self.get_batch(batch_id))["count"]}
+        await self.orchestrator.follow(decisions)
+        return {"batch_id": batch_id, "count": len(submits)}
+
+    async def open_batch(
+        self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
+    ) -> dict[str, Any]:
+        """A batch whose runs are triggered one by one, each with its place.
+
+        `items` is a digest of them: the same key for other items is a `Conflict`.
+        """
+        compiled = self._compile(workflow, None)
+        scope = compiled.scope.replace("run", "batch", 1)
+        key = _key(scope, idempotency_key, [compiled.body, count, items])
+        batch_id = new_id()
+        name = compiled.graph.name
+        try:
+            await self.records.open_batch(batch_id, name, count, key, self.clock())
+        except KeyUsed as known:
+            batch_id = _same(known, idempotency_key)
+            return {"batch_id": batch_id, "count": count, "created": False}
+        return {"batch_id": batch_id, "count": count, "created": True}
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
+        return self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
+
+    async def wait_batch(self, batch_id: str) -> dict[str, Any]:
+        """The batch once every run of it has finished."""
+        async for run_id, _ in self._runs_of(batch_id):
+            await self.wait(run_id)
+        while True:
+            batch = await self.get_batch(batch_id)
+            if batch["finished_at"] is not None:
+                return batch
+            await asyncio.sleep(BATCH_POLL_SECONDS)  # somebody else still adds runs to it
+
+    async def retry_batch(self, batch_id: str) -> dict[str, Any]:
+        """Retry its runs that failed or were cancelled."""
+        again = [RunStatus.FAILED, RunStatus.CANCELLED]
+        async for run_id, status in self._runs_of(batch_id):
+            if status in again:
+                await self.retry(run_id)
+        return await self.get_batch(batch_id)
+
+    async def _runs_of(self, batch_id: str) -> Any:
+        cursor = None
+        while True:
+            page = await self.get_batch(batch_id, limit=1000, cursor=cursor, counts=False)
+            for run in page["runs"]:
+                yield run["run_id"], run["status"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    # ── rate limits ──────────────────────────────────────────────────────────────────────
+
+    async def rate_limits(self) -> dict[str, Any]:
+        return {
+            "items": [
+                {"tag": tag, "rate_per_second": bucket.rate, "burst": bucket.burst}
+                for tag, bucket in sorted(self.rates.all().items())
+            ]
+        }
+
+    async def rate_limit(self, tag: str) -> dict[str, Any]:
+        """Also for a tag that nobody configured: the default."""
+        bucket = self.rates.all().get(tag)
+        rate, burst = (bucket.rate, bucket.burst) if bucket else (DEFAULT_RATE, DEFAULT_BURST)
+        return {"tag": tag, "rate_per_second": rate, "burst": burst}
+
+    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+        """Set it for every process that shares the store."""
+        try:
+            self.rates.configure(tag, rate_per_second, burst)
+        except (ValueError, TypeError) as error:
+            where = "burst" if "burst" in str(error) else "rate_per_second"
+            raise InvalidParams([Problem("invalid_field", str(error), where)]) from None
+        await self.records.set_limit(tag, rate_per_second, burst)
+        return await self.rate_limit(tag)
+
+    def read_rate_limits(self) -> None:
+        """Take on what other processes have set."""
+        for tag, (rate, burst) in self.records.limits().items():
+            self.rates.configure(tag, rate, burst)
+
+
+def _key(scope: str, key: str, asked: Iterable[Any]) -> tuple[str, str, str]:
+    if not 0 < len(key) <= MOST_KEY_CHARACTERS or not is_json(key):
+        message = f"must be a text of 1 to {MOST_KEY_CHARACTERS} characters"
+        raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
+    body = orjson.dumps(list(asked), option=orjson.OPT_SORT_KEYS)
+    return scope, key, hashlib.sha256(body).hexdigest()
+
+
+def _same(known: KeyUsed, key: str | None) -> str:
+    if not known.same_body:
+        raise Conflict(f"the idempotency key '{key}' was used before, for another request")
+    return known.made
+
+
+def _within(problem: Problem, place: int) -> Problem:
+    path = f"items[{place}]" + (f".{problem.path}" if problem.path else "")
+    return Problem(problem.code, problem.message, path)
+
+
+def new_id() -> str:
     """Random from the first digit on, so that six of them tell runs apart at a prompt."""
     return os.urandom(16).hex()

@@ -6,6 +6,7 @@ nodes must not hold a thousand rendered configs.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from dovetail.core.consequences import PUBLISHED, QUEUED, new_tuple
+from dovetail.core.consequences import PUBLISHED, QUEUED, RUNNING, new_tuple
 from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.templates import MAX_CONFIG_SIZE, Rendered
@@ -65,9 +66,15 @@ class Intake:
         self._booked: dict[tuple[str, int], tuple[Dispatch, float]] = {}
         """When each parked node shall come back."""
         self._sweep_at = 0.0
+        self._left_behind: list[Task] = []
 
     async def take(self, limit: int) -> list[Task]:
         while True:
+            if self._left_behind:
+                await self._store.apply([], self._clock(), durable=True)
+                left, self._left_behind = self._left_behind[:limit], self._left_behind[limit:]
+                if mine := [task for task in left if _is_running(task)]:
+                    return mine
             tasks: list[Task] = []
             batch = self._published.next(limit)
             if not batch:
@@ -119,7 +126,13 @@ class Intake:
                     new_tuple(Claim, (task.run_id, task.node_id, task.token, me, FOREVER))
                     for task in tasks
                 ]
-                decisions = await self._store.apply(claims, self._clock(), durable=True)
+                try:
+                    decisions = await self._store.apply(claims, self._clock(), durable=True)
+                except asyncio.CancelledError:
+                    # A handler cancelled the task that it had once run in, and that is us. What
+                    # was claimed is ours all the same, for whoever takes next.
+                    self._left_behind += tasks
+                    raise
                 granted = [decision.changed for decision in decisions]
                 if all(granted):
                     return tasks
@@ -170,6 +183,11 @@ class Intake:
         for tag, count in gone.items():
             await self._limits.unbook(tag, count)
         self._sweep_at = now + LONG_WAIT
+
+
+def _is_running(task: Task) -> bool:
+    node = task.source.run.nodes[task.source.place]
+    return node.status is RUNNING and node.token == task.token
 
 
 def cache_key(spec: NodeSpec, rendered: Rendered) -> str:

@@ -67,6 +67,15 @@ class LocalLimits:
     def bucket(self, tag: str) -> TokenBucket:
         return self._buckets.setdefault(tag, TokenBucket())
 
+    def configure(self, tag: str, rate_per_second: float, burst: int) -> None:
+        """Change a bucket that may be in use: what was started counts on."""
+        bucket = self.bucket(tag)
+        checked = TokenBucket(rate_per_second, burst)
+        bucket.rate, bucket.burst = checked.rate, checked.burst
+
+    def all(self) -> dict[str, TokenBucket]:
+        return dict(self._buckets)
+
     async def book(self, tag: str, now: float) -> float:
         return self.bucket(tag).book(now)
 

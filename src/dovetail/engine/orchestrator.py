@@ -32,6 +32,7 @@ class Orchestrator:
         self._order = count()
         self._alarm: asyncio.TimerHandle | None = None
         self._waking: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()
 
     async def submit(self, submit: Submit) -> None:
         """Create the run; returns when it cannot be lost any more."""
@@ -42,6 +43,11 @@ class Orchestrator:
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         """Step runs by these transitions and send out what follows."""
         decisions = await self._store.apply(moves, self._clock(), durable=durable)
+        await self.follow(decisions)
+        return decisions
+
+    async def follow(self, decisions: Iterable[Decision]) -> None:
+        """Send out what follows from these decisions."""
         dispatches: list[Dispatch] = []
         for decision in decisions:
             if decision.dispatch:
@@ -53,7 +59,16 @@ class Orchestrator:
                     await self._transport.stop(stop)
         if dispatches:
             await self._transport.publish(dispatches)
-        return decisions
+
+    def follow_soon(self, orders: Decision) -> None:
+        """The same, from where nothing can be awaited: a run was moved by somebody else."""
+        following = asyncio.create_task(self.follow([orders]))
+        self._following.add(following)
+        following.add_done_callback(self._followed)
+
+    def _followed(self, following: asyncio.Task[None]) -> None:
+        self._following.discard(following)
+        self._woken(following)
 
     async def wake_due(self) -> None:
         """Wake every node whose time has come."""
@@ -71,6 +86,8 @@ class Orchestrator:
             self._alarm.cancel()
         if self._waking is not None:
             self._waking.cancel()
+        for following in self._following:
+            following.cancel()
 
     def _set_timers(self, wakes: Iterable[tuple[float, Wake]]) -> None:
         for at, wake in wakes:

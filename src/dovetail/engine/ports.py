@@ -6,14 +6,15 @@ one contract suite tests every store and every transport against them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
 from dovetail.core.consequences import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.replay import Entry
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import (
@@ -70,6 +71,111 @@ class Store(Protocol):
 @dataclass(frozen=True, slots=True)
 class Cached:
     output: Any
+
+
+class KeyUsed(Exception):
+    """Something was made under this idempotency key, or at this place of a batch, before."""
+
+    def __init__(self, made: str, same_body: bool) -> None:
+        super().__init__(made)
+        self.made = made
+        """The run or batch."""
+        self.same_body = same_body
+        """What was asked is what was asked then."""
+
+
+class WorkflowVersion(NamedTuple):
+    """What registering a definition made, or found."""
+
+    name: str
+    version: int
+    created: bool
+
+
+class Registered(NamedTuple):
+    """One version of a registered workflow."""
+
+    name: str
+    version: int
+    definition: int
+    """The same number is the same content."""
+    content: bytes
+    created_at: float
+
+
+class Finding(NamedTuple):
+    """What a doctor found."""
+
+    check: str
+    ok: bool
+    message: str
+    fix: str = ""
+    """What would help, if it is not well."""
+
+
+class DurableStore(Store, Protocol):
+    """A store that outlives its process and that several processes share.
+
+    A run is *driven* by at most one of them: it hands the run's nodes to its workers. That is
+    a matter of liveness only; whoever else moves a run does no harm.
+    """
+
+    async def create_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+    ) -> list[Decision]:
+        """Make a batch and all its runs, or none of them. Raises `KeyUsed`."""
+        ...
+
+    def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+        """Who drives it: nobody any more if `gone`, nobody needs to if `none`."""
+        ...
+
+    def orphans(self) -> list[str]:
+        """The unfinished runs that nobody drives, oldest first."""
+        ...
+
+    async def adopt(
+        self, run_ids: Iterable[str], now: float, max_crashes: int
+    ) -> dict[str, Decision]:
+        """Drive those of these that nobody drives, from now on; with every order outstanding."""
+        ...
+
+
+class Records(Protocol):
+    """What is kept beside runs, in the fields of the HTTP API."""
+
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float
+    ) -> WorkflowVersion: ...
+    def registered(self, name: str, version: int | str | None = None) -> Registered: ...
+    def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
+    def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
+    def versions(self, name: str) -> dict[str, Any]: ...
+    async def delete_workflow(self, name: str) -> None: ...
+    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]: ...
+    def find_run(self, prefix: str) -> str: ...
+    def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]: ...
+    def summary(self, run_id: str) -> dict[str, Any]: ...
+    def entries(self, run_id: str, after: int = 0) -> list[Entry]: ...
+    def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]: ...
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+    ) -> None: ...
+    def batch_number(self, batch_id: str) -> int: ...
+    def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]: ...
+    def limits(self) -> dict[str, tuple[float, int]]: ...
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None: ...
+    async def doctor(self) -> list[Finding]: ...
 
 
 class Task(NamedTuple):

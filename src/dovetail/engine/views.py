@@ -15,20 +15,19 @@ LAST_SECOND = 253_402_300_799.0  # of the year 9999
 
 def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
     """As `GET /runs/<id>` answers."""
-    view: dict[str, Any] = {
-        "run_id": run.id,
-        "workflow": run.graph.name,
-        "version": run.version,
-        "status": run.status.value,
-        "epoch": run.epoch,
-        "params": run.params,
-        "created_at": timestamp(run.created_at),
-        "started_at": timestamp(run.started_at),
-        "finished_at": timestamp(run.finished_at),
-        "duration": _duration(run.started_at, run.finished_at),
-        "error": run.error,
-        "result": result(run),
-    }
+    view = summary_view(
+        run_id=run.id,
+        workflow=run.graph.name,
+        version=run.version,
+        status=run.status.value,
+        epoch=run.epoch,
+        params=run.params,
+        created_at=run.created_at,
+        started_at=run.started_at,
+        finished_at=run.finished_at,
+        error=run.error,
+        result=result(run),
+    )
     if nodes:
         names = [spec.id for spec in run.graph.nodes]
         view["nodes"] = [
@@ -36,6 +35,37 @@ def run_view(run: RunState, *, nodes: bool = True) -> dict[str, Any]:
             for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
         ]
     return view
+
+
+def summary_view(
+    *,
+    run_id: str,
+    workflow: str,
+    version: int | None,
+    status: str,
+    epoch: int,
+    params: dict[str, Any],
+    created_at: float,
+    started_at: float | None,
+    finished_at: float | None,
+    error: dict[str, Any] | None,
+    result: Any,
+) -> dict[str, Any]:
+    """A run without its nodes, as lists show it."""
+    return {
+        "run_id": run_id,
+        "workflow": workflow,
+        "version": version,
+        "status": status,
+        "epoch": epoch,
+        "params": params,
+        "created_at": timestamp(created_at),
+        "started_at": timestamp(started_at),
+        "finished_at": timestamp(finished_at),
+        "duration": _duration(started_at, finished_at),
+        "error": error,
+        "result": result,
+    }
 
 
 def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, Any]:

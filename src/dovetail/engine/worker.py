@@ -86,6 +86,7 @@ class Worker:
         self._slowed: list[tuple[str, float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._leader: asyncio.Task[None] | None = None
+        self._draining = False
         self._closing = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
@@ -93,9 +94,22 @@ class Worker:
     def start(self) -> None:
         self._promote()
 
+    async def drain(self, seconds: float) -> None:
+        """Take no more work, and give what runs this long to finish."""
+        self._draining = True
+        leader = self._leader
+        if leader is not None and leader not in self._stayers():
+            leader.cancel()
+        if left := self._stayers():
+            await asyncio.wait(left, timeout=seconds)
+        await self._flush()
+
+    def _stayers(self) -> set[asyncio.Task[Any]]:
+        return {running.waiter for running in self._running.values()}
+
     async def close(self) -> None:
         """Take no more work and stop what runs, with a short grace."""
-        self._closing = True
+        self._closing = self._draining = True
         for running in list(self._running.values()):
             self._detach(running)
         for task in self._tasks:
@@ -116,7 +130,7 @@ class Worker:
         """A bug or a lost store must end the worker loudly, never leave it half alive."""
         self._tasks.discard(task)
         if task.cancelled():
-            if task is self._leader and not self._closing:
+            if task is self._leader:
                 self._promote()  # a handler kept hold of the task it ran in, and cancelled it
         elif error := task.exception():
             self._on_crash(error)
@@ -124,7 +138,8 @@ class Worker:
     # ── leading ──────────────────────────────────────────────────────────────────────────
 
     def _promote(self) -> None:
-        self._leader = self._spawn(self._lead())
+        if not self._draining:
+            self._leader = self._spawn(self._lead())
 
     async def _lead(self) -> None:
         me = asyncio.current_task()

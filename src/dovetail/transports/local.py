@@ -9,6 +9,16 @@ from collections.abc import Callable, Sequence
 from dovetail.core.transitions import Dispatch, Stop
 
 
+class NoTransport:
+    """Where nobody works: whoever drives a run publishes its nodes itself."""
+
+    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+        pass
+
+    async def stop(self, order: Stop) -> None:
+        pass
+
+
 class LocalTransport:
     on_stop: Callable[[Stop], None]
     """Set by the wiring: the worker's, which needs the queue before it can be made."""

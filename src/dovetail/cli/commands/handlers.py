@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from dovetail.cli import streams
+from dovetail.cli.documents import json_bytes
 from dovetail.cli.text import cells, clip, plain
 from dovetail.config import load_settings
 from dovetail.handlers.builtin import load_registry
@@ -22,7 +21,7 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
         with streams.document() as write:
             registry = load_registry(load_settings(), specs)
             found = [_described(known, registry) for known in registry.handlers()]
-            write(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            write(json_bytes(found))
         return
     registry = load_registry(load_settings(), specs)
     known = registry.handlers()

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import orjson
-
 from dovetail.cli import streams
+from dovetail.cli.documents import json_bytes
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
 from dovetail.cli.files import STDIN, File
 from dovetail.cli.problems import report, summary
@@ -27,7 +26,7 @@ def validate_files(paths: Sequence[str], handlers: Sequence[str], *, as_json: bo
     if as_json:
         with streams.document() as write:
             found = _found_in(paths, handlers)
-            write(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+            write(json_bytes(found))
         return 0 if all(entry["valid"] for entry in found) else INVALID
     settings = load_settings()
     registry = load_registry(settings, handlers)

@@ -1,0 +1,292 @@
+"""A batch from its items to its exit code: so many runs in flight, however many lines there are.
+
+It can be killed at any moment and started again with the same command line: what is there is
+not made again, what nobody drives any more is taken over, the rest is made. What it must not
+know: how lines are read, or how progress looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from dovetail.cli import streams
+from dovetail.cli.documents import Write, json_bytes
+from dovetail.cli.driving import SHORT_ID, cancel_all, cancelled_from_outside, see_to_end
+from dovetail.cli.ending import command, error_words, status_piece
+from dovetail.cli.failures import FAILED
+from dovetail.cli.interrupts import Ask
+from dovetail.cli.items import Item, Items, Survey
+from dovetail.cli.stage import Stopping, perform
+from dovetail.cli.tally import Progress, Tally, progress_of
+from dovetail.cli.text import Line, clip, counted, duration, plain, plain_lines, table
+from dovetail.config import Settings
+from dovetail.core.definition.validation import Checked
+from dovetail.core.errors import Conflict
+from dovetail.core.run import RunState
+from dovetail.core.states import FINAL, RunStatus
+from dovetail.engine.commands import Commands
+from dovetail.handlers.registry import Registry
+from dovetail.wiring import attached, embedded
+
+RUNS_PER_SLOT = 4
+"""Runs in flight for each node that may run at once: enough to keep all slots busy."""
+MOST_FAILURES = 10
+RETRY = "--retry-failed"
+_PAGE = 1000
+_TURN = 500
+"""After so many items that need no waiting, everything else gets its turn."""
+
+# What an earlier process has left of an item, in one byte: there may be millions.
+_ABSENT, _UNFINISHED = 0, 1
+_ENDED = {status.value: code for code, status in enumerate(sorted(FINAL), 2)}
+_STATUS = {code: status for status, code in _ENDED.items()}
+
+
+class Failure(NamedTuple):
+    line: int
+    run_id: str
+    why: str
+
+
+class Batch:
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        checked: Checked,
+        items: Items,
+        survey: Survey,
+        key: str,
+        write: Write | None,
+        *,
+        retry_failed: bool,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._checked = checked
+        self._items = items
+        self._survey = survey
+        self._key = key
+        self._write = write
+        self._retry_failed = retry_failed
+        self._tally = Tally(survey.count)
+        self._batch_id = ""
+        self._known = bytearray(survey.count)
+        self._flying: dict[str, asyncio.Task[None]] = {}
+        """The runs that lanes wait for."""
+        self._failures: list[Failure] = []
+
+    def run(self) -> int:
+        return perform(self._perform, self._give_up, self._settings.drain_seconds)
+
+    async def _perform(self, stopping: Stopping) -> int:
+        async with embedded(self._settings, self._registry) as commands:
+            opened = await commands.open_batch(
+                self._checked,
+                self._survey.count,
+                idempotency_key=self._key,
+                items=self._survey.digest,
+            )
+            self._batch_id = opened["batch_id"]
+            if not opened["created"]:
+                await self._look_back(commands)
+            self._say_begin()
+            progress = progress_of(self._tally) if self._write is None else None
+            await self._drive(commands, stopping, progress)
+        told = list(self._ending(stopping.asked))
+        if self._write is not None:
+            async with attached(self._settings) as commands:
+                self._write(json_bytes(await commands.get_batch(self._batch_id, limit=_PAGE)))
+            if stopping.asked is not None:
+                streams.complain(told[-1])  # how to go on, which the document does not say
+        else:
+            for line in told:
+                streams.say(line)
+        if stopping.asked is not None and self._tally.done < self._survey.count:
+            return stopping.asked.value
+        completed = self._tally.counts[RunStatus.COMPLETED.value]
+        return 0 if completed == self._survey.count else FAILED
+
+    async def _look_back(self, commands: Commands) -> None:
+        """What an earlier process has made of this batch."""
+        # A run may be FAILED and yet not finished: a node of it ran on when its process died.
+        orphans = set(commands.store.orphans())
+        cursor: str | None = None
+        while True:
+            page = await commands.get_batch(
+                self._batch_id, limit=_PAGE, cursor=cursor, counts=False
+            )
+            for run in page["runs"]:
+                ended = _ENDED.get(run["status"], _UNFINISHED)
+                self._known[run["index"]] = _UNFINISHED if run["run_id"] in orphans else ended
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    # ── driving ──────────────────────────────────────────────────────────────────────────
+
+    async def _drive(
+        self, commands: Commands, stopping: Stopping, progress: Progress | None
+    ) -> None:
+        items = iter(self._items)
+        window = min(self._survey.count, RUNS_PER_SLOT * self._settings.concurrency)
+        lanes = [asyncio.create_task(self._lane(commands, items, stopping)) for _ in range(window)]
+        asked = asyncio.create_task(stopping.wait())
+        showing: list[asyncio.Task[None]] = []
+        if progress is not None:
+            progress.begin()
+            showing.append(asyncio.create_task(stopping.while_read(_tick(progress))))
+        whole: asyncio.Future[Any] = asyncio.gather(*lanes)
+        try:
+            await asyncio.wait([whole, asked], return_when=asyncio.FIRST_COMPLETED)
+            if not whole.done():
+                if stopping.cancels:
+                    await self._cancel_ours(commands, lanes)
+                return
+            await whole
+        finally:
+            for task in (asked, *lanes, *showing):
+                task.cancel()
+            await asyncio.gather(asked, whole, *showing, return_exceptions=True)
+            if progress is not None:
+                progress.end()
+
+    async def _lane(self, commands: Commands, items: Iterator[Item], stopping: Stopping) -> None:
+        """One of the places in the window. All lanes take from the same items."""
+        quick = 0
+        for item in items:
+            if stopping.asked is not None:
+                return
+            left = self._known[item.place]
+            if left in _STATUS and not self._wants_retry(_STATUS[left]):
+                self._tally.add(_STATUS[left], before=True)
+                if (quick := quick + 1) % _TURN == 0:
+                    await asyncio.sleep(0)
+                if left != _ENDED[RunStatus.COMPLETED] and self._has_room():
+                    await self._remember(commands, item)
+                continue
+            await self._see(commands, item, left, stopping)
+
+    def _wants_retry(self, status: str) -> bool:
+        return self._retry_failed and status != RunStatus.COMPLETED
+
+    def _has_room(self) -> bool:
+        return len(self._failures) < MOST_FAILURES
+
+    async def _see(self, commands: Commands, item: Item, left: int, stopping: Stopping) -> None:
+        place = (self._batch_id, item.place)
+        accepted = await commands.trigger(self._checked, item.params, place=place)
+        run_id = accepted.run_id
+        lane = asyncio.current_task()
+        assert lane is not None  # noqa: S101
+        self._flying[run_id] = lane
+        try:
+            if left in _STATUS:
+                with suppress(Conflict):  # another process retries the same batch
+                    await commands.retry(run_id)
+            if stopping.cancels:  # while it was made: too late for `_cancel_ours`
+                if await commands.owner(run_id) != "here":
+                    return
+                await cancel_all(commands, [run_id])
+            run = await see_to_end(commands, run_id, take_over=True)
+        finally:
+            del self._flying[run_id]
+        if run is not None:
+            self._tally.add(run.status.value)
+            if run.status is not RunStatus.COMPLETED and self._has_room():
+                self._failures.append(_failure(item, run))
+
+    async def _cancel_ours(self, commands: Commands, lanes: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel what is driven here, and wait for its end; runs of others are theirs."""
+        ours, followed = [], set()
+        for run_id, lane in list(self._flying.items()):
+            if await commands.owner(run_id) == "here":
+                ours.append(run_id)
+            else:
+                followed.add(lane)
+        await cancel_all(commands, ours)
+        if ending := set(lanes) - followed:
+            await asyncio.wait(ending)
+
+    async def _remember(self, commands: Commands, item: Item) -> None:
+        """A failure of an earlier process: there already, so this only looks it up."""
+        place = (self._batch_id, item.place)
+        accepted = await commands.trigger(self._checked, item.params, place=place)
+        self._failures.append(_failure(item, await commands.store.load(accepted.run_id)))
+
+    # ── words ────────────────────────────────────────────────────────────────────────────
+
+    def _say_begin(self) -> None:
+        if self._write is None:
+            assert self._checked.workflow is not None  # noqa: S101
+            name = plain(self._checked.workflow.name)
+            runs = counted(self._survey.count, "run")
+            ended = sum(code in _STATUS for code in self._known)
+            before = f", {ended:,} had ended before" if ended else ""
+            streams.say(f"RUNNING batch {self._batch_id[:SHORT_ID]} {name}, {runs}{before}")
+            sys.stdout.flush()
+
+    def _ending(self, asked: Ask | None) -> Iterator[Line]:
+        tally = self._tally
+        left = self._survey.count - tally.done
+        bad = tally.done - tally.counts[RunStatus.COMPLETED.value]
+        told = tally.summary() + (f", {left:,} left" if left else "")
+        status = "COMPLETED" if not (bad or left) else "FAILED"
+        if left:
+            status = "RUNNING" if asked is Ask.HAND_BACK else "CANCELLED"
+        short = self._batch_id[:SHORT_ID]
+        yield [status_piece(status), (f" batch {short} in {duration(tally.passed)}: {told}", "")]
+        rows: list[Line] = [
+            [
+                (f"  {self._items.name}:{failure.line}", ""),
+                (failure.run_id[:SHORT_ID], "bold"),
+                (failure.why, "bad"),
+            ]
+            for failure in sorted(self._failures)
+        ]
+        yield from table(rows)
+        if bad > len(rows):
+            listing = command("runs", "list", "--batch", self._batch_id, "--status", "FAILED")
+            yield [(f"  and {bad - len(rows):,} more:  {listing}", "dim")]
+        if asked is Ask.HAND_BACK and left:
+            yield [("handed back; go on with:  ", "dim"), (_typed_again(), "bold")]
+        elif left:
+            yield [("go on with:  ", "dim"), (_typed_again(RETRY), "bold")]
+        elif bad:
+            again = f"      reruns {bad:,}, reuses {tally.done - bad:,}"
+            yield [("fix it, then:  ", "dim"), (_typed_again(RETRY), "bold"), (again, "dim")]
+
+    def _give_up(self, asked: Ask) -> None:
+        """In another thread, because this one is stuck."""
+        if asked.cancels and cancelled_from_outside(self._settings, list(self._flying)):
+            words = "CANCELLED, without waiting for what still runs; go on with:  "
+            words += _typed_again(RETRY)
+        else:
+            words = f"handed back as it was; go on with:  {_typed_again()}"
+        os.write(2, words.encode() + b"\n")
+
+
+def _failure(item: Item, run: RunState) -> Failure:
+    error: dict[str, Any] = run.error or {}
+    node = str(error.get("node", ""))
+    why = f"{node}: {error_words(node, error)}" if error else run.status.value.lower()
+    return Failure(item.line, run.id, clip(plain(why), 200))
+
+
+def _typed_again(*more: str) -> str:
+    """The command line of this process, so that it can be typed again."""
+    typed: Sequence[str] = sys.argv[1:]
+    words = ["dovetail", *typed, *(option for option in more if option not in typed)]
+    return " ".join(plain_lines(shlex.join(words)))
+
+
+async def _tick(progress: Progress) -> None:
+    while True:
+        await asyncio.sleep(progress.refresh_seconds)
+        progress.refresh()

@@ -1,0 +1,95 @@
+"""`dovetail batch`: one run for each line of a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+from dovetail.cli import streams
+from dovetail.cli.asking import settings_of_this_place
+from dovetail.cli.batching import Batch
+from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.documents import Write, document_if
+from dovetail.cli.failures import INVALID, InvalidInput
+from dovetail.cli.files import File
+from dovetail.cli.items import Items, Survey
+from dovetail.cli.logs import show_logs
+from dovetail.cli.text import counted
+from dovetail.core.definition.model import Workflow
+from dovetail.handlers.builtin import load_registry
+from dovetail.wiring import definition_limits
+
+QUIET_SECONDS = 2.0
+
+
+def run_batch(
+    path: str,
+    items_path: str,
+    handlers: Sequence[str],
+    key: str | None,
+    *,
+    retry_failed: bool,
+    as_json: bool,
+) -> int:
+    with document_if(as_json) as write:
+        return _run(path, items_path, handlers, key, retry_failed, write)
+
+
+def _run(
+    path: str,
+    items_path: str,
+    handlers: Sequence[str],
+    key: str | None,
+    retry_failed: bool,
+    write: Write | None,
+) -> int:
+    settings = settings_of_this_place()
+    registry = load_registry(settings, handlers)
+    limits = definition_limits(settings)
+    file = File(path, limits)
+    checked = checked_file(file, limits, registry)
+    for line in report_of(file, checked):
+        streams.complain(line)
+    if checked.workflow is None:
+        return INVALID
+    items = Items(items_path, checked.workflow.params, limits.max_body_bytes)
+    survey = items.survey(_sign_of_life(items.name))
+    if survey.bad_lines:
+        _report(items.name, survey)
+        return INVALID
+    if not survey.count:
+        raise InvalidInput(f"{items.name} has no items: one JSON object per line, each a run")
+    show_logs(settings.log_format)
+    key = key or _key(checked.workflow, survey)
+    batch = Batch(settings, registry, checked, items, survey, key, write, retry_failed=retry_failed)
+    return batch.run()
+
+
+def _key(workflow: Workflow, survey: Survey) -> str:
+    """The same for the same definition and items, so that the same command line goes on."""
+    definition = sha256(workflow.model_dump_json().encode()).hexdigest()
+    return f"batch-{sha256(f'{definition} {survey.digest}'.encode()).hexdigest()}"
+
+
+def _report(name: str, survey: Survey) -> None:
+    for problem in survey.problems:
+        streams.complain(problem)
+    bad = f"{counted(survey.bad_lines, 'line')} of {survey.count:,} cannot be run"
+    streams.complain([(f"{name}: ", "bold"), (f"{bad}; nothing was made", "bad")])
+
+
+def _sign_of_life(name: str) -> Callable[[int], None]:
+    """Checking a million lines takes a while: say so, once it does."""
+    say_at = time.monotonic() + QUIET_SECONDS
+    told = False
+
+    def on_line(number: int) -> None:
+        nonlocal told
+        if not told and number % 1000 == 0 and time.monotonic() > say_at:
+            told = True
+            streams.complain([(f"checking {name} …", "dim")])
+            sys.stderr.flush()
+
+    return on_line

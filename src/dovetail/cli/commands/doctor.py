@@ -1,0 +1,103 @@
+"""`dovetail doctor`: what could keep runs from working here, each with what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dovetail.cli import streams
+from dovetail.cli.documents import document_if, json_bytes
+from dovetail.cli.failures import FAILED
+from dovetail.cli.text import Line, pad, plain
+from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
+from dovetail.core.errors import DovetailError, StoreError
+from dovetail.handlers.builtin import load_registry
+from dovetail.wiring import attached
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    ok: bool
+    message: str
+    fix: str | None = None
+
+
+def examine(handlers: Sequence[str], *, as_json: bool) -> int:
+    with document_if(as_json) as write:
+        findings = list(_findings(handlers))
+        if write is not None:
+            write(json_bytes([asdict(finding) for finding in findings]))
+    if not as_json:
+        for line in _lines(findings):
+            streams.say(line)
+    return 0 if all(finding.ok for finding in findings) else FAILED
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        sign = ("✓", "good") if finding.ok else ("✗", "bad")
+        name = (f" {pad(finding.check, width)}  ", "" if finding.ok else "bold")
+        yield [sign, name, (plain(finding.message), "")]
+        if finding.fix:
+            yield [(" " * (width + 4), ""), (plain(finding.fix), "wait")]
+    bad = sum(not finding.ok for finding in findings)
+    yield [(f"{bad} of {len(findings)} to fix", "bold bad") if bad else ("all fine", "bold good")]
+
+
+def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        yield Finding("settings", False, str(error), f"correct it in {FILE} or the environment")
+        return
+    source = FILE if Path(FILE).exists() else "the environment and defaults"
+    yield Finding("settings", True, f"read from {source}")
+    yield from _elsewhere(settings)
+    yield _handlers(settings, handlers)
+    if settings.db.exists():
+        yield from asyncio.run(_file(settings))
+    else:
+        yield _place_for_a_file(settings.db)
+
+
+def _elsewhere(settings: Settings) -> Iterator[Finding]:
+    for field in ("server", "redis_url"):
+        if getattr(settings, field) is not None:
+            message = f"{env_name(field)} is set, but this version only knows the embedded file"
+            yield Finding("place", False, message, f"unset {env_name(field)}")
+
+
+def _handlers(settings: Settings, specs: Sequence[str]) -> Finding:
+    try:
+        known = load_registry(settings, specs).handlers()
+    except DovetailError as error:
+        return Finding("handlers", False, str(error), "correct it, or do not load it")
+    return Finding("handlers", True, f"{len(known)} known")
+
+
+def _place_for_a_file(path: Path) -> Finding:
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if os.access(folder, os.W_OK):
+        return Finding("file", True, f"{path} is not there yet; the first run makes it")
+    return Finding("file", False, f"{folder} cannot be written", _another_file())
+
+
+async def _file(settings: Settings) -> list[Finding]:
+    """What the store itself has to say about its file, and about the runs in it."""
+    try:
+        async with attached(settings) as commands:
+            told = await commands.records.doctor()
+    except StoreError as error:
+        return [Finding("file", False, str(error), _another_file())]
+    return [Finding(check, ok, message, fix or None) for check, ok, message, fix in told]
+
+
+def _another_file() -> str:
+    return f"or let {env_name('db')} name a file elsewhere"

@@ -1,0 +1,342 @@
+"""`dovetail runs list|show|why|events|results|verify`: what is known of runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from dovetail.cli import streams
+from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.board import Board, Row
+from dovetail.cli.documents import print_json
+from dovetail.cli.driving import nobody_drives, short_id
+from dovetail.cli.ending import (
+    causes,
+    command,
+    error_words,
+    result_lines,
+    resume_hint,
+    retry_hint,
+    status_piece,
+)
+from dovetail.cli.failures import FAILED
+from dovetail.cli.rows import LONGEST_ID, id_width, row_line
+from dovetail.cli.text import (
+    Line,
+    age,
+    clip,
+    counted,
+    duration,
+    plain,
+    printable,
+    table,
+)
+from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
+from dovetail.engine.commands import Commands
+from dovetail.engine.views import result, timestamp
+
+MOST_ROWS = 100
+"""Nodes of one run on a screen; all of them are in `--json`."""
+_PAGE = 500
+
+
+# ── list ─────────────────────────────────────────────────────────────────────────────────
+
+
+def list_runs(
+    *,
+    status: str | None,
+    workflow: str | None,
+    batch: str | None,
+    limit: int,
+    cursor: str | None,
+    as_json: bool,
+) -> None:
+    async def question(commands: Commands) -> tuple[dict[str, Any], set[str]]:
+        page = await commands.list_runs(
+            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
+        )
+        return page, set() if as_json else await _undriven(commands, page["items"])
+
+    page, undriven = ask(question)
+    if as_json:
+        print_json(page)
+        return
+    items = page["items"]
+    if not items:
+        streams.say("no such run here" if status or workflow or batch else "no run here yet")
+        return
+    now = time.time()
+    head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
+    lines = list(table([head, *(_list_row(run, run["run_id"] in undriven, now) for run in items)]))
+    for line in lines:
+        streams.say(_fitted(line))
+    if undriven:
+        streams.say(
+            [(f"{nobody_drives(len(undriven))}: ", "wait"), (command("runs", "resume"), "bold")]
+        )
+    if page["next_cursor"]:
+        streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
+
+
+async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[str]:
+    return {
+        run["run_id"]
+        for run in items
+        if run["finished_at"] is None and await commands.owner(run["run_id"]) == "gone"
+    }
+
+
+def _list_row(run: dict[str, Any], undriven: bool, now: float) -> Line:
+    version = "" if run["version"] is None else f" v{run['version']}"
+    took = "" if run["duration"] is None else duration(run["duration"])
+    note = ("nobody drives it", "wait") if undriven else (_error_note(run["error"]), "dim")
+    return [
+        (run["run_id"][:6], "bold"),
+        status_piece(run["status"]),
+        (clip(plain(run["workflow"]), LONGEST_ID) + version, ""),
+        (age(run["created_at"], now), ""),
+        (took, ""),
+        note,
+    ]
+
+
+def _error_note(error: dict[str, Any] | None) -> str:
+    if error is None:
+        return ""
+    node = str(error.get("node", ""))
+    return plain(f"{clip(node, LONGEST_ID)}: {error_words(node, error)}")
+
+
+def _fitted(line: Line) -> Line:
+    """The last column may be long; it is cut where the terminal ends."""
+    *columns, (text, style) = line
+    room = streams.width() - sum(len(column) for column, _ in columns)
+    return [*columns, (clip(text, max(10, room)), style)]
+
+
+# ── show ─────────────────────────────────────────────────────────────────────────────────
+
+
+def show_run(given: str | None, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+        run_id = await chosen_run(commands, given)
+        if as_json:
+            return await commands.get_run(run_id)
+        return [line async for line in _shown(commands, await commands.store.load(run_id))]
+
+    answer = ask(question)
+    if isinstance(answer, dict):
+        print_json(answer)
+        return
+    for line in answer:
+        streams.say(line)
+
+
+async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
+    now = time.time()
+    short = await short_id(commands, run.id)
+    owner = await commands.owner(run.id)
+    yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
+    facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
+    if owner in ("here", "elsewhere"):
+        facts.append(("driven by", "a process that is alive"))
+    if run.params:
+        facts.append(("params", clip(printable(json.dumps(run.params, ensure_ascii=False)), 500)))
+    for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):
+        yield line
+    board = Board.now(run)
+    for line in _rows(board, now):
+        yield line
+    if run.status is RunStatus.COMPLETED:
+        for line in result_lines(result(run)):
+            yield line
+    elif run.status is RunStatus.FAILED:
+        for line in causes(run):
+            yield line
+    async for line in _next_step(commands, run, owner, short):
+        yield line
+
+
+def _title(run: RunState) -> Line:
+    version = "" if run.version is None else f" version {run.version}"
+    return [status_piece(run.status), (f" {run.id[:6]} {plain(run.graph.name)}{version}", "")]
+
+
+def _created(run: RunState, now: float) -> str:
+    created = timestamp(run.created_at) or ""
+    return f"{age(created, now)}, {created}"
+
+
+def _took(run: RunState, now: float) -> str:
+    if run.finished_at is not None:
+        return duration(run.finished_at - run.created_at)
+    return f"{duration(now - run.created_at)} so far"
+
+
+def _rows(board: Board, now: float) -> Iterator[Line]:
+    """Of a run with more nodes than anyone reads: those that tell most."""
+    rows: Iterable[Row] = board.rows
+    if len(board.rows) > MOST_ROWS:
+        telling = chain(board.failed.values(), board.running.values(), board.delayed.values())
+        rows = islice(telling, MOST_ROWS)
+    ids = id_width(board.rows)
+    shown = 0
+    for row in rows:
+        yield row_line(row, ids, now)
+        shown += 1
+    if shown < len(board.rows):
+        counts = ", ".join(f"{n:,} {status.lower()}" for status, n in board.counts.items() if n)
+        yield [(f"{counted(len(board.rows), 'node')}: {counts}; --json prints all", "dim")]
+
+
+async def _next_step(
+    commands: Commands, run: RunState, owner: str, short: str
+) -> AsyncIterator[Line]:
+    if owner == "gone":
+        yield [("nobody drives this run; ", "wait"), *resume_hint(short, ())]
+    elif run.finished and run.status is not RunStatus.COMPLETED:
+        yield retry_hint(run.status, short, await commands.plan_retry(run.id), ())
+
+
+# ── why ──────────────────────────────────────────────────────────────────────────────────
+
+
+def explain_run(given: str | None, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+        run_id = await chosen_run(commands, given)
+        explained = await commands.explain(run_id)
+        if as_json:
+            return explained
+        run = await commands.store.load(run_id)
+        return [line async for line in _explained(commands, run, explained["nodes"])]
+
+    answer = ask(question)
+    if isinstance(answer, dict):
+        print_json(answer)
+        return
+    for line in answer:
+        streams.say(line)
+
+
+async def _explained(
+    commands: Commands, run: RunState, nodes: list[dict[str, Any]]
+) -> AsyncIterator[Line]:
+    done = len(run.nodes) - len(nodes)
+    yield [*_title(run), (f", {done:,} of {counted(len(run.nodes), 'node')} done", "")]
+    rows: list[Line] = [
+        [
+            (f"  {clip(node['id'], LONGEST_ID)}", "bold"),
+            (node["status"], ""),
+            (plain(node["why"]), ""),
+        ]
+        for node in nodes[:MOST_ROWS]
+    ]
+    for line in table(rows):
+        yield line
+    if len(nodes) > MOST_ROWS:
+        yield [(f"  and {len(nodes) - MOST_ROWS:,} more; --json prints all", "dim")]
+    if run.status is RunStatus.FAILED:
+        for line in causes(run):
+            yield line
+    elif not nodes:
+        yield [("  nothing waits: every node has finished", "dim")]
+    owner = await commands.owner(run.id)
+    async for line in _next_step(commands, run, owner, await short_id(commands, run.id)):
+        yield line
+
+
+# ── events, results ──────────────────────────────────────────────────────────────────────
+
+
+def list_events(given: str | None, after: int, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> list[dict[str, Any]]:
+        return await commands.events(await chosen_run(commands, given), after=after)
+
+    events = ask(question)
+    if as_json:
+        print_json(events)
+        return
+    width = len(str(events[-1]["seq"])) if events else 0
+    for event in events:
+        streams.say(_event_line(event, width))
+
+
+_IN_THE_LINE = ("seq", "time", "type", "epoch", "node", "attempt")
+_TYPE_WIDTH = len("node.completed")
+
+
+def _event_line(event: dict[str, Any], width: int) -> Line:
+    rest = {name: value for name, value in event.items() if name not in _IN_THE_LINE}
+    data = f"  {printable(json.dumps(rest, ensure_ascii=False))}" if rest else ""
+    # To the millisecond: an event is looked for by eye, and the log has the rest.
+    when = f"{event['time'][:-4]}Z"
+    node = f"  {event['node']}" if "node" in event else ""
+    attempt = f" #{event['attempt']}" if event.get("attempt") else ""
+    return [
+        (f"{event['seq']:>{width}}  {when}  ", "dim"),
+        (event["type"].ljust(_TYPE_WIDTH if node else 0), ""),
+        (node, "bold"),
+        (attempt, "dim"),
+        (clip(data, 500), "dim"),
+    ]
+
+
+def print_results(given: str | None, *, partial: bool, as_json: bool) -> None:
+    async def question(commands: Commands) -> dict[str, Any]:
+        return await commands.results(await chosen_run(commands, given), partial=partial)
+
+    found = ask(question)
+    if as_json:
+        print_json(found)
+        return
+    # The result of a run that did not complete has holes; what there is, is in its outputs.
+    whole = found["status"] == RunStatus.COMPLETED
+    if not whole:
+        streams.complain([status_piece(found["status"]), (": the outputs that are there", "dim")])
+    value = found["result" if whole else "outputs"]
+    streams.say(printable(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+# ── verify ───────────────────────────────────────────────────────────────────────────────
+
+
+def verify_runs(given: str | None, *, every: bool, as_json: bool) -> int:
+    async def question(commands: Commands) -> list[dict[str, Any]]:
+        if not every:
+            run_id = await chosen_run(commands, given)
+            return [{"run_id": run_id, "divergences": await commands.verify(run_id)}]
+        return [
+            {"run_id": run_id, "divergences": await commands.verify(run_id)}
+            async for run_id in _every_run(commands)
+        ]
+
+    verified = ask(question)
+    wrong = [run for run in verified if run["divergences"]]
+    if as_json:
+        print_json({"items": verified})
+        return FAILED if wrong else 0
+    for run in wrong:
+        streams.say([(run["run_id"][:6], "bold"), (": diverges from the rules", "bad")])
+        for sentence in run["divergences"]:
+            streams.say(f"  {plain(sentence)}")
+    good = len(verified) - len(wrong)
+    if good or not verified:
+        obeys = "obeys" if good == 1 else "obey"
+        streams.say([(f"{counted(good, 'run')} {obeys} the rules", "good")])
+    return FAILED if wrong else 0
+
+
+async def _every_run(commands: Commands) -> AsyncIterator[str]:
+    cursor: str | None = None
+    while True:
+        page = await commands.list_runs(limit=_PAGE, cursor=cursor)
+        for run in page["items"]:
+            yield run["run_id"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return

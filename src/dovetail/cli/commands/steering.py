@@ -1,0 +1,147 @@
+"""`dovetail runs watch|retry|resume|cancel`: go on with a run, stop it, or see how it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.cli import streams
+from dovetail.cli.asking import ask, chosen_run, settings_of_this_place
+from dovetail.cli.documents import document_if, print_json
+from dovetail.cli.driving import short_id
+from dovetail.cli.ending import retry_hint, status_piece
+from dovetail.cli.failures import InvalidInput
+from dovetail.cli.logs import show_logs
+from dovetail.cli.session import Session, Shown
+from dovetail.cli.several import Several
+from dovetail.cli.text import Line, listed, plain
+from dovetail.config import Settings
+from dovetail.core.errors import Conflict
+from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
+from dovetail.engine.commands import Commands
+from dovetail.engine.views import run_view
+from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.registry import Registry
+
+MOST_NAMED = 20
+
+
+def watch_run(given: str | None, *, as_json: bool) -> int:
+    settings = settings_of_this_place()
+
+    async def begin(commands: Commands) -> Shown:
+        run_id = await chosen_run(commands, given)
+        return Shown.from_the_start(await commands.store.load(run_id))
+
+    with document_if(as_json) as write:
+        return Session(settings, None, write).run(begin)
+
+
+def retry_run(
+    given: str | None,
+    from_node: str | None,
+    handlers: Sequence[str],
+    *,
+    detach: bool,
+    as_json: bool,
+) -> int:
+    _refuse_detach(detach)
+    with document_if(as_json) as write:
+        settings, registry = _loaded(handlers)
+
+        async def begin(commands: Commands) -> Shown:
+            run_id = await _to_retry(commands, given, from_node)
+            run = await commands.store.load(run_id)
+            if await commands.owner(run_id) != "elsewhere":
+                _require_handlers(run, await commands.plan_retry(run_id, from_node), registry)
+            shown = Shown.from_now(run)
+            # Whoever drives it gets to know of it through the file; if nobody does, we do.
+            await commands.retry(run_id, from_node)
+            return shown
+
+        return Session(settings, registry, write, handlers).run(begin)
+
+
+def _require_handlers(run: RunState, plan: dict[str, list[str]], registry: Registry) -> None:
+    """Before anything is reopened: without its handlers the run would only fail again."""
+    needed = {run.graph.nodes[run.graph.index[node]].handler for node in plan["rerun"]}
+    if unknown := sorted(name for name in needed if name not in registry):
+        names = ", ".join(f"'{name}'" for name in unknown)
+        raise Conflict(
+            f"run {run.id} needs handlers that are not known here: {names}; "
+            "load them with --handlers"
+        )
+
+
+def plan_retry(given: str | None, from_node: str | None, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> tuple[dict[str, list[str]], Line]:
+        run_id = await _to_retry(commands, given, from_node)
+        plan = await commands.plan_retry(run_id, from_node)
+        return plan, [("run ", "dim"), (await short_id(commands, run_id), "bold")]
+
+    plan, which = ask(question)
+    if as_json:
+        print_json(plan)
+        return
+    for verb, names in (("would rerun", plan["rerun"]), ("would reuse", plan["reuse"])):
+        named = f": {listed(names, MOST_NAMED)}" if names else ""
+        streams.say([*which, (f" {verb} {len(names):,}{named}", "")])
+
+
+async def _to_retry(commands: Commands, given: str | None, from_node: str | None) -> str:
+    # A run that completed can be rerun, but only from a node that somebody names.
+    statuses = () if from_node else (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
+    return await chosen_run(commands, given, *statuses)
+
+
+def resume_runs(given: str | None, handlers: Sequence[str], *, detach: bool, as_json: bool) -> int:
+    _refuse_detach(detach)
+    with document_if(as_json) as write:
+        settings, registry = _loaded(handlers)
+        if given is None:
+            return Several(settings, registry, write, handlers).resume()
+
+        async def begin(commands: Commands) -> Shown:
+            run_id = await commands.find_run(given)
+            shown = Shown.from_now(await commands.store.load(run_id))
+            await commands.resume(run_id)
+            return shown
+
+        return Session(settings, registry, write, handlers).run(begin)
+
+
+def cancel_run(given: str | None, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+        run_id = await chosen_run(commands, given, RunStatus.RUNNING.value)
+        run = await commands.cancel(run_id)
+        if as_json:
+            return run_view(run)
+        short = await short_id(commands, run_id)
+        plan = await commands.plan_retry(run_id)
+        return [
+            [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
+            retry_hint(RunStatus.CANCELLED, short, plan, ()),
+        ]
+
+    answer = ask(question)
+    if isinstance(answer, dict):
+        print_json(answer)
+        return
+    for line in answer:
+        streams.say(line)
+
+
+def _loaded(handlers: Sequence[str]) -> tuple[Settings, Registry]:
+    settings = settings_of_this_place()
+    registry = load_registry(settings, handlers)
+    show_logs(settings.log_format)
+    return settings, registry
+
+
+def _refuse_detach(detach: bool) -> None:
+    if detach:
+        raise InvalidInput(
+            "--detach needs a server that goes on with the run; here this process would be the "
+            "one that drives it. Leave --detach out, or put the command in the background with &"
+        )

@@ -1,0 +1,1 @@
+"""The commands that have commands below them: names, arguments and help texts only."""

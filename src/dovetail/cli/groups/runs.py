@@ -1,0 +1,187 @@
+"""`dovetail runs …`: the names, arguments and help texts; what they do is in `commands`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from dovetail.cli.options import AsJson, Detach, Handlers, Run, group
+
+app = group("runs", "See how runs went, and go on with them.")
+
+
+@app.command("list")
+def list_(
+    status: Annotated[
+        Literal["RUNNING", "COMPLETED", "FAILED", "CANCELLED"] | None,
+        typer.Option(case_sensitive=False, help="Only runs in this state."),
+    ] = None,
+    workflow: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only runs of this workflow.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only runs of this batch.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="C", help="Go on where an earlier list ended.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first."""
+    from dovetail.cli.commands.runs import list_runs
+
+    list_runs(
+        status=status,
+        workflow=workflow,
+        batch=batch,
+        limit=limit,
+        cursor=cursor,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def show(run: Run = None, as_json: AsJson = False) -> None:
+    """Show a run: its nodes, and its result or what failed."""
+    from dovetail.cli.commands.runs import show_run
+
+    show_run(run, as_json=as_json)
+
+
+@app.command()
+def why(run: Run = None, as_json: AsJson = False) -> None:
+    """Explain what each unfinished node waits for."""
+    from dovetail.cli.commands.runs import explain_run
+
+    explain_run(run, as_json=as_json)
+
+
+@app.command()
+def watch(run: Run = None, as_json: AsJson = False) -> None:
+    """Follow a run to its end, whichever process drives it.
+
+    Ctrl-C stops looking, not the run. Exit code: 0 completed, 1 failed, cancelled, or driven by
+    nobody.
+    """
+    from dovetail.cli.commands.steering import watch_run
+
+    raise typer.Exit(watch_run(run, as_json=as_json))
+
+
+@app.command()
+def retry(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's id or its first digits; without it the newest that did not complete.",
+        ),
+    ] = None,
+    from_node: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="NODE", help="Also rerun this node and all that depends on it."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be rerun and reused.")
+    ] = False,
+    handlers: Handlers = None,
+    detach: Detach = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run again what did not complete.
+
+    Outputs that are there are reused. Drives the run here and waits, with the exit codes of
+    `dovetail run`; if another process still drives it, that one does, and this one follows.
+    """
+    from dovetail.cli.commands import steering
+
+    if dry_run:
+        steering.plan_retry(run, from_node, as_json=as_json)
+        return
+    raise typer.Exit(
+        steering.retry_run(run, from_node, handlers or [], detach=detach, as_json=as_json)
+    )
+
+
+@app.command()
+def resume(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's id or its first digits; without it every run that nobody drives.",
+        ),
+    ] = None,
+    handlers: Handlers = None,
+    detach: Detach = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with runs whose process is gone.
+
+    What completed is not run again. Drives them here and waits, with the exit codes of
+    `dovetail run`.
+    """
+    from dovetail.cli.commands.steering import resume_runs
+
+    raise typer.Exit(resume_runs(run, handlers or [], detach=detach, as_json=as_json))
+
+
+@app.command()
+def cancel(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's id or its first digits; without it the newest unfinished one.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel what has not finished, whichever process drives it."""
+    from dovetail.cli.commands.steering import cancel_run
+
+    cancel_run(run, as_json=as_json)
+
+
+@app.command()
+def results(
+    run: Run = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also of a run that has not ended.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the result of a run; --json: every output, too."""
+    from dovetail.cli.commands.runs import print_results
+
+    print_results(run, partial=partial, as_json=as_json)
+
+
+@app.command()
+def events(
+    run: Run = None,
+    after: Annotated[
+        int, typer.Option(metavar="SEQ", min=0, help="Only events after this number.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List what has happened to a run so far."""
+    from dovetail.cli.commands.runs import list_events
+
+    list_events(run, after, as_json=as_json)
+
+
+@app.command()
+def verify(
+    run: Run = None,
+    every: Annotated[bool, typer.Option("--all", help="Verify every run.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a run's stored events through the rules. Exit code: 0 they agree, 1 they do not."""
+    from dovetail.cli.commands.runs import verify_runs
+
+    raise typer.Exit(verify_runs(run, every=every, as_json=as_json))

@@ -1,0 +1,64 @@
+"""Where a command works that a signal may stop: one event loop, two kinds of end.
+
+Every command that drives runs or follows them performs here, so that Ctrl-C, SIGTERM, a reader
+that goes away and a store that fails mean the same to all of them. What it must not know: what
+is performed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from dovetail.cli import streams
+from dovetail.cli.failures import tell
+from dovetail.cli.interrupts import Ask, Interrupts
+from dovetail.cli.process import Process
+from dovetail.core.errors import DovetailError, InvalidDefinition
+
+
+class Stopping:
+    """Whether this command was asked to stop, and how; the first to ask decides."""
+
+    def __init__(self) -> None:
+        self.asked: Ask | None = None
+        self._event = asyncio.Event()
+
+    def ask(self, what: Ask) -> None:
+        if self.asked is None:
+            self.asked = what
+            self._event.set()
+
+    @property
+    def cancels(self) -> bool:
+        return self.asked is not None and self.asked.cancels
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    async def while_read(self, showing: Awaitable[None]) -> None:
+        """Show something; if nobody reads it any more (`| head -1`), stop, as any command would."""
+        try:
+            await showing
+        except BrokenPipeError:
+            streams.nobody_reads()
+            self.ask(Ask.NOBODY_READS)
+
+
+def perform(
+    work: Callable[[Stopping], Coroutine[Any, Any, int]],
+    give_up: Callable[[Ask], None],
+    drain_seconds: float,
+) -> int:
+    """Run it to its exit code. `give_up` is called in another thread, if it would not stop."""
+    process = Process()
+    stopping = Stopping()
+    with Interrupts(process.loop, stopping.ask, give_up, drain_seconds):
+        try:
+            code = process.run(work(stopping))
+        except InvalidDefinition:
+            raise  # before anything began: whoever called knows how to report it
+        except DovetailError as error:
+            code = tell(error)
+        return process.leave(code)

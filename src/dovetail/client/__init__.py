@@ -1,0 +1,448 @@
+"""Dovetail from Python: `Dovetail`, the engine in this process as a handful of calls.
+
+A call finds out what was meant, asks the engine's commands, and gives the answer as an object.
+It adds one thing of its own: whoever waits for a run keeps it alive, so that a run whose
+process died goes on here. What it must not know: how runs are kept, or what the rules are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+)
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import orjson
+
+from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, WorkflowVersion
+from dovetail.client.arguments import (
+    params_or_none,
+    seconds_or_none,
+    text,
+    text_or_none,
+    version_or_none,
+    whole_number,
+)
+from dovetail.client.definitions import Workflow, definition_meant_by, meant_by
+from dovetail.config import Settings, SettingsError, load_settings
+from dovetail.core.errors import Conflict, DovetailError, StoreError
+from dovetail.engine.commands import Accepted, Commands
+from dovetail.engine.views import event_view, run_view
+from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.registry import HandlerError, Registry, marked
+from dovetail.wiring import definition_limits, embedded
+
+__all__ = ["Batch", "BatchRun", "Dovetail", "Event", "Page", "Run", "RunNode", "WorkflowVersion"]
+
+T = TypeVar("T")
+HandlerSource = str | PathLike[str] | Callable[..., Any]
+
+LOOK_SECONDS = 0.5
+"""How soon a run is taken over that another process drove until it died."""
+PAGE = 1000
+
+
+class Dovetail:
+    """The embedded engine on one file, open inside `async with`.
+
+    `Dovetail()` takes the file of the settings, `./.dovetail/dovetail.db` unless they say
+    otherwise; `Dovetail("path.db")` that one. Any number of them, in any number of processes,
+    may be open on one file. `handlers` are functions with `@handler`, or files and modules to
+    load as with `--handlers`; every other keyword is a setting: `concurrency=8`. A `token` is
+    for servers and does nothing here.
+
+    On leaving, handlers that still run get `drain_seconds` to finish. What is not finished
+    then waits in the file for whoever waits for it or resumes it.
+    """
+
+    def __init__(
+        self,
+        target: str | PathLike[str] | None = None,
+        *,
+        handlers: HandlerSource | Iterable[HandlerSource] = (),
+        token: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self._settings = _settings(target, settings)
+        self._registry = _registry(self._settings, handlers)
+        self._limits = definition_limits(self._settings)
+        self._engine: AbstractAsyncContextManager[Commands] | None = None
+        self._opened: Commands | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._opened is None else "open"
+        return f"<Dovetail {str(self._settings.db)!r}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        if self._engine is not None:
+            raise DovetailError("this Dovetail is already open; make another one for the same file")
+        self._engine = embedded(self._settings, self._registry)
+        try:
+            self._opened = await self._engine.__aenter__()
+        except BaseException:
+            self._engine = None
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        engine, self._engine, self._opened = self._engine, None, None
+        if engine is not None:
+            await engine.__aexit__(kind, error, traceback)
+
+    @property
+    def _commands(self) -> Commands:
+        if self._opened is None:
+            raise DovetailError("not open; call it inside  async with Dovetail() as dt:")
+        return self._opened
+
+    # --- workflows ---------------------------------------------------------------------------
+
+    async def register(self, definition: Workflow) -> WorkflowVersion:
+        """Keep a definition under its name; changed content becomes the next version.
+
+        Raises `InvalidDefinition` with every problem.
+        """
+        commands = self._commands
+        name, version, created = await commands.register(
+            await definition_meant_by(definition, self._limits)
+        )
+        return WorkflowVersion(name, version, created)
+
+    # --- runs --------------------------------------------------------------------------------
+
+    async def trigger(
+        self,
+        workflow: Workflow,
+        params: Mapping[str, Any] | None = None,
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Start a run; it cannot be lost any more when this returns.
+
+        `version`, a number or an alias, is of a registered workflow. With an `idempotency_key`
+        that was used before the answer is that run. Raises `InvalidDefinition`,
+        `InvalidParams`, `NotFound`, and `Conflict` for a known key with another request.
+        """
+        run_id, created = await self._trigger(workflow, params, version, idempotency_key)
+        if not created:
+            with suppress(Conflict):  # its handlers are not known here: it is the run all the same
+                await self._take_over([run_id])
+        return await self.get_run(run_id)
+
+    async def run(
+        self,
+        workflow: Workflow,
+        params: Mapping[str, Any] | None = None,
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  (a name of the contract)
+    ) -> Run:
+        """`trigger` and `wait`. A run that failed is an answer, not an error: see its `status`."""
+        seconds_or_none("timeout", timeout)  # before there is a run
+        run_id, created = await self._trigger(workflow, params, version, idempotency_key)
+        return await self._wait(run_id, timeout, [] if created else [run_id])
+
+    async def _trigger(
+        self,
+        workflow: Workflow,
+        params: Mapping[str, Any] | None,
+        version: int | str | None,
+        key: str | None,
+    ) -> Accepted:
+        commands = self._commands
+        return await commands.trigger(
+            await meant_by(workflow, self._limits),
+            params_or_none(params),
+            version=version_or_none("version", version),
+            idempotency_key=text_or_none("idempotency_key", key),
+        )
+
+    async def get_run(self, run_id: str) -> Run:
+        """The run as it is now. Raises `NotFound`."""
+        return _run(await self._commands.get_run(text("run_id", run_id)))
+
+    async def wait(
+        self,
+        run_id: str,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Run:
+        """The run once it has finished, whichever process drives it.
+
+        If none does, it goes on here. Raises `TimeoutError` after so many seconds; the run goes
+        on. Raises `Conflict` if nobody drives it and its handlers are not known here.
+        """
+        return await self._wait(run_id, timeout, [text("run_id", run_id)])
+
+    async def _wait(
+        self,
+        run_id: str,
+        timeout: float | None,  # noqa: ASYNC109
+        perhaps_elsewhere: list[str],
+    ) -> Run:
+        commands = self._commands
+        limit = asyncio.timeout(seconds_or_none("timeout", timeout))
+        elsewhere = await self._take_over(perhaps_elsewhere)
+        try:
+            async with limit:
+                return _run(run_view(await self._attended(commands.wait(run_id), elsewhere)))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            run = await self.get_run(run_id)
+            if run.finished_at is None:
+                raise _ran_out(f"run {run_id} is {run.status}", timeout) from None
+            return run
+
+    async def retry(self, run_id: str, *, from_node: str | None = None) -> Run:
+        """Run again what did not complete, or everything from a node on; returns at once.
+
+        Raises `NotFound`, and `Conflict` when the state of the run forbids it.
+        """
+        state = await self._commands.retry(
+            text("run_id", run_id), text_or_none("from_node", from_node)
+        )
+        return _run(run_view(state))
+
+    async def cancel(self, run_id: str) -> Run:
+        """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
+        return _run(run_view(await self._commands.cancel(text("run_id", run_id))))
+
+    async def resume(self, run_id: str | None = None) -> list[str]:
+        """Go on here with a run that nobody drives; without an id, with all whose handlers are
+        known here. Returns the ids; `wait` tells how each ends. Raises `NotFound`, `Conflict`.
+        """
+        return await self._commands.resume(text_or_none("run_id", run_id))
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """Runs, newest first, without their nodes; at most 1,000 at a time."""
+        page = await self._commands.list_runs(
+            status=text_or_none("status", status),
+            workflow=text_or_none("workflow", workflow),
+            batch=text_or_none("batch", batch),
+            limit=whole_number("limit", limit),
+            cursor=text_or_none("cursor", cursor),
+        )
+        return Page.from_api(_own(page))
+
+    async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """Every event after the one with the number `after`, live; ends with the run.
+
+        Like `wait`, it goes on here with a run that nobody drives.
+        """
+        commands = self._commands
+        owner = await commands.owner(text("run_id", run_id))
+        # What is stored of a run that nobody drives is told before anybody looks after it.
+        elsewhere = [] if owner in ("here", "none") else [run_id]
+        feed = commands.store.watch(run_id, whole_number("after", after))
+        async with aclosing(cast("AsyncGenerator[Any]", feed)):
+            while True:
+                event = await self._attended(anext(feed, None), elsewhere)
+                if event is None:
+                    return
+                yield Event.from_api(_own(event_view(event)))
+
+    # --- batches -----------------------------------------------------------------------------
+
+    async def batch(
+        self,
+        workflow: Workflow,
+        items: Iterable[Mapping[str, Any]],
+        *,
+        idempotency_key: str | None = None,
+    ) -> Batch:
+        """One run for the params of each item: all of them, or with one bad item none."""
+        commands = self._commands
+        made = await commands.batch(
+            await meant_by(workflow, self._limits),
+            # What is no mapping, the check of the params reports, with its place.
+            [dict(item) if isinstance(item, Mapping) else item for item in items],
+            idempotency_key=text_or_none("idempotency_key", idempotency_key),
+        )
+        return await self._whole_batch(made["batch_id"])
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None
+    ) -> Batch:
+        """The batch as it is now, with so many of its runs. Raises `NotFound`."""
+        found = await self._commands.get_batch(
+            text("batch_id", batch_id),
+            limit=whole_number("limit", limit),
+            cursor=text_or_none("cursor", cursor),
+        )
+        return Batch.from_api(_own(found))
+
+    async def wait_batch(
+        self,
+        batch_id: str,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Batch:
+        """The batch with all its runs once they have finished; else like `wait`."""
+        commands = self._commands
+        limit = asyncio.timeout(seconds_or_none("timeout", timeout))
+        elsewhere = await self._take_over(await self._unfinished(text("batch_id", batch_id)))
+        try:
+            async with limit:
+                await self._attended(commands.wait_batch(batch_id), elsewhere)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            batch = await self.get_batch(batch_id, limit=1)
+            if batch.finished_at is None:
+                raise _ran_out(f"batch {batch_id} has {batch.counts}", timeout) from None
+        return await self._whole_batch(batch_id)
+
+    async def retry_batch(self, batch_id: str) -> Batch:
+        """Retry those of its runs that failed; returns at once. `NotFound`, `Conflict`."""
+        await self._commands.retry_batch(text("batch_id", batch_id))
+        return await self._whole_batch(batch_id)
+
+    async def _whole_batch(self, batch_id: str) -> Batch:
+        """With all its runs: whoever had all items at once has room for them."""
+        commands = self._commands
+        batch = await commands.get_batch(batch_id, limit=PAGE)
+        runs, cursor = list(batch["runs"]), batch["next_cursor"]
+        while cursor is not None:
+            page = await commands.get_batch(batch_id, limit=PAGE, cursor=cursor, counts=False)
+            runs += page["runs"]
+            cursor = page["next_cursor"]
+        return Batch.from_api(_own({**batch, "runs": runs, "next_cursor": None}))
+
+    async def _unfinished(self, batch_id: str) -> list[str]:
+        """Not by status: a run is FAILED while its last nodes still run."""
+        commands = self._commands
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await commands.list_runs(batch=batch_id, limit=PAGE, cursor=cursor)
+            found += [run["run_id"] for run in page["items"] if run["finished_at"] is None]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    # --- keeping runs alive ------------------------------------------------------------------
+
+    async def _take_over(self, run_ids: Iterable[str]) -> list[str]:
+        """Go on here with the runs that nobody drives; returns those that somebody else does."""
+        commands = self._commands
+        elsewhere = []
+        for run_id in run_ids:
+            owner = await commands.owner(run_id)
+            if owner == "gone":
+                try:
+                    await commands.resume(run_id)
+                except Conflict:
+                    # Somebody was faster, or it has ended; if neither, nobody can do it here.
+                    if await commands.owner(run_id) == "gone":
+                        raise
+                owner = await commands.owner(run_id)
+            if owner not in ("here", "none"):
+                elsewhere.append(run_id)
+        return elsewhere
+
+    async def _attended(self, news: Awaitable[T], elsewhere: list[str]) -> T:
+        """Await news of runs; while there are none, look whether those elsewhere are driven.
+
+        The list is kept up: what is taken over, or has ended, needs no more looks.
+        """
+        try:
+            if not elsewhere:
+                return await news
+            coming = asyncio.ensure_future(news)
+            try:
+                while not (await asyncio.wait({coming}, timeout=LOOK_SECONDS))[0]:
+                    elsewhere[:] = await self._take_over(elsewhere)
+                return coming.result()
+            finally:
+                if coming.cancel():
+                    await asyncio.gather(coming, return_exceptions=True)
+        except (RuntimeError, StoreError) as error:
+            if self._opened is not None:
+                raise
+            raise DovetailError(
+                "the block was left before the run had finished; wait for it in another one"
+            ) from error
+
+
+def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
+    if "secrets" in given:  # an argument ends in tracebacks and in other people's logs
+        raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
+    if target is not None:
+        if "db" in given:
+            raise TypeError("Dovetail(target, db=…): these are two files; give one of them")
+        given = {**given, "db": _file(target)}
+    return load_settings(**given)
+
+
+def _file(target: str | PathLike[str]) -> Path:
+    path = os.fspath(target)
+    scheme, is_url, _ = path.partition("://")
+    if is_url:  # only its scheme is shown: there may be a password in the rest
+        raise DovetailError(
+            f"{scheme}:// is not there yet: this version has the embedded engine, "
+            "as in Dovetail() or Dovetail('path.db')"
+        )
+    if path in ("", ":memory:"):
+        raise DovetailError(
+            f"Dovetail({path!r}): runs are kept in a file; give its path, as in 'path.db'"
+        )
+    return Path(path)
+
+
+def _registry(settings: Settings, handlers: HandlerSource | Iterable[HandlerSource]) -> Registry:
+    if callable(handlers) or isinstance(handlers, str | PathLike):
+        handlers = [handlers]
+    given = list(handlers)
+    specs = [os.fspath(one) for one in given if isinstance(one, str | PathLike)]
+    registry = load_registry(settings, specs)
+    for one in given:
+        if isinstance(one, str | PathLike):
+            continue
+        found = marked(one, getattr(one, "__module__", "") or "handlers=")
+        if not found:
+            raise HandlerError(
+                f"handlers=: {one!r} is no handler; give functions with @handler, "
+                "or FILE.py or package.module as text"
+            )
+        for known in found:
+            registry.add(known)
+    return registry
+
+
+def _run(view: dict[str, Any]) -> Run:
+    return Run.from_api(_own(view))
+
+
+def _own(view: dict[str, Any]) -> dict[str, Any]:
+    """A copy through and through: the values of a view are those of the engine itself."""
+    copied: dict[str, Any] = orjson.loads(orjson.dumps(view))
+    return copied
+
+
+def _ran_out(state: str, timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"{state} after {timeout:g} s of waiting; it goes on, so wait again")

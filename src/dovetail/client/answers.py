@@ -1,0 +1,203 @@
+"""What the client answers with: objects whose attributes are the fields of the HTTP API.
+
+Each is a picture of one moment and nobody else's: it does not change when the run does, and
+changing what is inside changes no run. What it must not know: whether the fields came from a
+file in this process or from a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Self
+
+
+class _Answer:
+    """Fields in, the same fields out; a field that only a newer server has is left out."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the HTTP API answers: plain data that `json.dumps` takes."""
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+    def _shown(self, *names: str) -> str:
+        """For a repr: what identifies it and how it stands, without what does not apply."""
+        told = {name: getattr(self, name) for name in names}
+        words = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowVersion(_Answer):
+    """A registered definition. `created` is false if the same content was there already."""
+
+    name: str
+    version: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunNode(_Answer):
+    """One node of a run."""
+
+    id: str
+    handler: str
+    status: str
+    attempt: int
+    epoch: int
+    dependencies: list[str]
+    reason: str | None
+    cause: str | None
+    error: dict[str, Any] | None
+    started_at: str | None
+    finished_at: str | None
+    duration: float | None
+    worker: str | None
+    output: Any
+
+    def __repr__(self) -> str:
+        return self._shown("id", "status", "attempt", "reason", "cause", "duration", "error")
+
+
+@dataclass(frozen=True, repr=False)
+class Run(_Answer):
+    """One run. `nodes` and `outputs` are by node id; only COMPLETED nodes have an output."""
+
+    run_id: str
+    workflow: str
+    version: int | None
+    status: str
+    epoch: int
+    params: dict[str, Any]
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    duration: float | None
+    error: dict[str, Any] | None
+    result: Any
+    _nodes: dict[str, RunNode] | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        nodes = None
+        if "nodes" in fields:
+            nodes = {node["id"]: RunNode.from_api(node) for node in fields["nodes"]}
+        return super().from_api({**fields, "_nodes": nodes})
+
+    @property
+    def nodes(self) -> dict[str, RunNode]:
+        if self._nodes is None:
+            # An empty dict would read as a run in which nothing happened.
+            raise AttributeError(
+                f"a list has its runs without nodes; get_run('{self.run_id}') has nodes and outputs"
+            )
+        return self._nodes
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        nodes = self.nodes.items()
+        return {name: node.output for name, node in nodes if node.status == "COMPLETED"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `GET /runs/<id>` answers, so `nodes` is a list; a run of a list has none."""
+        view = super().to_dict()
+        nodes = view.pop("_nodes")
+        return view if nodes is None else {**view, "nodes": [n.to_dict() for n in nodes.values()]}
+
+    def __repr__(self) -> str:
+        return self._shown("run_id", "workflow", "version", "status", "epoch", "duration", "error")
+
+
+@dataclass(frozen=True)
+class Page(_Answer):
+    """Some runs, newest first; with `cursor=page.next_cursor` come the next ones."""
+
+    items: tuple[Run, ...]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        return super().from_api({**fields, "items": tuple(map(Run.from_api, fields["items"]))})
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun(_Answer):
+    """The run of the item at `index`."""
+
+    index: int
+    run_id: str
+    status: str
+
+
+@dataclass(frozen=True, repr=False)
+class Batch(_Answer):
+    """Many runs of one workflow. `counts` are runs by status, `runs` in the order of the items."""
+
+    batch_id: str
+    workflow: str
+    count: int
+    counts: dict[str, int]
+    created_at: str
+    finished_at: str | None
+    runs: tuple[BatchRun, ...]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        return super().from_api({**fields, "runs": tuple(map(BatchRun.from_api, fields["runs"]))})
+
+    def __repr__(self) -> str:
+        return self._shown("batch_id", "workflow", "count", "counts", "finished_at")
+
+
+@dataclass(frozen=True, repr=False)
+class Event(_Answer):
+    """One line of a run's log. What else its type tells, such as `error`, is an attribute too."""
+
+    seq: int
+    time: str
+    type: str
+    epoch: int
+    node: str | None
+    attempt: int | None
+    more: Mapping[str, Any]
+    """The fields that only some types have: `reason`, `error`, `fraction`, `worker`, …"""
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        usual = {"node": None, "attempt": None, **fields}
+        more = {name: usual.pop(name) for name in fields if name not in cls.__dataclass_fields__}
+        return cls(**usual, more=more)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python itself asks for names such as __deepcopy__, and may before there are any fields.
+        if name.startswith("__") or name not in self.more:
+            has = "" if name.startswith("__") else f"; it has: {', '.join(self.to_dict())}"
+            raise AttributeError(f"this event has no '{name}'{has}")
+        return self.more[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        view = super().to_dict()
+        del view["more"]
+        if self.node is None:  # an event of the run itself
+            del view["node"], view["attempt"]
+        return {**view, **self.more}
+
+    def __repr__(self) -> str:
+        return self._shown("seq", "type", "epoch", "node", "attempt", *self.more)
+
+
+def _plain(value: Any) -> Any:
+    return [item.to_dict() for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,259 @@
+"""A run rebuilt from its journal: the same facts in the same order, nothing decided anew.
+
+A durable store writes one `Entry` per decision and nothing else; what a run is follows from
+them. So a run that another process takes over, a finished run that somebody looks at, and the
+audit trail are one and the same record. What it must not do: judge. Whether the facts obey
+the rules is for `verify` to say, so a rule that changes does not change what has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dovetail.core.consequences import (
+    COMPLETED,
+    FAILED,
+    HELD,
+    PENDING,
+    PUBLISHED,
+    QUEUED,
+    RUNNING,
+    SKIPPED,
+)
+from dovetail.core.events import Event, Token
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+
+FOREVER = float("inf")
+
+
+class Entry(NamedTuple):
+    """One decision as it is kept: everything that follows from it is in here or follows."""
+
+    seq: int
+    """Of its first event; also the nonce of every token that it made."""
+    time: float
+    kind: str
+    """The transition, by the name in `KINDS`."""
+    extra: Any
+    """What the transition brought that no event tells: an output, a lease."""
+    dispatch: Sequence[int]
+    """The outbox: the nodes that were published with this decision."""
+    events: Sequence[Event]
+
+
+KINDS: dict[type, str] = {
+    Submit: "submit",
+    Claim: "claim",
+    Renew: "renew",
+    Complete: "complete",
+    Fail: "fail",
+    Reap: "reap",
+    TakeOver: "take_over",
+    Cancel: "cancel",
+    Retry: "retry",
+    Park: "park",
+    Wake: "wake",
+    Progress: "progress",
+    Recall: "recall",
+}
+
+
+def _lease(until: float) -> float | None:
+    return None if until == FOREVER else until  # which JSON does not know
+
+
+_EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
+    Claim: lambda move, decision: _lease(move.lease_until),
+    Renew: lambda move, decision: [decision.changed[0], _lease(move.lease_until)],
+    Complete: lambda move, decision: move.output if decision.changed else None,
+    Recall: lambda move, decision: move.output,
+    Wake: lambda move, decision: decision.changed[0],
+    Reap: lambda move, decision: move.max_crashes,
+    TakeOver: lambda move, decision: [move.max_crashes, move.behind],
+    Retry: lambda move, decision: sorted(set(decision.changed)),
+}
+
+
+def extra_of(move: Submit | Transition, decision: Decision) -> Any:
+    make = _EXTRAS.get(type(move))
+    return None if make is None else make(move, decision)
+
+
+def replay(run: RunState, entries: Iterable[Entry]) -> None:
+    """Bring a run that was just made, or one that was replayed before, to where they end."""
+    for entry in entries:
+        _before(run, entry)
+        for event in entry.events:
+            run.seq = event.seq
+            if event.node is None:
+                _run_fact(run, event, entry)
+            elif event.type != "result.refused":
+                _NODE_FACTS[event.type](run.node(event.node), event, entry)
+                run.unfinished -= event.type in _ENDS
+        for place in entry.dispatch:
+            run.nodes[place].phase = PUBLISHED
+        if not run.unfinished and run.finished_at is None:
+            run.finished_at = entry.time
+    recount(run)
+
+
+def recount(run: RunState) -> None:
+    """Everything that is kept beside the states, taken from them."""
+    nodes = run.nodes
+    for spec, node in zip(run.graph.nodes, nodes, strict=True):
+        if node.status is PENDING:
+            parents = [nodes[parent].status for parent in spec.parents]
+            node.waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+            node.fed = COMPLETED in parents
+    run.unfinished = sum(node.status not in FINISHED for node in nodes)
+    run.failed = sum(node.status is FAILED for node in nodes)
+    run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
+    run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
+    run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]
+
+
+def _before(run: RunState, entry: Entry) -> None:
+    """What an entry changes that none of its events tells."""
+    if entry.kind == "wake":
+        node = run.nodes[entry.extra]
+        node.phase, node.until = HELD, None
+    elif entry.kind == "renew":
+        place, lease = entry.extra
+        run.nodes[place].lease_until = FOREVER if lease is None else lease
+    elif entry.kind == "take_over" and entry.extra[1] > 0:
+        for node in run.nodes:
+            if node.until is not None:
+                node.until -= entry.extra[1]
+
+
+# ── what happened to the run ─────────────────────────────────────────────────────────────
+
+_RUN_ENDS = {
+    "run.completed": RunStatus.COMPLETED,
+    "run.failed": RunStatus.FAILED,
+    "run.cancelled": RunStatus.CANCELLED,
+}
+
+
+def _run_fact(run: RunState, event: Event, entry: Entry) -> None:
+    data = event.data or {}
+    if event.type == "run.created":
+        run.created_at = event.time
+    elif event.type == "run.started":
+        run.status, run.started_at = RunStatus.RUNNING, event.time
+    elif event.type == "run.retried":
+        run.epoch, run.status = event.epoch, RunStatus.RUNNING
+        run.error = run.finished_at = None
+        for place in entry.extra:
+            run.unfinished += run.nodes[place].status in FINISHED
+            run.nodes[place] = NodeState(run.epoch, 0)
+    else:
+        run.status = _RUN_ENDS[event.type]
+        run.error = data.get("error")
+
+
+# ── what happened to a node ──────────────────────────────────────────────────────────────
+
+
+def _queued(node: NodeState, event: Event, entry: Entry) -> None:
+    node.status, node.phase, node.until = QUEUED, HELD, None
+    node.lease_until = node.worker = None
+    node.token = Token(event.epoch, node.attempt + 1, entry.seq)
+
+
+def _started(node: NodeState, event: Event, entry: Entry) -> None:
+    node.status, node.phase = RUNNING, None
+    node.attempt = event.attempt or 0
+    node.worker = (event.data or {}).get("worker")
+    node.lease_until = FOREVER if entry.extra is None else entry.extra
+    node.started_at = event.time
+
+
+def _parked(node: NodeState, event: Event, entry: Entry) -> None:
+    node.phase, node.until = Phase.PARKED, (event.data or {})["until"]
+
+
+def _retrying(node: NodeState, event: Event, entry: Entry) -> None:
+    data = event.data or {}
+    node.answered = node.token
+    node.error = data["error"]
+    node.status, node.phase = QUEUED, Phase.BACKING_OFF
+    node.until = event.time + data["delay"]
+    node.lease_until = node.worker = None
+    node.token = Token(event.epoch, node.attempt + 1, entry.seq)
+
+
+def _lost(node: NodeState, event: Event, entry: Entry) -> None:
+    node.crashes = (event.data or {})["crashes"]
+
+
+def _told(node: NodeState, event: Event, entry: Entry) -> None:
+    pass
+
+
+def _completed(node: NodeState, event: Event, entry: Entry) -> None:
+    if event.type == "node.completed":
+        node.answered = node.token
+    node.output, node.error = entry.extra, None
+    _ended(node, COMPLETED, event)
+
+
+def _failed(node: NodeState, event: Event, entry: Entry) -> None:
+    data = event.data or {}
+    if entry.kind == "fail" and event is entry.events[0]:
+        node.answered = node.token
+    node.error = data.get("error", node.error)
+    _ended(node, FAILED, event)
+
+
+def _skipped(node: NodeState, event: Event, entry: Entry) -> None:
+    _ended(node, SKIPPED, event)
+
+
+def _cancelled(node: NodeState, event: Event, entry: Entry) -> None:
+    _ended(node, NodeStatus.CANCELLED, event)
+
+
+def _ended(node: NodeState, status: NodeStatus, event: Event) -> None:
+    data = event.data or {}
+    node.status, node.finished_at = status, event.time
+    node.phase = node.until = node.lease_until = None
+    node.reason = Reason(data["reason"]) if "reason" in data else None
+    node.cause = data.get("cause")
+
+
+_NODE_FACTS: dict[str, Callable[[NodeState, Event, Entry], None]] = {
+    "node.queued": _queued,
+    "node.started": _started,
+    "node.progress": _told,
+    "node.parked": _parked,
+    "node.retrying": _retrying,
+    "node.lost": _lost,
+    "node.cached": _completed,
+    "node.completed": _completed,
+    "node.failed": _failed,
+    "node.skipped": _skipped,
+    "node.cancelled": _cancelled,
+}
+_ENDS = frozenset(
+    {"node.cached", "node.completed", "node.failed", "node.skipped", "node.cancelled"}
+)

@@ -1,0 +1,148 @@
+"""Does a journal obey the rules? Every kept decision, made again by the core and compared.
+
+The journal says what happened; stepping its transitions through `step` says what should have.
+What it must not know: where the journal came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dovetail.core.events import Event, Token
+from dovetail.core.replay import FOREVER, Entry
+from dovetail.core.run import RunState
+from dovetail.core.step import begin, step
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+
+
+def verify(submit: Submit, entries: Iterable[Entry]) -> tuple[RunState | None, list[str]]:
+    """The run as the rules make it, and where the journal differs from that, as sentences.
+
+    It stops at the first difference: what came after it rests on another state.
+    """
+    run: RunState | None = None
+    expected_seq = 1
+    for entry in entries:
+        if entry.seq != expected_seq:
+            return run, [f"event {expected_seq} is missing: the log goes on with {entry.seq}"]
+        expected_seq += len(entry.events)
+        if run is None:
+            if entry.kind != "submit":
+                return None, [f"the log begins with '{entry.kind}', not with 'submit'"]
+            run, decision = begin(submit, entry.time, entry.seq)
+        else:
+            try:
+                move = _move_of(run, entry)
+            except (KeyError, IndexError, TypeError, ValueError) as problem:
+                return run, [f"event {entry.seq}: '{entry.kind}' cannot be understood: {problem!r}"]
+            decision = step(run, move, entry.time, entry.seq)
+        if found := _differences(entry, decision):
+            return run, found
+    if run is None:
+        return None, ["the log is empty"]
+    return run, []
+
+
+def _differences(entry: Entry, decision: Decision) -> list[str]:
+    for kept, made in zip(entry.events, decision.events, strict=False):
+        if kept != made:
+            return [f"event {kept.seq}: the log has {_said(kept)}, the rules make it {_said(made)}"]
+    kept_count, made_count = len(entry.events), len(decision.events)
+    if kept_count > made_count:
+        surplus = entry.events[made_count]
+        return [f"event {surplus.seq}: the log has {_said(surplus)}, the rules nothing"]
+    if kept_count < made_count:
+        lacking = decision.events[kept_count]
+        return [f"event {lacking.seq}: the rules make {_said(lacking)}, the log has nothing"]
+    published = [order.place for order in decision.dispatch]
+    if list(entry.dispatch) != published:
+        return [
+            f"event {entry.seq}: '{entry.kind}' published the nodes {list(entry.dispatch)}, "
+            f"the rules publish {published}"
+        ]
+    return []
+
+
+def _said(event: Event) -> str:
+    where = "" if event.node is None else f" of '{event.node}' (attempt {event.attempt})"
+    return f"{event.type}{where}" + (f" {event.data}" if event.data else "")
+
+
+def _move_of(run: RunState, entry: Entry) -> Transition:
+    if entry.events and entry.events[0].type == "result.refused":
+        return _refused(run, entry.events[0])
+    return _MOVES[entry.kind](run, entry)
+
+
+def _refused(run: RunState, event: Event) -> Complete:
+    """A result that nobody waited for; what was in it was not kept."""
+    name = event.node or ""
+    token = run.node(name).token
+    if (event.data or {}).get("reason") == "stale":
+        token = Token(event.epoch, event.attempt or 0, -1)
+    return Complete(run.id, name, token, None)
+
+
+def _subject(run: RunState, entry: Entry) -> tuple[str, str, Token]:
+    name = entry.events[0].node
+    if name is None:
+        raise ValueError("it has no node")
+    return run.id, name, run.node(name).token
+
+
+def _at(run: RunState, place: int) -> tuple[str, str, Token]:
+    return run.id, run.graph.nodes[place].id, run.nodes[place].token
+
+
+def _data(entry: Entry) -> dict[str, Any]:
+    return entry.events[0].data or {}
+
+
+def _lease(until: float | None) -> float:
+    return FOREVER if until is None else until
+
+
+def _fail(run: RunState, entry: Entry) -> Fail:
+    data = _data(entry)
+    who = _subject(run, entry)
+    if entry.events[0].type == "node.retrying":
+        return Fail(*who, data["error"], after=data["delay"])
+    return Fail(*who, data["error"], permanent=True)
+
+
+def _progress(run: RunState, entry: Entry) -> Progress:
+    data = _data(entry)
+    return Progress(*_subject(run, entry), data["fraction"], data["message"])
+
+
+_MOVES: dict[str, Callable[[RunState, Entry], Transition]] = {
+    "claim": lambda run, e: Claim(*_subject(run, e), _data(e)["worker"], _lease(e.extra)),
+    "renew": lambda run, e: Renew(*_at(run, e.extra[0]), _lease(e.extra[1])),
+    "complete": lambda run, e: Complete(*_subject(run, e), e.extra),
+    "recall": lambda run, e: Recall(*_subject(run, e), e.extra),
+    "fail": _fail,
+    "reap": lambda run, e: Reap(*_subject(run, e), e.extra),
+    "take_over": lambda run, e: TakeOver(run.id, *e.extra),
+    "cancel": lambda run, e: Cancel(run.id),
+    "retry": lambda run, e: Retry(run.id, _data(e).get("from")),
+    "park": lambda run, e: Park(*_subject(run, e), _data(e)["until"]),
+    "wake": lambda run, e: Wake(*_at(run, e.extra)),
+    "progress": _progress,
+}

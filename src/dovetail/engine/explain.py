@@ -1,0 +1,129 @@
+"""Why each unfinished node of a run is where it is, in words and as data.
+
+A pure reading of the run: it decides nothing and changes nothing. What it must not know: who
+asks, or how the answer is shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dovetail.core.dag import NodeSpec
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import FINISHED, NodeStatus
+from dovetail.engine.views import timestamp
+
+MOST_NAMED = 5
+"""So many parents are named in a sentence; `details` has them all."""
+
+
+class Why(NamedTuple):
+    code: str
+    sentence: str
+    details: dict[str, Any]
+
+
+def explain(run: RunState, now: float, driven: bool) -> list[dict[str, Any]]:
+    """Every node that has not finished, as `GET /runs/<id>/explain` answers.
+
+    `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
+    for besides.
+    """
+    told = []
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if node.status in FINISHED:
+            continue
+        why = _why(run, spec, node, now, driven)
+        told.append(
+            {
+                "id": spec.id,
+                "status": node.status.value,
+                "code": why.code,
+                "why": why.sentence,
+                "details": why.details,
+            }
+        )
+    return told
+
+
+def _why(run: RunState, spec: NodeSpec, node: NodeState, now: float, driven: bool) -> Why:
+    if node.status is NodeStatus.PENDING:
+        return _waiting_for_parents(run, spec)
+    if not driven:
+        return _no_worker(node)
+    if node.status is NodeStatus.RUNNING:
+        return _running(node, now)
+    if node.phase is Phase.HELD:
+        limit = run.graph.max_concurrency
+        details = {"max_concurrency": limit, "active": run.active}
+        return Why("max_concurrency", f"run at its max_concurrency {limit}", details)
+    if node.phase is Phase.PARKED:
+        return _rate_limited(spec, node, now)
+    if node.phase is Phase.BACKING_OFF:
+        return _backing_off(spec, node, now)
+    return Why("queued", "queued: waits for a free slot of a worker", {"handler": spec.handler})
+
+
+def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
+    names = [run.graph.nodes[i].id for i in spec.parents if run.nodes[i].status not in FINISHED]
+    noun = "parent" if len(names) == 1 else "parents"
+    shown = ", ".join(names[:MOST_NAMED])
+    more = len(names) - MOST_NAMED
+    rest = f" and {more:,} more" if more > 0 else ""
+    return Why("waiting_for_parents", f"waits for {noun} {shown}{rest}", {"parents": names})
+
+
+def _no_worker(node: NodeState) -> Why:
+    if node.status is NodeStatus.RUNNING:
+        sentence = "was running when its process ended; nobody drives the run now"
+    else:
+        sentence = "queued, but nobody drives the run"
+    return Why("no_worker", sentence, {"worker": node.worker, "attempt": node.attempt})
+
+
+def _running(node: NodeState, now: float) -> Why:
+    passed = max(0.0, now - (node.started_at or now))
+    attempt = f", attempt {node.attempt}" if node.attempt > 1 else ""
+    details = {
+        "worker": node.worker,
+        "attempt": node.attempt,
+        "started_at": timestamp(node.started_at),
+        "seconds": round(passed, 3),
+    }
+    return Why("running", f"has been running for {_seconds(passed)}{attempt}", details)
+
+
+def _rate_limited(spec: NodeSpec, node: NodeState, now: float) -> Why:
+    left = _left(node, now)
+    sentence = f"parked by rate limit '{spec.resource_tag}', about {_seconds(left)}"
+    details = {"resource_tag": spec.resource_tag, **_until(node, left)}
+    return Why("rate_limited", sentence, details)
+
+
+def _backing_off(spec: NodeSpec, node: NodeState, now: float) -> Why:
+    left = _left(node, now)
+    attempt = node.attempt + 1
+    # Starts that were lost with their worker do not use up a retry.
+    most = spec.max_retries + 1 + node.crashes
+    sentence = f"backing off, attempt {attempt} of {most} in {_seconds(left)}"
+    details = {"attempt": attempt, "max_attempts": most, "error": node.error, **_until(node, left)}
+    return Why("backing_off", sentence, details)
+
+
+def _left(node: NodeState, now: float) -> float:
+    return max(0.0, (node.until or now) - now)
+
+
+def _until(node: NodeState, left: float) -> dict[str, Any]:
+    return {"until": timestamp(node.until), "seconds": round(left, 3)}
+
+
+def _seconds(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min`, `2 h`: a wait is a guess, its tenths would only pretend."""
+    if seconds < 1:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"

@@ -1,0 +1,56 @@
+"""How entries of a journal become bytes and entries again: JSON, so that people can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.consequences import new_tuple
+from dovetail.core.events import Event
+from dovetail.core.replay import KINDS, Entry, extra_of
+from dovetail.core.transitions import Decision, Submit, Transition
+
+
+class Staged:
+    """A decision on its way into the file."""
+
+    __slots__ = ("decision", "move", "now", "seq")
+
+    def __init__(self, move: Submit | Transition, now: float, seq: int, decision: Decision) -> None:
+        self.move = move
+        self.now = now
+        self.seq = seq
+        """Of its first event."""
+        self.decision = decision
+
+
+def encoded(staged: Iterable[Staged]) -> bytes:
+    """One piece of a run's log."""
+    return orjson.dumps(
+        [
+            (
+                one.now,
+                KINDS[type(one.move)],
+                extra_of(one.move, one.decision),
+                [order[1] for order in one.decision.dispatch],
+                # Without `seq` and `time`, which follow from the piece and the entry.
+                [event[2:] for event in one.decision.events],
+            )
+            for one in staged
+        ]
+    )
+
+
+def decoded(rows: Iterable[tuple[int, int, bytes]]) -> Iterator[Entry]:
+    """The entries of these pieces (id, seq of the first event, bytes)."""
+    for _, seq, piece in rows:
+        for time, kind, extra, dispatch, events in orjson.loads(piece):
+            made = _events(seq, time, events)
+            yield Entry(seq, time, kind, extra, dispatch, made)
+            seq += len(made)
+
+
+def _events(seq: int, time: float, events: Sequence[Sequence[Any]]) -> list[Event]:
+    return [new_tuple(Event, (number, time, *fields)) for number, fields in enumerate(events, seq)]

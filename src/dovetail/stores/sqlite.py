@@ -1,0 +1,584 @@
+"""Runs in one SQLite file: the rules step them in memory, the journal keeps what they decided.
+
+A run that this process drives is in its memory, and every decision about it is staged; a round
+of staged decisions is one commit. What needs no promise (a result) rides with the next round;
+what does (a trigger, a claim, a command) waits for it. So nothing outside this process ever
+follows from a decision that a crash could undo.
+
+Any number of processes may move a run. Two that add to its log at the same place collide
+there, and the one that comes second reads what the first has written, decides anew and tries
+again: the log is the lock. That somebody *drives* a run (`owner`) only says who hands its nodes
+to a worker; if two should believe it, the log still lets one of them start a node.
+
+What it must not know: any rule, how a handler runs, or what the records beside runs are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import orjson
+
+from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.events import Event, Token
+from dovetail.core.replay import replay
+from dovetail.core.run import Phase, RunState
+from dovetail.core.states import NodeStatus
+from dovetail.core.step import RULES, begin
+from dovetail.core.transitions import (
+    NOTHING,
+    Complete,
+    Decision,
+    Dispatch,
+    Stop,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+from dovetail.engine.ports import Cached, KeyUsed
+from dovetail.stores.definitions import Definitions
+from dovetail.stores.journal import Staged, decoded
+from dovetail.stores.sqlite_file import SqliteFile, statements
+from dovetail.stores.sqlite_owner import Owner
+from dovetail.stores.sqlite_rounds import Kept, Rounds, projection, shown
+from dovetail.stores.sqlite_writer import PIECES, Creation, Made, Writer, piece, write_batch
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.1
+"""How often to look whether another process has moved a run that matters here."""
+NO_LIMIT = 1 << 31
+"""Of crashes, where a run is handed back and nobody has crashed."""
+RUNNING = NodeStatus.RUNNING
+
+
+class SqliteStore:
+    """Use `async with`; with `drives`, runs made here are driven here."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        sync: Literal["full", "normal"] = "full",
+        lease_seconds: float = 10.0,
+        drives: bool = True,
+    ) -> None:
+        self.file = SqliteFile(path, sync)
+        self.owner = Owner(lease_seconds)
+        self.on_orders: Callable[[Decision], None] = lambda orders: None
+        """Set by the wiring: what follows when a run turned out to have been moved elsewhere."""
+        self.on_crash: Callable[[BaseException], None] = lambda error: None
+        self.on_change: Callable[[], None] = lambda: None
+        """Set by the wiring: another process wrote to the file."""
+        self._drives = drives
+        self._definitions = Definitions()
+        self._runs: dict[str, Kept] = {}
+        self._by_number: dict[int, Kept] = {}
+        # Who wants to hear of which run.
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._broken: BaseException | None = None
+        self._closing = False
+        self._seen_version = -1
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────
+
+    async def __aenter__(self) -> SqliteStore:
+        self._loop = asyncio.get_running_loop()
+        self.file.create()
+        self.reader = self.file.connect()
+        self.writer = Writer(self.file)
+        self._rounds = Rounds(
+            self.writer,
+            self.owner.name,
+            catch_up=self._catch_up,
+            tell=self._tell,
+            fail=self._break,
+        )
+        if self._drives:
+            await self.transact(self.owner.register)
+        self._polling = self._loop.create_task(self._poll())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Hand back what is not finished, and let go of the file."""
+        self._closing = True
+        self._polling.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._polling
+        try:
+            if self._broken is None:
+                await self._hand_back()
+        except StoreError as error:
+            self._break(error)
+        finally:
+            closed = "the engine was closed before the run had finished; it goes on with `resume`"
+            self._stop_waiting(self._broken or RuntimeError(closed))
+            self.writer.close()
+            self.reader.close()
+            self._runs.clear()
+            self._by_number.clear()
+
+    async def _hand_back(self) -> None:
+        await self._rounds.flush()
+        mine = [kept for kept in self._runs.values() if kept.mine]
+        for kept in mine:
+            if any(node.status is RUNNING for node in kept.run.nodes):
+                now = max(time.time(), _newest(kept.run))
+                self._step(kept, TakeOver(kept.run.id, NO_LIMIT), now)
+        self._rounds.release([kept.number for kept in mine])
+        await self._rounds.flush()
+        if self._drives:
+            await self.transact(self.owner.leave)
+
+    def transact(self, work: Callable[[sqlite3.Connection], Any]) -> asyncio.Future[Any]:
+        """Do this in a transaction of its own, in the writer's thread."""
+        return self.writer.perform(lambda connection: self.writer.transaction(connection, work))
+
+    def abort(self, error: BaseException) -> None:
+        """The engine is gone: nobody shall wait for an end that cannot come."""
+        self._broken = self._broken or error
+        self._stop_waiting(error)
+
+    def _break(self, error: BaseException) -> None:
+        """What is in memory may be ahead of the file now, so nobody may build on it."""
+        if self._broken is None:
+            self._broken = error
+            self._stop_waiting(error)
+            if not self._closing:
+                self.on_crash(error)
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    # ── the port: runs are made and moved ────────────────────────────────────────────────
+
+    async def create(self, submit: Submit, now: float) -> Decision:
+        self._check()
+        if submit.run_id in self._runs:
+            return NOTHING
+        run, creation, decision = self._prepare(submit, now)
+        made = await self._rounds.create(creation)
+        return decision if self._entered(run, made) else NOTHING
+
+    async def create_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+    ) -> list[Decision]:
+        """Make a batch and all its runs in one transaction. Raises `KeyUsed`."""
+        self._check()
+        prepared = [self._prepare(submit, now) for submit in submits]
+        creations = [creation for _, creation, _ in prepared]
+        made = await self.transact(partial(write_batch, batch_id, creations, key, now))
+        return [
+            decision if self._entered(run, one) else NOTHING
+            for (run, _, decision), one in zip(prepared, made, strict=True)
+        ]
+
+    def _prepare(self, submit: Submit, now: float) -> tuple[RunState, Creation, Decision]:
+        run, decision = begin(submit, now, 1)
+        stored = self._definitions.stored(submit.graph)
+        creation = Creation(
+            run_id=run.id,
+            workflow=submit.graph.name,
+            version=submit.version,
+            sha256=stored.sha256,
+            content=stored.content,
+            retries=stored.retries,
+            params=submit.params,
+            created_at=now,
+            owner=self.owner.name if self._drives else None,
+            staged=Staged(submit, now, 1, decision),
+            projection=projection(run, 0),
+            key=submit.key,
+            place=submit.place,
+        )
+        return run, creation, decision
+
+    def _entered(self, run: RunState, made: Made) -> bool:
+        """Whether the run is new; it is then in memory. Raises `KeyUsed`."""
+        if made.number is None:
+            if made.known != run.id:
+                raise KeyUsed(made.known or "", made.same_body)
+            return False
+        if not run.finished and self._drives:
+            self._keep(Kept(run, made.number, 1, mine=True))
+        return True
+
+    async def apply(
+        self, moves: Sequence[Transition], now: float, *, durable: bool = False
+    ) -> list[Decision]:
+        self._check()
+        runs = self._runs
+        for move in moves:
+            kept = runs.get(move.run_id)
+            if kept is None or not kept.mine:
+                return await self._apply_anywhere(moves, now)
+        staged = [self._step(runs[move.run_id], move, now) for move in moves]
+        if durable:
+            await self._rounds.flush()
+            for place, one in enumerate(staged):
+                if not one.decision:
+                    # Only what is kept meets what others kept. A refusal is kept nowhere, so
+                    # it is made again with the newest state.
+                    (one.decision,) = await self._apply_anywhere(moves[place : place + 1], now)
+        else:
+            self._rounds.schedule()
+        return [one.decision for one in staged]
+
+    async def _apply_anywhere(self, moves: Sequence[Transition], now: float) -> list[Decision]:
+        """The same for runs that somebody else may move: read first, answer when it is kept.
+
+        A refusal rests on the run as the file had it, or on what was on its way there. If that
+        did not arrive as it was, the refusal is made again.
+        """
+        decisions = [NOTHING] * len(moves)
+        open_places = list(range(len(moves)))
+        while open_places:
+            tried = []
+            for place in open_places:
+                kept = self._fetch(moves[place].run_id)
+                if kept is not None:
+                    unsure = kept.on_its_way
+                    reading = kept.reading
+                    tried.append(
+                        (place, kept, unsure, reading, self._step(kept, moves[place], now))
+                    )
+            await self._rounds.flush()
+            open_places = []
+            for place, kept, unsure, reading, staged in tried:
+                decisions[place] = staged.decision
+                if not staged.decision and unsure and kept.reading != reading:
+                    open_places.append(place)
+        return decisions
+
+    def _is_behind(self, run_id: str) -> bool:
+        kept = self._runs.get(run_id)
+        if kept is None:
+            return True
+        return self._query("has_piece", piece(kept.number, kept.pieces)) is not None
+
+    def _step(self, kept: Kept, move: Transition, now: float) -> Staged:
+        run = kept.run
+        seq = run.seq + 1
+        decision = RULES[type(move)](run, move, now, seq)
+        staged = Staged(move, now, seq, decision)
+        if decision.changed or decision.events:
+            self._rounds.stage(kept, staged)
+            if type(move) is Complete and move.cache and decision.changed:
+                key, ttl = move.cache
+                self._rounds.keep_output(key, now + ttl, move.output)
+        return staged
+
+    def _tell(self, kept: Kept) -> None:
+        """What is in the file now may be known."""
+        run = kept.run
+        for watcher in self._watchers.get(run.id, ()):
+            watcher.set()
+        if kept.staged:
+            return
+        if run.finished:
+            for waiter in self._finishers.pop(run.id, ()):
+                if not waiter.done():
+                    waiter.set_result(run)
+        if run.finished or not kept.mine:
+            self._drop(kept)
+
+    def _stop_waiting(self, error: BaseException) -> None:
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                watcher.set()
+        for waiters in self._finishers.values():
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+        self._finishers.clear()
+
+    # ── runs that others moved ───────────────────────────────────────────────────────────
+
+    def _keep(self, kept: Kept) -> None:
+        self._runs[kept.run.id] = kept
+        self._by_number[kept.number] = kept
+
+    def _drop(self, kept: Kept) -> None:
+        self._runs.pop(kept.run.id, None)
+        self._by_number.pop(kept.number, None)
+
+    def _fetch(self, run_id: str) -> Kept | None:
+        """The run as the file has it now; with what of it is on its way there, if anything is."""
+        kept = self._runs.get(run_id)
+        if kept is not None:
+            if kept.on_its_way or not self._is_behind(run_id):
+                return kept
+            if kept.mine:
+                self._catch_up(kept)
+            else:
+                self._refresh(kept)
+            return kept
+        row = self._query("read_run", run_id)
+        if row is None:
+            return None
+        kept = self._read(row)
+        self._keep(kept)
+        return kept
+
+    def _read(self, row: tuple[Any, ...]) -> Kept:
+        number, run_id, _, version, definition, retries, params, created_at, owner = row
+        graph = self._definitions.graph(
+            definition, retries, lambda: self._query("read_definition", definition)[0]
+        )
+        run = RunState(run_id, graph, orjson.loads(params), created_at, version)
+        kept = Kept(run, number, 0, mine=owner == self.owner.name)
+        self._refresh(kept)
+        return kept
+
+    def _refresh(self, kept: Kept) -> None:
+        """Read what the file has beyond what is known of the run."""
+        after, last = piece(kept.number, kept.pieces), piece(kept.number, PIECES - 1)
+        rows = self.rows("read_entries", after, last)
+        replay(kept.run, decoded(rows))
+        kept.pieces += len(rows)
+        kept.reading += 1
+        kept.projected = shown(kept.run)
+        kept.stale = False
+
+    def _catch_up(self, kept: Kept) -> None:
+        """Somebody else moved the run: take it from the file and step it again by what is ours.
+
+        The run stays the same object: tasks under way and published nodes refer to it.
+        """
+        before = {
+            (spec.id, node.token)
+            for spec, node in zip(kept.run.graph.nodes, kept.run.nodes, strict=True)
+            if node.status is RUNNING
+        }
+        ours, kept.staged = kept.staged, []
+        row = self._query("read_run", kept.run.id)
+        if row is None:
+            raise StoreError(f"run {kept.run.id} is no longer in {self.file.path}")
+        fresh = self._read(row)
+        for name in RunState.__slots__:
+            setattr(kept.run, name, getattr(fresh.run, name))
+        was_mine, kept.mine = kept.mine, fresh.mine
+        kept.pieces, kept.projected, kept.stale = fresh.pieces, fresh.projected, False
+        kept.reading += 1
+        for one in ours:
+            again = self._step(kept, one.move, one.now)  # type: ignore[arg-type]
+            one.seq, one.decision = again.seq, again.decision
+            if kept.staged and kept.staged[-1] is again:
+                kept.staged[-1] = one  # whoever waits for this decision holds this object
+        if was_mine:
+            self.on_orders(_outstanding(kept.run, before, publish=kept.mine))
+        if not kept.staged:
+            self._tell(kept)
+
+    async def _poll(self) -> None:
+        """See to what other processes wrote, and tell them that we are still here."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._drives or self._runs or self._watchers or self._finishers:
+                try:
+                    await self._look()
+                except Exception as error:
+                    self._break(error)
+                    return
+
+    async def _look(self) -> None:
+        changed, nudged = await self.writer.perform(self._look_in_file)
+        known = [self._by_number[number] for number in nudged if number in self._by_number]
+        self._rounds.look_again(known)
+        if changed:
+            self._tell_strangers()
+            self.on_change()
+
+    def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
+        """In the writer's thread: whether another process wrote, and which of our runs it moved."""
+        version = connection.execute("PRAGMA data_version").fetchone()[0]
+        changed, self._seen_version = version != self._seen_version, version
+        nudged = self.owner.nudges(connection) if changed and self._drives else []
+        renew = self._drives and self.owner.must_renew
+
+        def write(connection: sqlite3.Connection) -> None:
+            self.owner.drop_nudges(connection, nudged)
+            if renew:
+                self.owner.renew(connection)
+
+        if nudged or renew:
+            self.writer.transaction(connection, write)
+        return changed, nudged
+
+    def _tell_strangers(self) -> None:
+        """Wake whoever waits for a run that is not driven here."""
+        for run_id, watchers in self._watchers.items():
+            kept = self._runs.get(run_id)
+            if kept is None or not kept.mine:
+                for watcher in watchers:
+                    watcher.set()
+        for run_id in list(self._finishers):
+            kept = self._runs.get(run_id)
+            if kept is not None and kept.mine:
+                continue
+            row = self._query("is_finished", run_id)
+            if row is not None and row[1] and (found := self._fetch(run_id)) is not None:
+                for waiter in self._finishers.pop(run_id, ()):
+                    if not waiter.done():
+                        waiter.set_result(found.run)
+                self._tell(found)
+
+    # ── the port: runs are read ──────────────────────────────────────────────────────────
+
+    async def load(self, run_id: str) -> RunState:
+        self._check()
+        kept = self._fetch(run_id)
+        if kept is None:
+            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+        if not (kept.mine or kept.on_its_way):
+            self._drop(kept)  # read, not held: the file is where it lives
+        return kept.run
+
+    async def wait(self, run_id: str) -> RunState:
+        while True:
+            self._check()
+            row = self._query("is_finished", run_id)
+            if row is None:
+                raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            kept = self._runs.get(run_id)
+            if row[1] and (kept is None or not kept.on_its_way):
+                return await self.load(run_id)
+            waiter: asyncio.Future[RunState] = self._loop.create_future()
+            self._finishers.setdefault(run_id, []).append(waiter)
+            run = await waiter
+            if run.finished:  # a retry may have reopened it
+                return run
+
+    async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        row = self._query("is_finished", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+        number = row[0]
+        last = piece(number, PIECES - 1)
+        found = self._query("piece_with", piece(number, 0), last, after + 1)
+        at = piece(number, 0) if found is None or found[0] is None else found[0]
+        news = asyncio.Event()
+        self._watchers.setdefault(run_id, set()).add(news)
+        try:
+            while True:
+                news.clear()  # before reading, or what comes in between would wait for the next
+                finished = self._query("is_finished", run_id)[1]
+                rows = self.rows("read_entries", at, last)
+                for entry in decoded(rows):
+                    for event in entry.events:
+                        if event.seq > after:
+                            after = event.seq
+                            yield event
+                if rows:
+                    at = rows[-1][0] + 1
+                    continue  # reading took a while: there may be more
+                if finished and not self._rounds.has_staged(run_id):
+                    return
+                self._check()
+                await news.wait()
+        finally:
+            self._watchers[run_id].discard(news)
+            if not self._watchers[run_id]:
+                del self._watchers[run_id]
+
+    async def recall(self, key: str, now: float) -> Cached | None:
+        staged = self._rounds.staged_output(key)
+        if staged is not None:
+            until, output = staged
+            return Cached(output) if now < until else None
+        row = self._query("recall_output", key, now)
+        return None if row is None else Cached(orjson.loads(row[0]))
+
+    def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
+        """What a statement of sqlite.sql finds; a condition is a column and its value."""
+        sql = statements()[name]
+        if "{conditions}" in sql:
+            numbered = enumerate(conditions, len(values) + 1)
+            sql = sql.format(conditions="".join(f"AND {name} = ?{n} " for n, name in numbered))
+        given = (*values, *conditions.values())
+        try:
+            return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+        except (UnicodeEncodeError, OverflowError):
+            return []  # what cannot be written down cannot have been
+
+    def _reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(self.reader)
+        except sqlite3.Error as error:
+            raise self.file.explained(error) from error
+
+    def _query(self, name: str, *values: Any) -> Any:
+        """The first row, or None."""
+        rows = self.rows(name, *values)
+        return rows[0] if rows else None
+
+    # ── who drives what ──────────────────────────────────────────────────────────────────
+
+    def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+        row = self._query("read_run", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+        owner = row[-1]
+        if self._query("is_finished", run_id)[1]:
+            return "none"
+        if owner == self.owner.name:
+            return "here"
+        return "elsewhere" if owner in self._reading(self.owner.others) else "gone"
+
+    def orphans(self) -> list[str]:
+        return self._reading(self.owner.orphans)
+
+    async def adopt(
+        self, run_ids: Iterable[str], now: float, max_crashes: int
+    ) -> dict[str, Decision]:
+        """Drive these from now on, those that nobody drives; all orders that are outstanding.
+
+        Taking one over adds to its log. So an owner that was only silent, and wakes up, finds
+        its next addition refused and learns that it drives the run no longer.
+        """
+        self._check()
+        wanted = list(run_ids)
+        staged = {}
+        for run_id in await self.transact(lambda c: self.owner.take(c, wanted)):
+            kept = self._read(self._query("read_run", run_id))
+            self._keep(kept)
+            behind = max(0.0, _newest(kept.run) - now)
+            staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
+        await self._rounds.flush()
+        return {run_id: one.decision for run_id, one in staged.items()}
+
+
+def _newest(run: RunState) -> float:
+    """The latest time that the run knows of."""
+    times = [run.created_at]
+    for node in run.nodes:
+        times += [at for at in (node.started_at, node.finished_at) if at is not None]
+    return max(times)
+
+
+def _outstanding(run: RunState, before: set[tuple[str, Token]], *, publish: bool) -> Decision:
+    """Every order that follows from the run as it is, and an end to what should not run."""
+    orders = Decision()
+    running = set()
+    waiting = []
+    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if node.status is RUNNING:
+            running.add((spec.id, node.token))
+        elif publish and node.phase is Phase.PUBLISHED:
+            orders.dispatch.append(Dispatch(run, place, node.token))
+        elif publish and node.until is not None:
+            waiting.append((node.until, Wake(run.id, spec.id, node.token)))
+    orders.wake = waiting
+    ended = before - running if publish else before
+    orders.stop = [Stop(run.id, name, token) for name, token in ended]
+    return orders

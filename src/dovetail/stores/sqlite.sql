@@ -1,0 +1,317 @@
+-- The embedded file: its tables, and every statement that is run against it.
+-- A comment with a name opens a statement; a sentence under it says what it is for.
+--
+-- A run is its row in `runs` and its entries in `journal`. The columns of `runs` from `status`
+-- on are a projection of the journal, kept for lists; whatever they say follows from it.
+
+-- name: schema_1
+-- A definition by its content: shared by every run and version that has it.
+CREATE TABLE definitions (
+  number INTEGER PRIMARY KEY,
+  sha256 TEXT NOT NULL UNIQUE,
+  content BLOB NOT NULL
+);
+-- A registered name. A deleted one stays, so that its version numbers go on.
+CREATE TABLE workflows (
+  name TEXT PRIMARY KEY,
+  latest INTEGER NOT NULL,
+  created_at REAL NOT NULL,
+  updated_at REAL NOT NULL,
+  deleted INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE versions (
+  name TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  definition INTEGER NOT NULL REFERENCES definitions (number),
+  created_at REAL NOT NULL,
+  PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+CREATE TABLE aliases (
+  name TEXT NOT NULL,
+  alias TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  PRIMARY KEY (name, alias)
+) WITHOUT ROWID;
+CREATE TABLE batches (
+  number INTEGER PRIMARY KEY,
+  batch_id TEXT NOT NULL UNIQUE,
+  workflow TEXT NOT NULL,
+  count INTEGER NOT NULL,
+  created_at REAL NOT NULL
+);
+CREATE TABLE runs (
+  number INTEGER PRIMARY KEY,
+  run_id TEXT NOT NULL UNIQUE,
+  workflow TEXT NOT NULL,
+  version INTEGER,
+  definition INTEGER NOT NULL REFERENCES definitions (number),
+  retries BLOB NOT NULL,
+  params BLOB NOT NULL,
+  batch INTEGER REFERENCES batches (number),
+  place INTEGER,
+  created_at REAL NOT NULL,
+  owner TEXT,
+  status TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  started_at REAL,
+  finished_at REAL,
+  error BLOB,
+  result BLOB
+);
+CREATE INDEX runs_by_status ON runs (status, number);
+CREATE INDEX runs_by_workflow ON runs (workflow, number);
+CREATE INDEX runs_unfinished ON runs (number) WHERE finished_at IS NULL;
+CREATE UNIQUE INDEX runs_of_batch ON runs (batch, place) WHERE batch IS NOT NULL;
+-- The log in pieces: a row holds what one commit added to one run. Its id is the run's number
+-- and the piece's place in that run's log, in one integer (see `piece`): one tree, in order, and
+-- two processes that add to the same run at the same place collide. That is the fence.
+CREATE TABLE journal (
+  id INTEGER PRIMARY KEY,
+  seq INTEGER NOT NULL,
+  entries BLOB NOT NULL
+);
+-- A process that drives runs. It is gone if it is dead, or silent past `lease_until`, which is
+-- the machine's own steady clock and not the time of day.
+CREATE TABLE owners (
+  owner TEXT PRIMARY KEY,
+  machine TEXT NOT NULL,
+  pid INTEGER NOT NULL,
+  started TEXT NOT NULL,
+  lease_until REAL NOT NULL
+) WITHOUT ROWID;
+-- "Look at this run": somebody else has added to its log.
+CREATE TABLE nudges (
+  owner TEXT NOT NULL,
+  run INTEGER NOT NULL,
+  PRIMARY KEY (owner, run)
+) WITHOUT ROWID;
+-- Idempotency keys: what was asked under them, and the run or batch that it made.
+CREATE TABLE keys (
+  scope TEXT NOT NULL,
+  key TEXT NOT NULL,
+  body TEXT NOT NULL,
+  made TEXT NOT NULL,
+  PRIMARY KEY (scope, key)
+) WITHOUT ROWID;
+CREATE TABLE limits (
+  tag TEXT PRIMARY KEY,
+  rate_per_second REAL NOT NULL,
+  burst INTEGER NOT NULL
+) WITHOUT ROWID;
+-- Outputs that other nodes may reuse.
+CREATE TABLE cache (
+  key TEXT PRIMARY KEY,
+  expires_at REAL NOT NULL,
+  output BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX cache_by_age ON cache (expires_at);
+
+-- ── runs and their log ──────────────────────────────────────────────────────────────────
+
+-- name: add_definition
+INSERT OR IGNORE INTO definitions (sha256, content) VALUES (?, ?);
+
+-- name: find_definition
+SELECT number FROM definitions WHERE sha256 = ?;
+
+-- name: read_definition
+SELECT content FROM definitions WHERE number = ?;
+
+-- name: add_run
+-- Nothing, if the id or the place in the batch is taken.
+INSERT INTO runs (
+  run_id, workflow, version, definition, retries, params, batch, place, created_at, owner,
+  status, epoch, started_at, finished_at, error, result
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: find_place
+SELECT run_id FROM runs WHERE batch = ? AND place = ?;
+
+-- name: add_entries
+-- Fewer rows than given were added: somebody was faster, see `journal`.
+INSERT OR IGNORE INTO journal (id, seq, entries) VALUES (?, ?, ?);
+
+-- name: has_piece
+SELECT 1 FROM journal WHERE id = ?;
+
+-- name: project_run
+-- Whoever drove a finished run does so no longer.
+UPDATE runs SET status = ?, epoch = ?, started_at = ?, finished_at = ?, error = ?, result = ?,
+  owner = CASE WHEN ? THEN NULL ELSE owner END
+WHERE number = ?;
+
+-- name: read_run
+SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
+FROM runs WHERE run_id = ?;
+
+-- name: read_run_numbered
+SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
+FROM runs WHERE number = ?;
+
+-- name: read_entries
+SELECT id, seq, entries FROM journal WHERE id BETWEEN ? AND ? ORDER BY id;
+
+-- name: piece_with
+-- The piece that holds the event, or the one before it.
+SELECT MAX(id) FROM journal WHERE id BETWEEN ? AND ? AND seq <= ?;
+
+-- name: is_finished
+SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
+
+-- name: find_runs
+SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5;
+
+-- name: summaries
+-- Newest first, before a number; the conditions that are wanted follow it, each on an index.
+SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
+  finished_at, error, result
+FROM runs WHERE number < ?1 {conditions} ORDER BY number DESC LIMIT ?2;
+
+-- name: summary
+SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
+  finished_at, error, result
+FROM runs WHERE run_id = ?;
+
+-- ── who drives what ─────────────────────────────────────────────────────────────────────
+
+-- name: add_owner
+INSERT OR REPLACE INTO owners (owner, machine, pid, started, lease_until) VALUES (?, ?, ?, ?, ?);
+
+-- name: renew_owner
+UPDATE owners SET lease_until = ? WHERE owner = ?;
+
+-- name: drop_owner
+DELETE FROM owners WHERE owner = ?;
+
+-- name: drop_old_owners
+-- Those of an earlier boot, and those that have been silent for long.
+DELETE FROM owners WHERE (machine NOT LIKE ? OR lease_until < ?)
+  AND owner NOT IN (SELECT owner FROM runs WHERE finished_at IS NULL AND owner IS NOT NULL);
+
+-- name: drop_old_nudges
+DELETE FROM nudges WHERE owner NOT IN (SELECT owner FROM owners);
+
+-- name: owners
+SELECT owner, machine, pid, started, lease_until FROM owners;
+
+-- name: unfinished
+SELECT number, run_id, owner FROM runs WHERE finished_at IS NULL ORDER BY number;
+
+-- name: own_run
+UPDATE runs SET owner = ? WHERE number = ? AND finished_at IS NULL;
+
+-- name: disown_run
+UPDATE runs SET owner = NULL WHERE number = ? AND owner = ?;
+
+-- name: owner_of
+SELECT owner FROM runs WHERE number = ?;
+
+-- name: nudge
+-- Tell whoever drives the run, unless that is us.
+INSERT OR IGNORE INTO nudges (owner, run)
+SELECT owner, number FROM runs WHERE number = ? AND owner IS NOT NULL AND owner <> ?;
+
+-- name: nudges
+SELECT run FROM nudges WHERE owner = ?;
+
+-- name: drop_nudge
+DELETE FROM nudges WHERE owner = ? AND run = ?;
+
+-- name: drop_nudges_of
+DELETE FROM nudges WHERE owner = ?;
+
+-- ── keys, batches ───────────────────────────────────────────────────────────────────────
+
+-- name: find_key
+SELECT body, made FROM keys WHERE scope = ? AND key = ?;
+
+-- name: add_key
+INSERT INTO keys (scope, key, body, made) VALUES (?, ?, ?, ?);
+
+-- name: add_batch
+INSERT INTO batches (batch_id, workflow, count, created_at) VALUES (?, ?, ?, ?);
+
+-- name: read_batch
+SELECT number, batch_id, workflow, count, created_at FROM batches WHERE batch_id = ?;
+
+-- name: batch_counts
+SELECT status, COUNT(*), COUNT(finished_at), MAX(finished_at) FROM runs
+WHERE batch = ? GROUP BY status;
+
+-- name: batch_runs
+SELECT place, run_id, status FROM runs WHERE batch = ? AND place >= ? ORDER BY place LIMIT ?;
+
+-- ── registered workflows ────────────────────────────────────────────────────────────────
+
+-- name: read_workflow
+SELECT name, latest, created_at, updated_at, deleted FROM workflows WHERE name = ?;
+
+-- name: workflows
+SELECT name, latest, created_at, updated_at FROM workflows
+WHERE NOT deleted AND name > ? ORDER BY name LIMIT ?;
+
+-- name: save_workflow
+INSERT INTO workflows (name, latest, created_at, updated_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET
+  latest = excluded.latest,
+  updated_at = excluded.updated_at,
+  created_at = CASE WHEN deleted THEN excluded.created_at ELSE created_at END,
+  deleted = 0;
+
+-- name: delete_workflow
+UPDATE workflows SET deleted = 1 WHERE name = ?;
+
+-- name: drop_aliases
+DELETE FROM aliases WHERE name = ?;
+
+-- name: drop_versions
+-- Runs keep their definitions; only the name lets go of them.
+DELETE FROM versions WHERE name = ?;
+
+-- name: active_runs
+SELECT COUNT(*) FROM runs WHERE workflow = ? AND version IS NOT NULL AND finished_at IS NULL;
+
+-- name: add_version
+INSERT INTO versions (name, version, definition, created_at) VALUES (?, ?, ?, ?);
+
+-- name: read_version
+SELECT v.version, v.definition, v.created_at, d.content FROM versions v
+JOIN definitions d ON d.number = v.definition
+WHERE v.name = ? AND v.version = ?;
+
+-- name: versions
+SELECT v.version, d.sha256, v.created_at FROM versions v
+JOIN definitions d ON d.number = v.definition
+WHERE v.name = ? ORDER BY v.version;
+
+-- name: aliases
+SELECT alias, version FROM aliases WHERE name = ? ORDER BY alias;
+
+-- name: set_alias
+INSERT OR REPLACE INTO aliases (name, alias, version) VALUES (?, ?, ?);
+
+-- ── limits, cache ───────────────────────────────────────────────────────────────────────
+
+-- name: limits
+SELECT tag, rate_per_second, burst FROM limits ORDER BY tag;
+
+-- name: set_limit
+INSERT OR REPLACE INTO limits (tag, rate_per_second, burst) VALUES (?, ?, ?);
+
+-- name: keep_output
+INSERT OR REPLACE INTO cache (key, expires_at, output) VALUES (?, ?, ?);
+
+-- name: recall_output
+SELECT output FROM cache WHERE key = ? AND expires_at > ?;
+
+-- name: drop_old_outputs
+DELETE FROM cache WHERE expires_at <= ?;
+
+-- ── the doctor ──────────────────────────────────────────────────────────────────────────
+
+-- name: counts
+SELECT COUNT(*), COUNT(*) FILTER (WHERE finished_at IS NULL) FROM runs;
+
+-- name: newest_run
+SELECT MAX(created_at) FROM runs;

@@ -1,0 +1,195 @@
+"""The embedded file itself: found, opened, brought to this version, and its failures in words.
+
+What it must not know: what any table is for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from dovetail.core.errors import StoreError
+
+APPLICATION_ID = 0x444F5645
+"""Written into the file's header, so that another program's database is not taken for ours."""
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 30.0
+"""How long to wait for another process that writes; a commit takes milliseconds."""
+_RETRY_SECONDS = 0.01
+
+
+@cache
+def statements() -> dict[str, str]:
+    """The SQL of sqlite.sql, by name."""
+    text = resources.files("dovetail.stores").joinpath("sqlite.sql").read_text("utf-8")
+    found: dict[str, str] = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
+        found[name.strip()] = "\n".join(lines).strip()
+    return found
+
+
+class SqliteFile:
+    """Where it is and how it is opened. A connection of its own for every thread that needs one."""
+
+    def __init__(self, path: Path, sync: Literal["full", "normal"] = "full") -> None:
+        self.path = path
+        self.sync = sync
+
+    def create(self) -> None:
+        """Make the file, or bring an older one to this version. Raises `StoreError`."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot make the folder {self.path.parent}: {error.strerror}; "
+                "DOVETAIL_DB names another file"
+            ) from None
+        connection = self.connect()
+        connection.close()
+
+    def connect(self) -> sqlite3.Connection:
+        """Raises `StoreError` for a file that is not ours, not whole or not writable."""
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self.explained(error) from error
+        try:
+            connection.execute(f"PRAGMA synchronous = {self.sync.upper()}")
+            self._check(connection)
+            self._migrate(connection)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self.explained(error) from error
+        except StoreError:
+            connection.close()
+            raise
+        return connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        version, application, tables = _header(connection)
+        if application != APPLICATION_ID and (application or version or tables):
+            raise StoreError(
+                f"{self.path} is a database of another program; DOVETAIL_DB names another file"
+            )
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer Dovetail (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}); upgrade Dovetail, or use another file with DOVETAIL_DB"
+            )
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        version, _, _ = _header(connection)
+        if version == SCHEMA_VERSION:
+            return
+        _switch_to_wal(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version, _, _ = _header(connection)  # somebody else may have done it meanwhile
+            for number in range(version + 1, SCHEMA_VERSION + 1):
+                for statement in _split(statements()[f"schema_{number}"]):
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def explained(self, error: sqlite3.Error) -> StoreError:
+        """What went wrong, and what would help."""
+        what = str(error)
+        where = str(self.path)
+        code = getattr(error, "sqlite_errorcode", None)
+        primary = None if code is None else code & 0xFF
+        match primary:
+            case sqlite3.SQLITE_FULL:
+                why = f"the disk of {where} is full; free some space"
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+                why = f"{where} cannot be written; it or its folder is read-only for this user"
+            case sqlite3.SQLITE_CANTOPEN:
+                why = f"{where} cannot be opened; its folder must exist and be writable"
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                return StoreError(
+                    f"{where} is damaged or no database ({what}); restore it from a copy, or "
+                    "move it away to start anew"
+                )
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                why = f"{where} was locked by another process for more than {BUSY_SECONDS:g} s"
+            case sqlite3.SQLITE_IOERR:
+                why = f"{where} cannot be read or written ({what}); is its disk full or failing?"
+            case _:
+                why = f"{where}: {what}"
+        return StoreError(f"{why} (nothing that was acknowledged is lost)")
+
+
+def _header(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    return version, application, tables
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait here by itself when several processes open a new file at once."""
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() > give_up:
+                raise
+            time.sleep(_RETRY_SECONDS)
+
+
+def _split(script: str) -> list[str]:
+    return [part.strip() for part in script.split(";") if part.strip()]
+
+
+# ── is another process still there? ──────────────────────────────────────────────────────
+
+
+@cache
+def this_machine() -> str:
+    """Names this boot of this machine, and the room (container) whose process ids we see."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        room = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return " "  # not Linux: then only leases tell
+    return f"{boot} {room}"
+
+
+def started_at(pid: int) -> str:
+    """Tells a process from a later one with the same number; empty if there is none, or no way.
+
+    One that has died and that nobody has asked about yet (a zombie) is none.
+    """
+    try:
+        # The name of the command, in parentheses, may contain anything; 20 fields after it.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in ("Z", "X") else fields[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_gone(machine: str, pid: int, started: str, lease_until: float) -> bool:
+    """Whether this owner drives nothing any more: dead, or silent for longer than its lease."""
+    here = this_machine()
+    if machine.split(" ")[0] != here.split(" ")[0]:
+        return True  # of an earlier boot: the file does not travel between machines while open
+    if time.monotonic() > lease_until:
+        return True
+    if machine != here or not started:
+        return False
+    return started_at(pid) != started

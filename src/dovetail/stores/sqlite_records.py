@@ -1,0 +1,341 @@
+"""What the file keeps beside runs: registered workflows, lists, batches, limits, its health.
+
+Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from typing import Any
+
+import orjson
+
+from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem, StoreError
+from dovetail.core.replay import Entry
+from dovetail.engine.ports import Finding, Registered, WorkflowVersion
+from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.stores.journal import decoded
+from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite_file import SCHEMA_VERSION, statements
+from dovetail.stores.sqlite_writer import PIECES, add_batch, definition_number, piece
+
+SHORTEST_PREFIX = 4
+LATEST = "latest"
+MOST_LISTED = 1000
+_LAST_NUMBER = 1 << 62
+LEAST_FREE_BYTES = 64 << 20
+MOST_AHEAD_SECONDS = 60.0
+
+
+class SqliteRecords:
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+
+    def _one(self, name: str, *values: Any) -> Any:
+        rows = self._store.rows(name, *values)
+        return rows[0] if rows else None
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+        def write(connection: sqlite3.Connection) -> WorkflowVersion:
+            sql = statements()
+            known = connection.execute(sql["read_workflow"], (name,)).fetchone()
+            latest = known[1] if known else 0
+            number = definition_number(connection, sha256, content)
+            if known and not known[4]:
+                same = connection.execute(sql["read_version"], (name, latest)).fetchone()
+                if same is not None and same[1] == number:
+                    return WorkflowVersion(name, latest, created=False)
+            connection.execute(sql["save_workflow"], (name, latest + 1, now, now))
+            connection.execute(sql["add_version"], (name, latest + 1, number, now))
+            return WorkflowVersion(name, latest + 1, created=True)
+
+        made: WorkflowVersion = await self._store.transact(write)
+        return made
+
+    def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        workflow = self._workflow(name)
+        number = self._version_number(name, workflow[1], version)
+        row = self._one("read_version", name, number)
+        if row is None:
+            have = ", ".join(str(v["version"]) for v in self.versions(name)["items"])
+            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+        return Registered(name, row[0], row[1], row[3], row[2])
+
+    def _workflow(self, name: str) -> Any:
+        row = self._one("read_workflow", name)
+        if row is None or row[4]:
+            raise NotFound(f"no workflow '{name}' is registered in {self._store.file.path}")
+        return row
+
+    def _version_number(self, name: str, latest: int, version: int | str | None) -> int:
+        if version is None or version == LATEST:
+            return latest
+        if isinstance(version, int):
+            return version
+        aliases = self._aliases(name, latest)
+        if version in aliases:
+            return aliases[version]
+        if version.isascii() and version.isdigit():
+            return int(version[:18])
+        have = ", ".join(aliases)
+        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+    def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        return {**dict(self._store.rows("aliases", name)), LATEST: latest}
+
+    def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = self.registered(name, version)
+        return {
+            "name": name,
+            "version": found.version,
+            "definition": orjson.loads(found.content),
+            "aliases": self._aliases(name, self._workflow(name)[1]),
+            "created_at": timestamp(found.created_at),
+        }
+
+    def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        limit = _limit(limit)
+        rows = self._store.rows("workflows", cursor or "", limit + 1)
+        items = [
+            {
+                "name": name,
+                "latest_version": latest,
+                "aliases": self._aliases(name, latest),
+                "created_at": timestamp(created_at),
+                "updated_at": timestamp(updated_at),
+            }
+            for name, latest, created_at, updated_at in rows[:limit]
+        ]
+        return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
+
+    def versions(self, name: str) -> dict[str, Any]:
+        self._workflow(name)
+        return {
+            "items": [
+                {"version": version, "sha256": sha256, "created_at": timestamp(created_at)}
+                for version, sha256, created_at in self._store.rows("versions", name)
+            ]
+        }
+
+    async def delete_workflow(self, name: str) -> None:
+        self._workflow(name)
+
+        def write(connection: sqlite3.Connection) -> int:
+            sql = statements()
+            active = int(connection.execute(sql["active_runs"], (name,)).fetchone()[0])
+            if not active:
+                connection.execute(sql["delete_workflow"], (name,))
+                connection.execute(sql["drop_versions"], (name,))
+                connection.execute(sql["drop_aliases"], (name,))
+            return active
+
+        active = await self._store.transact(write)
+        if active:
+            runs = "1 run" if active == 1 else f"{active} runs"
+            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+        if alias == LATEST:
+            raise Conflict("'latest' always names the newest version and cannot be set")
+        found = self.registered(name, version)
+        await self._store.transact(
+            lambda c: c.execute(statements()["set_alias"], (name, alias, found.version))
+        )
+        return {"name": name, "alias": alias, "version": found.version}
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        found = [row[0] for row in self._store.rows("find_runs", prefix, prefix + "\U0010ffff")]
+        if prefix in found or len(found) == 1:
+            return prefix if prefix in found else str(found[0])
+        if not found or not prefix:
+            raise NotFound(f"no run '{prefix}' in {self._store.file.path}")
+        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
+        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+
+    def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        limit = _limit(limit)
+        number = None if batch is None else self._batch(batch)[0]
+        wanted = {"status": status, "workflow": workflow, "batch": number}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        before = _LAST_NUMBER if cursor is None else _place(cursor)
+        rows = self._store.rows("summaries", before, limit + 1, **given)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return {"items": [_summary(row) for row in rows[:limit]], "next_cursor": more}
+
+    def summary(self, run_id: str) -> dict[str, Any]:
+        row = self._one("summary", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+        return _summary(row)
+
+    def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+        """The journal of a run, from the piece that has the event `after` + 1 on."""
+        row = self._one("is_finished", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+        first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
+        at = self._one("piece_with", first, last, after + 1)[0] or first
+        return list(decoded(self._store.rows("read_entries", at, last)))
+
+    def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+        return [
+            event_view(event)
+            for entry in self.entries(run_id, after)
+            for event in entry.events
+            if event.seq > after
+        ]
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    def _batch(self, batch_id: str) -> Any:
+        row = self._one("read_batch", batch_id)
+        if row is None:
+            raise NotFound(f"no batch '{batch_id}' in {self._store.file.path}")
+        return row
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+
+        await self._store.transact(
+            lambda connection: add_batch(connection, batch_id, workflow, count, key, now)
+        )
+
+    def batch_number(self, batch_id: str) -> int:
+        return int(self._batch(batch_id)[0])
+
+    def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = _limit(limit)
+        number, batch_id, workflow, count, created_at = self._batch(batch_id)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, 0.0
+        for status, runs, done, last in self._store.rows("batch_counts", number) if counts else ():
+            by_status[status] = runs
+            finished += done
+            ended = max(ended, last or 0.0)
+        first = 0 if cursor is None else _place(cursor)
+        rows = self._store.rows("batch_runs", number, first, limit + 1)
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": by_status,
+            "created_at": timestamp(created_at),
+            "finished_at": timestamp(ended or created_at) if finished == count else None,
+            "runs": [
+                {"index": index, "run_id": run_id, "status": status}
+                for index, run_id, status in rows[:limit]
+            ],
+            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
+        }
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────
+
+    def limits(self) -> dict[str, tuple[float, int]]:
+        return {tag: (rate, burst) for tag, rate, burst in self._store.rows("limits")}
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await self._store.transact(
+            lambda c: c.execute(statements()["set_limit"], (tag, rate, burst))
+        )
+
+    # ── the doctor ───────────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[Finding]:
+        """What is found of the file."""
+        file = self._store.file
+        path = file.path
+        connection = self._store.reader
+        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        free = shutil.disk_usage(path.parent).free
+        runs, unfinished = self._one("counts")
+        ahead = (self._one("newest_run")[0] or 0.0) - time.time()
+        orphans = self._store.orphans()
+        size = f"{path}, {path.stat().st_size:,} bytes, {runs:,} runs, {unfinished:,} unfinished"
+        found = [
+            Finding("file", True, size),
+            Finding("schema", True, f"version {SCHEMA_VERSION}, sync {file.sync}"),
+        ]
+        try:
+            await self._store.transact(_touch)
+            found.append(Finding("writable", True, "it can be written"))
+        except StoreError as error:
+            fix = f"give this user write access to {path} and its folder, and space on the disk"
+            found.append(Finding("writable", False, str(error), fix))
+        if damage == "ok":
+            found.append(Finding("integrity", True, "no damage found"))
+        else:
+            found.append(Finding("integrity", False, damage, "restore the file from a copy"))
+        if mode != "wal":
+            fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
+            found.append(Finding("journal", False, f"its journal mode is {mode}, not wal", fix))
+        fix = "" if free > LEAST_FREE_BYTES else "free some space, or move the file: DOVETAIL_DB"
+        found.append(Finding("disk", not fix, f"{free >> 20:,} MiB free", fix))
+        if ahead > MOST_AHEAD_SECONDS:
+            what = f"the newest run was made {ahead:,.0f} s in the future"
+            found.append(Finding("clock", False, what, "set the clock of this machine"))
+        else:
+            found.append(Finding("clock", True, "not behind the newest run"))
+        if orphans:
+            some = ", ".join(run_id[:6] for run_id in orphans[:5])
+            what = f"nobody drives {len(orphans):,} unfinished: {some}"
+            found.append(Finding("drivers", False, what, "dovetail runs resume"))
+        else:
+            found.append(Finding("drivers", True, "no unfinished run is without a live driver"))
+        return found
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    """A write that changes nothing."""
+    connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
+
+
+def _summary(row: Any) -> dict[str, Any]:
+    _, run_id, workflow, version, status, epoch, params, *rest = row
+    created_at, started_at, finished_at, error, result = rest
+    return summary_view(
+        run_id=run_id,
+        workflow=workflow,
+        version=version,
+        status=status,
+        epoch=epoch,
+        params=orjson.loads(params),
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        error=None if error is None else orjson.loads(error),
+        result=None if result is None else orjson.loads(result),
+    )
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(limit, MOST_LISTED))
+
+
+def _place(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+        raise InvalidParams([Problem("invalid_field", message, "cursor")])
+    return int(cursor)

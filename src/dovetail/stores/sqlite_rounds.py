@@ -1,0 +1,288 @@
+"""Staged decisions become commits: one round at a time, everything that waits in one transaction.
+
+What needs a promise waits for its round; what does not rides along. A round that was overtaken
+by another process is taken back and tried again, with the runs in question decided anew. What
+it must not know: how a run is read from the file, or who wants to hear of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from dovetail.core.run import RunState
+from dovetail.engine.views import result
+from dovetail.stores.journal import Staged
+from dovetail.stores.sqlite_writer import (
+    Add,
+    Creation,
+    Made,
+    Outcome,
+    Projection,
+    Round,
+    Writer,
+    commit,
+)
+
+
+class Kept:
+    """A run in memory, and what of it is not in the file yet."""
+
+    __slots__ = (
+        "mine",
+        "number",
+        "pieces",
+        "projected",
+        "reading",
+        "run",
+        "staged",
+        "stale",
+        "writing",
+    )
+
+    def __init__(self, run: RunState, number: int, pieces: int, *, mine: bool) -> None:
+        self.run = run
+        self.number = number
+        self.pieces = pieces
+        """How many the file has of its log."""
+        self.mine = mine
+        """This process drives it, so nobody else is expected to move it."""
+        self.staged: list[Staged] = []
+        self.writing: list[Staged] = []
+        self.stale = False
+        """Somebody else has added to its log."""
+        self.reading = 0
+        """How often it was read from the file."""
+        self.projected: tuple[Any, ...] | None = shown(run)
+
+    @property
+    def on_its_way(self) -> bool:
+        return bool(self.staged or self.writing)
+
+
+class _Gathering:
+    """What the next transaction will hold, and who waits for it."""
+
+    __slots__ = ("creations", "dirty", "outputs", "released", "waiting")
+
+    def __init__(self) -> None:
+        self.dirty: dict[str, Kept] = {}
+        self.creations: list[tuple[Creation, asyncio.Future[Made]]] = []
+        self.outputs: dict[str, tuple[float, Any]] = {}
+        self.released: list[int] = []
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.dirty or self.creations or self.outputs or self.released)
+
+    def before(self, later: _Gathering) -> _Gathering:
+        """Both, in this order."""
+        both = _Gathering()
+        both.dirty = self.dirty | later.dirty
+        both.creations = self.creations + later.creations
+        both.outputs = self.outputs | later.outputs
+        both.released = self.released + later.released
+        both.waiting = self.waiting + later.waiting
+        return both
+
+
+class Rounds:
+    def __init__(
+        self,
+        writer: Writer,
+        owner: str,
+        *,
+        catch_up: Callable[[Kept], None],
+        tell: Callable[[Kept], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._writer = writer
+        self._owner = owner
+        self._catch_up = catch_up
+        """Decide a run's staged transitions anew, from what the file has of it."""
+        self._tell = tell
+        """What of this run was staged is in the file now."""
+        self._fail = fail
+        """A round could not be written, and none will be."""
+        self._loop = asyncio.get_running_loop()
+        self._next = _Gathering()
+        self._writing: _Gathering | None = None
+        self._scheduled = False
+
+    # ── staging ──────────────────────────────────────────────────────────────────────────
+
+    def stage(self, kept: Kept, one: Staged) -> None:
+        kept.staged.append(one)
+        self._next.dirty[kept.run.id] = kept
+
+    def keep_output(self, key: str, until: float, output: Any) -> None:
+        self._next.outputs[key] = (until, output)
+
+    def staged_output(self, key: str) -> tuple[float, Any] | None:
+        for gathering in (self._next, self._writing):
+            if gathering is not None and key in gathering.outputs:
+                return gathering.outputs[key]
+        return None
+
+    def create(self, creation: Creation) -> asyncio.Future[Made]:
+        made: asyncio.Future[Made] = self._loop.create_future()
+        self._next.creations.append((creation, made))
+        self._begin()
+        return made
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """These runs are driven by nobody once the next round is written."""
+        self._next.released += numbers
+
+    def look_again(self, stale: Iterable[Kept]) -> None:
+        """Somebody else has moved these runs."""
+        for kept in stale:
+            kept.stale = True
+            self._next.dirty[kept.run.id] = kept
+        if self._next.dirty:
+            self._begin()
+
+    def has_staged(self, run_id: str) -> bool:
+        return run_id in self._next.dirty
+
+    async def flush(self) -> None:
+        """Return when everything that was staged so far is in the file."""
+        gathering = self._next if self._next else self._writing
+        if gathering is None:
+            return
+        # A future for each who waits: cancelling one must not cancel the others'.
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        gathering.waiting.append(waiter)
+        self._begin()
+        await waiter
+
+    def schedule(self) -> None:
+        """Write soon: after whatever else this turn of the loop brings, in the same commit."""
+        if self._writing is None and not self._scheduled and self._next:
+            self._scheduled = True
+            self._loop.call_soon(self._begin_scheduled)
+
+    def _begin_scheduled(self) -> None:
+        self._scheduled = False
+        self._begin()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────
+
+    def _begin(self) -> None:
+        if self._writing is not None or not self._next:
+            return  # the next round begins when this one ends
+        gathering, self._next = self._next, _Gathering()
+        try:
+            for kept in gathering.dirty.values():
+                if kept.stale:
+                    self._catch_up(kept)
+            # Catching up stages again, into the round after this one: it belongs into this.
+            for run_id in gathering.dirty:
+                self._next.dirty.pop(run_id, None)
+            round_ = self._round(gathering)
+        except Exception as error:  # whoever waits must not wait for ever, whatever it is
+            self._give_up(gathering, error)
+            return
+        if round_ is None:
+            _resolve(gathering.waiting)
+            self._begin()
+            return
+        self._writing = gathering
+        self._writer.submit(partial(_commit, self._writer, round_), self._written)
+
+    def _round(self, gathering: _Gathering) -> Round | None:
+        additions, projections, nudges = [], [], []
+        for kept in gathering.dirty.values():
+            if not kept.staged:
+                continue
+            kept.writing, kept.staged = kept.staged, []
+            additions.append(Add(kept.number, kept.pieces, kept.writing))
+            if not kept.mine:
+                nudges.append(kept.number)
+            now_shown = shown(kept.run)
+            if now_shown != kept.projected:
+                kept.projected = now_shown
+                projections.append(projection(kept.run, kept.number))
+        if not (additions or gathering.creations or gathering.outputs or gathering.released):
+            return None
+        return Round(
+            [creation for creation, _ in gathering.creations],
+            additions,
+            projections,
+            [(key, *output) for key, output in gathering.outputs.items()],
+            nudges,
+            gathering.released,
+            self._owner,
+        )
+
+    def _written(self, outcome: Outcome | None, error: BaseException | None) -> None:
+        written, self._writing = self._writing, None
+        if written is None:
+            return
+        if error is not None or outcome is None:
+            self._give_up(written, error or RuntimeError("the writer gave no answer"))
+            return
+        if outcome.overtaken:
+            self._take_back(written, outcome.overtaken)
+            return
+        for kept in written.dirty.values():
+            if kept.writing:
+                kept.writing = []
+                kept.pieces += 1
+            self._tell(kept)
+        for (_, future), made in zip(written.creations, outcome.made, strict=True):
+            if not future.done():
+                future.set_result(made)
+        _resolve(written.waiting)
+        self._begin()
+
+    def _take_back(self, written: _Gathering, overtaken: frozenset[int]) -> None:
+        """Nothing of the round was written: read what is new, decide anew, try again."""
+        for kept in written.dirty.values():
+            kept.staged = kept.writing + kept.staged
+            kept.writing = []
+            kept.projected = None
+            kept.stale = kept.stale or kept.number in overtaken
+        self._next = written.before(self._next)
+        self._begin()
+
+    def _give_up(self, written: _Gathering, error: BaseException) -> None:
+        lost = written.before(self._next)
+        self._next = _Gathering()
+        for _, future in lost.creations:
+            if not future.done():
+                future.set_exception(error)
+        for waiter in lost.waiting:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._fail(error)
+
+
+def _commit(writer: Writer, round_: Round, connection: sqlite3.Connection) -> Outcome:
+    return commit(writer, connection, round_)
+
+
+def _resolve(waiters: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def shown(run: RunState) -> tuple[Any, ...]:
+    """What a projection depends on."""
+    return run.status, run.epoch, run.finished_at
+
+
+def projection(run: RunState, number: int) -> Projection:
+    return Projection(
+        number,
+        run.status.value,
+        run.epoch,
+        run.started_at,
+        run.finished_at,
+        run.error,
+        result(run) if run.finished else None,
+    )

@@ -1,0 +1,316 @@
+"""The one thread of a process that writes to the file, and how it commits.
+
+A round is everything that was staged while the round before it was being written: one
+transaction, one sync to the disk, however many runs it moves. What it must not know: any rule,
+or who waits for what it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from dovetail.engine.ports import KeyUsed
+from dovetail.stores.journal import Staged, encoded
+from dovetail.stores.sqlite_file import SqliteFile, statements
+
+T = TypeVar("T")
+
+PIECES = 1 << 24
+"""How many pieces a run's log may have; its number is the rest of a piece's id."""
+
+
+def piece(number: int, place: int) -> int:
+    return number * PIECES + place
+
+
+class Writer:
+    """Runs pieces of work on a connection of its own, one after the other."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._work: SimpleQueue[tuple[Callable[[Any], Any], Callable[..., None]] | None]
+        self._work = SimpleQueue()
+        self._connection = file.connect()
+        self.commits = 0
+        """Transactions that were committed, for tests that count them."""
+        self._thread = threading.Thread(target=self._run, name="dovetail-writer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        then: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        """Do `work` in the thread; `then` is called in the event loop with what came of it."""
+        self._work.put((work, then))
+
+    def perform(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def then(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+
+        self.submit(work, then)
+        return future
+
+    def close(self) -> None:
+        """After everything that was submitted."""
+        self._work.put(None)
+        self._thread.join()
+        self._connection.close()
+
+    def transaction(
+        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
+    ) -> T:
+        """All of it or nothing. To be called from `work`."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self.commits += 1
+        return result
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            work, then = job
+            result = None
+            error: BaseException | None = None
+            try:
+                result = work(self._connection)
+            except sqlite3.Error as problem:
+                error = self._file.explained(problem)
+            except BaseException as problem:
+                error = problem
+            try:
+                self._loop.call_soon_threadsafe(then, result, error)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+            del work, then, job, result, error
+
+
+class Add(NamedTuple):
+    """Pieces of logs to be added, each at its place; `staged` in the order it happened."""
+
+    number: int
+    place: int
+    staged: Sequence[Staged]
+
+
+class Projection(NamedTuple):
+    """What lists show of a run."""
+
+    number: int
+    status: str
+    epoch: int
+    started_at: float | None
+    finished_at: float | None
+    error: Any
+    result: Any
+
+
+class Creation(NamedTuple):
+    """A run to be made, unless it, its key or its place is there already."""
+
+    run_id: str
+    workflow: str
+    version: int | None
+    sha256: str
+    content: bytes
+    retries: bytes
+    params: Any
+    created_at: float
+    owner: str | None
+    staged: Staged
+    projection: Projection
+    key: tuple[str, str, str] | None
+    """Scope, key and the digest of what was asked."""
+    place: tuple[int, int] | None
+    """The batch's number and the place in it."""
+
+
+class Made(NamedTuple):
+    """What became of a creation: a number, or the run that was there."""
+
+    number: int | None
+    known: str | None = None
+    same_body: bool = True
+
+
+class Round(NamedTuple):
+    creations: Sequence[Creation]
+    additions: Sequence[Add]
+    projections: Sequence[Projection]
+    outputs: Sequence[tuple[str, float, Any]]
+    """For the node cache: key, end of life, output."""
+    nudges: Sequence[int]
+    """Runs that somebody else may drive."""
+    released: Sequence[int]
+    """Runs that we drive no longer."""
+    owner: str
+
+
+class Outcome(NamedTuple):
+    made: Sequence[Made]
+    overtaken: frozenset[int]
+    """Runs that somebody else added to first. If there is one, nothing was committed."""
+
+
+class Overtaken(Exception):
+    """Somebody else has added to a log at the place where we wanted to."""
+
+
+def commit(writer: Writer, connection: sqlite3.Connection, round_: Round) -> Outcome:
+    """Write a round, whole or not at all."""
+    # Encoded before the file is locked: others wait while we hold it.
+    rows = [
+        (piece(add.number, add.place), add.staged[0].seq, encoded(add.staged))
+        for add in round_.additions
+    ]
+    try:
+        return writer.transaction(connection, lambda c: _write(c, round_, rows))
+    except Overtaken:  # and all is undone, so what stands at our places is not ours
+        taken = {
+            add.number
+            for add, row in zip(round_.additions, rows, strict=True)
+            if connection.execute(statements()["has_piece"], row[:1]).fetchone()
+        }
+        return Outcome((), frozenset(taken))
+
+
+def _write(
+    connection: sqlite3.Connection, round_: Round, rows: Sequence[tuple[int, int, bytes]]
+) -> Outcome:
+    sql = statements()
+    if rows:
+        added = connection.executemany(sql["add_entries"], rows).rowcount
+        if added != len(rows):
+            raise Overtaken
+    made = [_create(connection, creation) for creation in round_.creations]
+    # Before the projection, which lets go of a finished run's owner.
+    for number in round_.nudges:
+        connection.execute(sql["nudge"], (number, round_.owner))
+    if round_.projections:
+        connection.executemany(sql["project_run"], map(_projected, round_.projections))
+    if round_.outputs:
+        kept = [(key, until, orjson.dumps(output)) for key, until, output in round_.outputs]
+        connection.executemany(sql["keep_output"], kept)
+    for number in round_.released:
+        connection.execute(sql["disown_run"], (number, round_.owner))
+    return Outcome(made, frozenset())
+
+
+def _projected(run: Projection) -> tuple[Any, ...]:
+    finished = run.finished_at is not None
+    return (
+        run.status,
+        run.epoch,
+        run.started_at,
+        run.finished_at,
+        None if run.error is None else orjson.dumps(run.error),
+        orjson.dumps(run.result) if finished else None,
+        finished,
+        run.number,
+    )
+
+
+def _create(connection: sqlite3.Connection, creation: Creation) -> Made:
+    sql = statements()
+    if creation.key is not None:
+        scope, key, body = creation.key
+        known = connection.execute(sql["find_key"], (scope, key)).fetchone()
+        if known is not None:
+            return Made(None, known[1], known[0] == body)
+    if creation.place is not None:
+        known = connection.execute(sql["find_place"], creation.place).fetchone()
+        if known is not None:
+            return Made(None, known[0])
+    definition = definition_number(connection, creation.sha256, creation.content)
+    batch, place = creation.place or (None, None)
+    projection = creation.projection
+    finished = projection.finished_at is not None
+    added = connection.execute(
+        sql["add_run"],
+        (
+            creation.run_id,
+            creation.workflow,
+            creation.version,
+            definition,
+            creation.retries,
+            orjson.dumps(creation.params),
+            batch,
+            place,
+            creation.created_at,
+            None if finished else creation.owner,
+            *_projected(projection)[:6],
+        ),
+    )
+    if not added.rowcount:
+        return Made(None, creation.run_id)
+    number = added.lastrowid
+    assert number is not None  # noqa: S101
+    row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
+    connection.execute(sql["add_entries"], row)
+    if creation.key is not None:
+        connection.execute(sql["add_key"], (*creation.key, creation.run_id))
+    return Made(number)
+
+
+def definition_number(connection: sqlite3.Connection, sha256: str, content: bytes) -> int:
+    """The definition's number; it is added if it is new. In a transaction."""
+    sql = statements()
+    row = connection.execute(sql["find_definition"], (sha256,)).fetchone()
+    if row is None:
+        connection.execute(sql["add_definition"], (sha256, content))
+        row = connection.execute(sql["find_definition"], (sha256,)).fetchone()
+    return int(row[0])
+
+
+def write_batch(
+    batch_id: str,
+    creations: Sequence[Creation],
+    key: tuple[str, str, str] | None,
+    now: float,
+    connection: sqlite3.Connection,
+) -> list[Made]:
+    """A batch and all its runs. In a transaction. Raises `KeyUsed`."""
+    number = add_batch(connection, batch_id, creations[0].workflow, len(creations), key, now)
+    return [
+        _create(connection, creation._replace(place=(number, place)))
+        for place, creation in enumerate(creations)
+    ]
+
+
+def add_batch(
+    connection: sqlite3.Connection,
+    batch_id: str,
+    workflow: str,
+    count: int,
+    key: tuple[str, str, str] | None,
+    now: float,
+) -> int:
+    """The number of a new batch. In a transaction. Raises `KeyUsed`."""
+    sql = statements()
+    if key is not None:
+        known = connection.execute(sql["find_key"], key[:2]).fetchone()
+        if known is not None:
+            raise KeyUsed(known[1], known[0] == key[2])
+        connection.execute(sql["add_key"], (*key, batch_id))
+    added = connection.execute(sql["add_batch"], (batch_id, workflow, count, now))
+    return added.lastrowid or 0

@@ -1,0 +1,168 @@
+"""`dovetail doctor`, and what every command says when the file itself is the problem."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import SCRIPT, SECONDS, Outcome, Shell, environment
+
+Command = Callable[..., Outcome]
+
+FLOW = "name: f\nnodes: [{id: a, handler: input}]"
+DB = ".dovetail/dovetail.db"
+
+
+def findings(done: Outcome) -> dict[str, dict[str, object]]:
+    return {found["check"]: found for found in json.loads(done.out)}
+
+
+def test_all_is_fine_before_the_first_run_and_after_it(command: Command, shell: Shell) -> None:
+    before = command("doctor")
+    assert before.code == 0
+    assert f"✓ file      {DB} is not there yet; the first run makes it" in before.out
+    assert before.out.splitlines()[-1] == "all fine"
+    shell.write("flow.yaml", FLOW)
+    assert shell("run", "flow.yaml").code == 0
+    after = command("doctor", "--json")
+    assert after.code == 0
+    found = findings(after)
+    assert all(set(one) == {"check", "ok", "message", "fix"} for one in found.values())
+    assert all(one["ok"] and one["fix"] is None for one in found.values())
+    assert {"settings", "handlers", "file", "integrity"} <= set(found)
+
+
+def test_wrong_settings_are_told_with_the_way_out(command: Command, shell: Shell) -> None:
+    shell.write("dovetail.toml", "lease_seconds = -1\n")
+    done = command("doctor")
+    assert done.code == 1
+    first, fix, verdict = done.out.splitlines()
+    assert first.startswith("✗ settings  lease_seconds in dovetail.toml")
+    assert "dovetail.toml" in fix
+    assert verdict == "1 of 1 to fix"
+
+
+def test_handlers_that_do_not_load_are_told(command: Command) -> None:
+    done = command("doctor", "--handlers", "none.py", "--json")
+    assert done.code == 1
+    assert "none.py" in str(findings(done)["handlers"]["message"])
+
+
+def test_a_place_that_is_not_known_yet_is_told(shell: Shell) -> None:
+    done = shell("doctor", DOVETAIL_REDIS_URL="redis://host")
+    assert done.code == 1
+    assert "unset DOVETAIL_REDIS_URL" in done.out
+
+
+def test_runs_that_nobody_drives_are_told(command: Command, shell: Shell) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: until, config: {file: go}}]")
+    process = shell.start("run", "flow.yaml", "--handlers", "mine.py")
+    shell.wait_for_start("a")
+    assert command("doctor").code == 0
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = command("doctor")
+    assert done.code == 1
+    assert "dovetail runs resume" in done.out
+
+
+def a_run_with(shell: Shell, change: Callable[[Path], object]) -> None:
+    """Make a run, and then do something to its file."""
+    shell.write("flow.yaml", FLOW)
+    assert shell("run", "flow.yaml").code == 0
+    change(shell.directory / DB)
+
+
+def corrupt(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"this is no database at all")
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def from_the_future(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(corrupt, "damaged or no database"), (from_the_future, "newer Dovetail")]
+)
+def test_a_file_that_cannot_be_used_is_one_clear_line_for_every_command(
+    shell: Shell, command: Command, change: Callable[[Path], object], said: str
+) -> None:
+    a_run_with(shell, change)
+    for args in (
+        ["runs", "list"],
+        ["runs", "show", "--json"],
+        ["runs", "cancel"],
+        ["workflows", "list"],
+        ["limits", "set", "t", "1"],
+    ):
+        done = command(*args)
+        assert (done.code, done.out) == (1, ""), args
+        assert done.err.startswith("error: ")
+        assert said in done.err
+        assert done.err.count("\n") == 1
+    for args in (["run", "flow.yaml"], ["runs", "resume"], ["runs", "watch"]):
+        ran = shell(*args)
+        assert (ran.code, ran.out) == (1, ""), args
+        assert said in ran.err
+    told = findings(command("doctor", "--json"))
+    assert said in str(told["file"]["message"])
+    assert told["file"]["fix"]
+
+
+def test_a_folder_that_cannot_be_made_is_told(shell: Shell) -> None:
+    shell.write("flow.yaml", FLOW)
+    shell.write(".dovetail", "a file where the folder should be")
+    done = shell("run", "flow.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: cannot make the folder .dovetail")
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_and_exit_code_1(
+    shell: Shell,
+) -> None:
+    shell.write(
+        "large.py",
+        "import asyncio\nfrom dovetail import handler\n"
+        "@handler\nasync def large(config, ctx):\n"
+        "    await asyncio.sleep(0.05)\n    return 'x' * 200_000\n",
+    )
+    nodes = [{"id": "n0", "handler": "large"}]
+    nodes += [
+        {"id": f"n{n}", "handler": "large", "dependencies": [f"n{n - 1}"]} for n in range(1, 30)
+    ]
+    shell.write("flow.json", json.dumps({"name": "f", "nodes": nodes}))
+
+    def fill_up() -> None:  # as the disk would at two megabytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+
+    done = subprocess.run(
+        [SCRIPT, "run", "flow.json", "--handlers", "large.py"],
+        cwd=shell.directory,
+        env=environment(),
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+        preexec_fn=fill_up,
+    )
+    err = done.stderr.decode()
+    assert done.returncode == 1
+    assert err.startswith("error: ")
+    assert DB in err
+    assert "Traceback" not in err
+    assert err.count("\n") == 1
+    resumed = shell("runs", "resume", "--handlers", "large.py")  # there is room again
+    assert resumed.code == 0, resumed.err
+    assert shell("runs", "verify").code == 0

@@ -1,0 +1,133 @@
+"""The items of a batch: every bad line is told before anything is made of the good ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from dovetail.cli.failures import InvalidInput
+from dovetail.cli.items import MOST_PROBLEMS, Items
+from dovetail.cli.tally import Tally
+from dovetail.cli.text import bare
+
+SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+
+
+def items(path: Path, text: str | bytes, *, max_bytes: int = 1000) -> Items:
+    file = path / "items.jsonl"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return Items(str(file), SCHEMA, max_bytes)
+
+
+def problems(found: Items) -> list[str]:
+    return [line.partition("items.jsonl:")[2] for line in found.survey().problems]
+
+
+def test_each_line_is_one_item_and_empty_lines_are_none(tmp_path: Path) -> None:
+    found = items(tmp_path, '\ufeff{"n": 1}\n\n  \r\n{"n": 2}\r\n{"n": 3}')
+    assert found.survey().count == 3
+    assert [(item.place, item.line, item.params["n"]) for item in found] == [
+        (0, 1, 1),
+        (1, 4, 2),
+        (2, 5, 3),
+    ]
+
+
+def test_every_kind_of_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
+    lines = ['{"n": 1}', "{n: 1}", "[1]", '{"m": 1}', '{"n": "x"}', '{"n": NaN}', "\x1b[31m"]
+    told = problems(items(tmp_path, "\n".join(lines)))
+    assert [line.partition(":")[0] for line in told] == ["2", "3", "4", "5", "6", "7"]
+    assert told[0].startswith("2: not JSON: ")
+    assert told[1] == '3: an item is an object with params, as in {"topic": 1}, not [1]'
+    assert told[2] == "4: params.n: 'n' is required"
+    assert told[3] == "5: params.n: must be a whole number, not 'x'"
+    assert "\x1b" not in "".join(told)
+
+
+def test_so_many_problems_are_told_and_the_others_counted(tmp_path: Path) -> None:
+    survey = items(tmp_path, "x\n" * 500).survey()
+    assert len(survey.problems) == MOST_PROBLEMS
+    assert survey.bad_lines == survey.count == 500
+
+
+def test_a_line_that_never_ends_is_not_read_into_memory(tmp_path: Path) -> None:
+    found = items(tmp_path, b'{"n": 1}\n' + b" " * 5000, max_bytes=1000)
+    with pytest.raises(InvalidInput, match=r"items\.jsonl:2: has more than 1,000 bytes"):
+        found.survey()
+
+
+def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
+    one = items(tmp_path, '{"n": 1}\n').survey().digest
+    assert items(tmp_path, '{"n": 1}\n').survey().digest == one
+    assert items(tmp_path, '{"n": 2}\n').survey().digest != one
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
+    found = items(tmp_path, '{"n": 1}\n{"n": 2}\n')
+    found.survey()
+    rest = iter(found)
+    items(tmp_path, '{"n": 1}\n[]\n')
+    with pytest.raises(InvalidInput, match=r"items\.jsonl:2: was changed while the batch ran"):
+        list(rest)
+
+
+@pytest.mark.parametrize("name", ["-", "missing.jsonl", ".", "pipe"])
+def test_what_cannot_be_read_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(InvalidInput):
+        Items(name, None, 1000)
+
+
+def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
+    line = json.dumps({"n": 1, "text": "x" * 500}) + "\n"
+    (tmp_path / "items.jsonl").write_text(line * 20_000)
+    found = Items(str(tmp_path / "items.jsonl"), None, 1_000_000)
+    tracemalloc.start()
+    assert found.survey().count == sum(1 for _ in found) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+# --- how far it is ------------------------------------------------------------------------------
+
+
+def test_a_tally_tells_counts_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    tally = Tally(1000)
+    for _ in range(100):
+        tally.add("COMPLETED", before=True)
+    assert bare(tally.line()) == "100 of 1,000 done"
+    now[0] = 2.0
+    for _ in range(98):
+        tally.add("COMPLETED")
+    tally.add("FAILED")
+    tally.add("CANCELLED")
+    assert bare(tally.line()) == "200 of 1,000 done, 1 failed, 1 cancelled, 50/s, about 16s left"
+    assert bare(tally.line(bar=True)).startswith("━" * 30 + "  200 of")
+    assert tally.summary() == "1 cancelled, 198 completed, 1 failed"
+
+
+@pytest.mark.parametrize(("ended", "said"), [(30, "3.0/s"), (6, "0.6/s"), (5, "3.0/min")])
+def test_a_slow_speed_is_told_in_a_unit_that_says_something(
+    monkeypatch: pytest.MonkeyPatch, ended: int, said: str
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    tally = Tally(1000)
+    now[0] = 100.0 if ended == 5 else 10.0
+    for _ in range(ended):
+        tally.add("COMPLETED")
+    assert f", {said}, about " in bare(tally.line())
+
+
+def test_a_tally_of_nothing_says_so() -> None:
+    assert Tally(3).summary() == "none done"

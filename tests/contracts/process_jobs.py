@@ -1,0 +1,191 @@
+"""What the processes of `test_store_processes` do; the nursery of the fault tests starts them.
+
+Each opens the file, tells that it is ready and waits for the others, so that they collide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from nursery import tell
+
+from dovetail.config import Settings
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.events import Token
+from dovetail.core.run import Phase
+from dovetail.core.transitions import Cancel, Claim, Complete, Retry, Submit
+from dovetail.engine.ports import KeyUsed
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.context import Context
+from dovetail.handlers.registry import describe
+from dovetail.stores.sqlite import SqliteStore
+from dovetail.wiring import embedded
+
+FOREVER = float("inf")
+
+
+def graph(nodes: dict[str, list[str]]) -> Graph:
+    definition = {
+        "name": "race",
+        "nodes": [
+            {"id": name, "handler": "step", "dependencies": parents}
+            for name, parents in nodes.items()
+        ],
+    }
+    return build_graph(Workflow.model_validate(definition), {})
+
+
+async def everybody(folder: str) -> None:
+    """Wait until the test lets all of them go."""
+    tell("ready")
+    while not (Path(folder) / "start").exists():
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def contestant(folder: str) -> AsyncIterator[SqliteStore]:
+    async with SqliteStore(Path(folder) / "runs.db", sync="normal", drives=False) as store:
+        await everybody(folder)
+        yield store
+
+
+async def make(folder: str, nodes: dict[str, list[str]], runs: int = 1) -> None:
+    """Runs that nobody drives; tells the ids."""
+    compiled = graph(nodes)
+    made = [f"run-{number:04}" for number in range(runs)]
+    async with SqliteStore(Path(folder) / "runs.db", sync="normal", drives=False) as store:
+        for run_id in made:
+            await store.create(Submit(run_id, compiled, {}), time.time())
+    tell(made)
+
+
+async def claim(folder: str, run_id: str, me: str) -> None:
+    """Claim every published node, each by itself; tells which were granted."""
+    async with contestant(folder) as store:
+        run = await store.load(run_id)
+        granted = []
+        for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+            move = Claim(run_id, spec.id, node.token, me, FOREVER)
+            (decision,) = await store.apply([move], time.time(), durable=True)
+            if decision.changed:
+                granted.append(spec.id)
+        tell(granted)
+
+
+async def start(folder: str, run_id: str) -> None:
+    """Start every published node; tells their tokens."""
+    async with SqliteStore(Path(folder) / "runs.db", sync="normal", drives=False) as store:
+        run = await store.load(run_id)
+        tokens = {
+            spec.id: node.token
+            for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+            if node.phase is Phase.PUBLISHED
+        }
+        claims = [Claim(run_id, name, token, "w", FOREVER) for name, token in tokens.items()]
+        await store.apply(claims, time.time(), durable=True)
+        tell(tokens)
+
+
+async def complete(folder: str, run_id: str, tokens: dict[str, list[int]], me: str) -> None:
+    """Complete these starts; tells which results counted, and which nodes were published."""
+    async with contestant(folder) as store:
+        counted, published = [], []
+        for name, token in tokens.items():
+            move = Complete(run_id, name, Token(*token), me)
+            (decision,) = await store.apply([move], time.time(), durable=True)
+            if decision.changed:
+                counted.append(name)
+            published += [order.run.graph.nodes[order.place].id for order in decision.dispatch]
+        tell([counted, published])
+
+
+async def work(folder: str, run_id: str, me: str) -> None:
+    """Take whatever is published until the run has ended; tells what was done, and the end."""
+    done = []
+    chance = random.Random(me)
+    async with contestant(folder) as store:
+        while not (run := await store.load(run_id)).finished:
+            ready = [
+                (spec.id, node.token)
+                for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+                if node.phase is Phase.PUBLISHED
+            ]
+            chance.shuffle(ready)
+            for name, token in ready[:3]:
+                now = time.time()
+                claim = Claim(run_id, name, token, me, FOREVER)
+                (granted,) = await store.apply([claim], now, durable=True)
+                if granted.changed:
+                    done.append(name)
+                    result = Complete(run_id, name, token, me)
+                    await store.apply([result], now, durable=chance.random() < 0.5)
+        ended = await store.wait(run_id)
+        tell(done)
+        names = [spec.id for spec in ended.graph.nodes]
+        outputs = [node.output for node in ended.nodes]
+        tell([ended.status.value, dict(zip(names, outputs, strict=True))])
+
+
+async def create(folder: str, keys: int, me: str) -> None:
+    """Make a run under each key; tells those that are ours, and what was found under the rest."""
+    compiled = graph({"a": []})
+    async with contestant(folder) as store:
+        ours, found = [], {}
+        for number in range(keys):
+            key = ("run", f"key-{number}", "the same")
+            run_id = f"{me}-{number}"
+            try:
+                await store.create(Submit(run_id, compiled, {}, key=key), time.time())
+                ours.append(run_id)
+            except KeyUsed as known:
+                found[number] = known.made
+        tell([ours, found])
+
+
+async def order(folder: str, run_ids: list[str], command: str) -> None:
+    """Cancel or retry each of these runs; tells where that was granted."""
+    moves = {"cancel": Cancel, "retry": Retry}
+    async with contestant(folder) as store:
+        granted = []
+        for run_id in run_ids:
+            (decision,) = await store.apply([moves[command](run_id)], time.time(), durable=True)
+            if decision:
+                granted.append(run_id)
+        tell(granted)
+
+
+async def open_new(folder: str, attempts: int) -> None:
+    """Open files that are not there yet, each together with all the others."""
+    tell("ready")
+    for number in range(attempts):
+        while not (Path(folder) / f"start-{number}").exists():
+            await asyncio.sleep(0)
+        async with SqliteStore(Path(folder) / f"{number}.db", sync="normal") as store:
+            await store.create(Submit(store.owner.name, graph({"a": []}), {}), time.time())
+        tell(number)
+
+
+async def adopt(folder: str, run_ids: list[str]) -> None:
+    """Drive whatever nobody drives to its end; tells what was taken, and what was executed."""
+    executed = []
+
+    async def step(config: Any, ctx: Context) -> None:
+        executed.append(f"{ctx.run_id} {ctx.node_id}")
+
+    settings = Settings(db=Path(folder) / "runs.db", db_sync="normal")
+    registry = builtin_registry(settings)
+    registry.add(describe(step, name="step"))
+    async with embedded(settings, registry) as commands:
+        await everybody(folder)
+        taken = await commands.resume()
+        for run_id in run_ids:
+            await commands.wait(run_id)
+        tell([taken, executed])
+

@@ -1,0 +1,133 @@
+"""Why a node is where it is: one sentence and one code for every unfinished node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dovetail.engine.explain import explain
+
+from ..core.walk import BROKEN, Walk
+
+
+def why(walk: Walk, *, driven: bool = True) -> dict[str, dict[str, Any]]:
+    return {told["id"]: told for told in explain(walk.state, walk.now, driven)}
+
+
+def said(walk: Walk, node: str, *, driven: bool = True) -> tuple[str, str]:
+    told = why(walk, driven=driven)[node]
+    return told["code"], told["why"]
+
+
+def test_each_unfinished_node_is_told_with_exactly_the_fields_of_the_contract() -> None:
+    walk = Walk({"a": [], "b": ["a"], "c": ["b"]})
+    walk.run("a")
+    told = explain(walk.state, walk.now, True)
+    assert [entry["id"] for entry in told] == ["b", "c"]
+    assert all(set(entry) == {"id", "status", "code", "why", "details"} for entry in told)
+    assert [entry["status"] for entry in told] == ["QUEUED", "PENDING"]
+
+
+def test_a_run_that_has_finished_has_nothing_to_explain() -> None:
+    walk = Walk({"a": []})
+    walk.run("a")
+    assert explain(walk.state, walk.now, False) == []
+
+
+def test_a_node_waits_only_for_the_parents_that_are_not_done() -> None:
+    walk = Walk({"x": [], "y": [], "z": [], "join": ["x", "y", "z"]})
+    walk.run("z")
+    assert said(walk, "join") == ("waiting_for_parents", "waits for parents x, y")
+    assert why(walk)["join"]["details"] == {"parents": ["x", "y"]}
+    walk.run("x")
+    assert said(walk, "join") == ("waiting_for_parents", "waits for parent y")
+
+
+def test_many_parents_are_counted_in_the_sentence_and_listed_in_the_details() -> None:
+    names = [f"n{n}" for n in range(12)]
+    walk = Walk({**{name: [] for name in names}, "join": names})
+    assert said(walk, "join")[1] == "waits for parents n0, n1, n2, n3, n4 and 7 more"
+    assert why(walk)["join"]["details"]["parents"] == names
+
+
+def test_a_published_node_is_queued_for_a_slot() -> None:
+    walk = Walk({"a": []})
+    assert said(walk, "a") == ("queued", "queued: waits for a free slot of a worker")
+
+
+def test_a_running_node_tells_for_how_long_and_which_attempt() -> None:
+    walk = Walk({"a": []})
+    walk.start("a", worker="host-7")
+    walk.later(3)
+    assert said(walk, "a") == ("running", "has been running for 3 s")
+    assert why(walk)["a"]["details"] == {
+        "worker": "host-7",
+        "attempt": 1,
+        "started_at": "1970-01-01T00:01:40.000000Z",
+        "seconds": 3.0,
+    }
+    walk.lose("a")
+    walk.start("a")
+    assert said(walk, "a") == ("running", "has been running for 0.0 s, attempt 2")
+
+
+def test_a_parked_node_names_its_rate_limit_and_the_wait() -> None:
+    walk = Walk({"a": []}, a={"resource_tag": "gemini_api"})
+    walk.park("a", 9.2)
+    assert said(walk, "a") == ("rate_limited", "parked by rate limit 'gemini_api', about 9 s")
+    details = why(walk)["a"]["details"]
+    assert (details["resource_tag"], details["seconds"]) == ("gemini_api", 9.2)
+    assert details["until"] == "1970-01-01T00:01:49.200000Z"
+
+
+def test_a_node_that_backs_off_tells_which_attempt_comes_when_and_after_what() -> None:
+    walk = Walk({"a": []}, a={"max_retries": 3, "retry": {"base_delay_seconds": 12, "jitter": 0}})
+    walk.break_("a")
+    assert said(walk, "a") == ("backing_off", "backing off, attempt 2 of 4 in 12 s")
+    details = why(walk)["a"]["details"]
+    assert (details["attempt"], details["max_attempts"]) == (2, 4)
+    assert details["error"] == BROKEN
+
+
+def test_a_lost_start_does_not_count_against_the_attempts() -> None:
+    walk = Walk({"a": []}, a={"max_retries": 1, "retry": {"base_delay_seconds": 1, "jitter": 0}})
+    walk.start("a")
+    walk.lose("a")
+    walk.break_("a")
+    assert said(walk, "a")[1] == "backing off, attempt 3 of 3 in 1 s"
+
+
+def test_a_held_node_tells_the_limit_of_its_run() -> None:
+    walk = Walk({name: [] for name in "abcde"}, max_concurrency=4)
+    assert said(walk, "e") == ("max_concurrency", "run at its max_concurrency 4")
+    assert why(walk)["e"]["details"] == {"max_concurrency": 4, "active": 4}
+
+
+def test_a_time_that_is_over_is_no_time_at_all() -> None:
+    walk = Walk({"a": []}, a={"resource_tag": "t"})
+    walk.park("a", 1)
+    walk.later(5)
+    assert said(walk, "a")[1] == "parked by rate limit 't', about 0.0 s"
+
+
+def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None:
+    walk = Walk({"a": [], "b": [], "c": ["a"]}, b={"resource_tag": "t"})
+    walk.start("a")
+    walk.park("b", 9)
+    assert said(walk, "a", driven=False) == (
+        "no_worker",
+        "was running when its process ended; nobody drives the run now",
+    )
+    assert said(walk, "b", driven=False) == ("no_worker", "queued, but nobody drives the run")
+    assert said(walk, "c", driven=False)[0] == "waiting_for_parents"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.44, "0.4 s"), (89.6, "90 s"), (150, "2 min"), (7000, "117 min"), (36000, "10 h")],
+)
+def test_waits_are_told_as_coarsely_as_they_are_known(seconds: float, shown: str) -> None:
+    walk = Walk({"a": []}, a={"resource_tag": "t"})
+    walk.park("a", seconds)
+    assert said(walk, "a")[1].endswith(f"about {shown}")

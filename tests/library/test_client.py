@@ -1,0 +1,1059 @@
+"""`Dovetail`, the client, on an embedded engine: the whole surface, run for real.
+
+What happens between processes is in `test_client_processes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import pickle
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+import dovetail
+from dovetail import (
+    Conflict,
+    Context,
+    Dovetail,
+    DovetailError,
+    Event,
+    InvalidDefinition,
+    InvalidParams,
+    NotFound,
+    PermanentError,
+    Run,
+    StoreError,
+    WorkflowVersion,
+    handler,
+)
+from dovetail.config import SettingsError
+from dovetail.engine.commands import Commands
+from dovetail.handlers.registry import HandlerError
+
+GREET: dict[str, Any] = {
+    "name": "greet",
+    "params": {
+        "type": "object",
+        "properties": {"who": {"type": "string", "default": "world"}},
+        "additionalProperties": False,
+    },
+    "nodes": [
+        {"id": "start", "handler": "input"},
+        {
+            "id": "end",
+            "handler": "output",
+            "dependencies": ["start"],
+            "config": {"text": "hello {{ start.who }}"},
+        },
+    ],
+}
+RUN_FIELDS = """run_id workflow version status epoch params created_at started_at finished_at
+    duration error result nodes""".split()  # noqa: SIM905
+NODE_FIELDS = """id handler status attempt epoch dependencies reason cause error started_at
+    finished_at duration worker output""".split()  # noqa: SIM905
+BATCH_FIELDS = """batch_id workflow count counts created_at finished_at runs
+    next_cursor""".split()  # noqa: SIM905
+
+
+def flow(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A definition in which each node depends on the one before it."""
+    chained = [
+        {**node, **({"dependencies": [nodes[place - 1]["id"]]} if place else {})}
+        for place, node in enumerate(nodes)
+    ]
+    return {"name": "flow", "nodes": chained, **more}
+
+
+class Door:
+    """A handler `knock` that waits until the test opens, and counts who came."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.knocked = asyncio.Event()
+        self.attempts: list[int] = []
+
+        @handler("knock")
+        async def knock(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+            self.attempts.append(ctx.attempt)
+            self.knocked.set()
+            await self.opened.wait()
+            return {"attempt": ctx.attempt}
+
+        self.handler = knock
+
+
+KNOCK = flow({"id": "door", "handler": "knock"})
+
+
+class Mood:
+    """A handler `moody` that fails until it is cheered up."""
+
+    def __init__(self) -> None:
+        self.cheerful = False
+        self.asked = 0
+
+        @handler("moody")
+        def moody(config: dict[str, Any], ctx: Context) -> str:
+            self.asked += 1
+            if not self.cheerful:
+                raise PermanentError("not today")
+            return "fine"
+
+        self.handler = moody
+
+
+MOODY = flow({"id": "first", "handler": "input"}, {"id": "ask", "handler": "moody"})
+
+Open = Callable[..., Dovetail]
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither of whoever runs the tests, nor of the directory they are run in."""
+    for name in list(os.environ):
+        if name.startswith("DOVETAIL_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Open:
+    """Clients on one file, that give up at once what they have not finished."""
+
+    def open_client(*handlers: Any, **settings: Any) -> Dovetail:
+        settings = {"db_sync": "normal", "drain_seconds": 0, **settings}
+        return Dovetail(tmp_path / "runs.db", handlers=handlers, **settings)
+
+    return open_client
+
+
+@pytest.fixture
+async def dt(client: Open) -> AsyncIterator[Dovetail]:
+    async with client() as opened:
+        yield opened
+
+
+async def soon(condition: Callable[[], Any], seconds: float = 5) -> None:
+    """Until an awaitable condition holds."""
+    async with asyncio.timeout(seconds):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+# --- runs --------------------------------------------------------------------------------------
+
+
+async def test_the_example_of_the_contract_runs(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text(json.dumps(GREET))
+    async with Dovetail() as dt:
+        run = await dt.run("flow.yaml", params={"who": "Ada"})
+    assert (run.status, run.result) == ("COMPLETED", {"text": "hello Ada"})
+    assert (tmp_path / ".dovetail" / "dovetail.db").is_file()
+
+
+async def test_a_run_has_the_fields_of_the_api(dt: Dovetail) -> None:
+    run = await dt.run(GREET)
+    assert (run.workflow, run.version, run.epoch, run.error) == ("greet", None, 1, None)
+    assert run.params == {"who": "world"}
+    assert run.outputs == {"start": {"who": "world"}, "end": {"text": "hello world"}}
+    assert list(run.nodes) == ["start", "end"]
+    node = run.nodes["end"]
+    assert (node.status, node.attempt, node.dependencies) == ("COMPLETED", 1, ["start"])
+    assert node.output == run.result == {"text": "hello world"}
+    view = run.to_dict()
+    assert list(view) == RUN_FIELDS
+    assert [list(each) for each in view["nodes"]] == [NODE_FIELDS, NODE_FIELDS]
+    assert json.loads(json.dumps(view)) == view
+    assert run.finished_at is not None
+    assert run.created_at <= run.finished_at
+    assert run.finished_at.endswith("Z")
+
+
+async def test_an_answer_cannot_be_changed_and_is_nobody_elses(dt: Dovetail) -> None:
+    run = await dt.run(GREET)
+    with pytest.raises(AttributeError):
+        run.status = "FAILED"  # type: ignore[misc]
+    run.params["who"] = "nobody"
+    run.outputs["start"]["who"] = "nobody"
+    run.result["text"] = "nothing"
+    again = await dt.get_run(run.run_id)
+    assert again.params == again.outputs["start"] == {"who": "world"}
+    assert again.result == {"text": "hello world"}
+
+
+async def test_whoever_changes_an_answer_changes_nothing_of_the_run_that_goes_on(
+    client: Open,
+) -> None:
+    door = Door()
+    spoken = {"id": "say", "handler": "output", "config": {"text": "{{ params.who }} {{ a.who }}"}}
+    async with client(door.handler) as dt:
+        run = await dt.trigger(
+            flow({"id": "a", "handler": "input"}, {"id": "door", "handler": "knock"}, spoken),
+            {"who": "Ada"},
+        )
+        await door.knocked.wait()
+        seen = await dt.get_run(run.run_id)
+        seen.params["who"] = seen.outputs["a"]["who"] = "nobody"
+        door.opened.set()
+        assert (await dt.wait(run.run_id)).result == {"text": "Ada Ada"}
+
+
+async def test_an_answer_says_in_short_what_it_is(dt: Dovetail) -> None:
+    run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
+    assert repr(run).startswith(f"Run(run_id='{run.run_id}', workflow='flow', status='FAILED'")
+    assert "as asked" in repr(run)
+    assert repr(run.nodes["no"]).startswith("RunNode(id='no', status='FAILED', attempt=1")
+    events = [event async for event in dt.events(run.run_id)]
+    assert repr(events[0]).startswith("Event(seq=1, type='run.created', epoch=1, workflow='flow'")
+    for answer in (run, run.nodes["no"], events[0]):
+        assert copy.deepcopy(answer) == pickle.loads(pickle.dumps(answer)) == answer
+
+
+def test_a_field_that_only_a_newer_server_has_is_left_out() -> None:
+    version = WorkflowVersion.from_api({"name": "x", "version": 1, "created": True, "new": 7})
+    assert version == WorkflowVersion("x", 1, created=True)
+    told = {"seq": 1, "time": "…", "type": "run.created", "epoch": 1, "new": 7}
+    assert Event.from_api(told).new == 7, "of an event it may be news"
+
+
+async def test_a_trigger_returns_at_once_and_a_wait_when_the_run_has_finished(
+    client: Open,
+) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        assert run.status in ("PENDING", "RUNNING")
+        assert list(run.nodes) == ["door"]
+        waiting = asyncio.create_task(dt.wait(run.run_id))
+        await door.knocked.wait()
+        assert (await dt.get_run(run.run_id)).nodes["door"].status == "RUNNING"
+        assert not waiting.done()
+        door.opened.set()
+        finished = await waiting
+    assert (finished.run_id, finished.status) == (run.run_id, "COMPLETED")
+    assert run.status != "COMPLETED", "a picture of one moment"
+
+
+async def test_a_run_that_failed_is_an_answer_not_an_error(dt: Dovetail) -> None:
+    run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
+    assert run.status == "FAILED"
+    assert run.error is not None
+    assert (run.error["node"], "as asked" in run.error["message"]) == ("no", True)
+    assert run.outputs == {}
+
+
+async def test_many_runs_go_on_side_by_side(dt: Dovetail) -> None:
+    runs = await asyncio.gather(*(dt.run(GREET, {"who": str(i)}) for i in range(50)))
+    assert [run.result["text"] for run in runs] == [f"hello {i}" for i in range(50)]
+
+
+async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(client: Open) -> None:
+    mood = Mood()
+    async with client(mood.handler) as dt:
+        failed = await dt.run(MOODY)
+        assert (failed.status, mood.asked) == ("FAILED", 1)
+        mood.cheerful = True
+        reopened = await dt.retry(failed.run_id)
+        assert (reopened.run_id, reopened.epoch) == (failed.run_id, 2)
+        run = await dt.wait(failed.run_id)
+    assert (run.status, run.outputs["ask"], mood.asked) == ("COMPLETED", "fine", 2)
+    assert (run.nodes["first"].epoch, run.nodes["ask"].epoch) == (1, 2)
+
+
+async def test_a_retry_from_a_node_runs_a_completed_one_again(client: Open) -> None:
+    mood = Mood()
+    mood.cheerful = True
+    async with client(mood.handler) as dt:
+        run = await dt.run(MOODY)
+        with pytest.raises(Conflict):
+            await dt.retry(run.run_id)
+        with pytest.raises(NotFound, match="nobody"):
+            await dt.retry(run.run_id, from_node="nobody")
+        await dt.retry(run.run_id, from_node="ask")
+        again = await dt.wait(run.run_id)
+    assert (again.status, again.epoch, mood.asked) == ("COMPLETED", 2, 2)
+    assert again.nodes["first"].epoch == 1
+
+
+async def test_a_cancelled_run_ends_for_whoever_waits(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        waiting = asyncio.create_task(dt.wait(run.run_id))
+        await door.knocked.wait()
+        cancelled = await dt.cancel(run.run_id)
+        assert cancelled.status == (await waiting).status == "CANCELLED"
+        with pytest.raises(Conflict):
+            await dt.cancel(run.run_id)
+
+
+@pytest.mark.parametrize("run_id", ["0" * 32, "", "ab", "x' OR '1'='1", "\0", "é" * 5000])
+async def test_an_unknown_run_is_not_found_whatever_is_asked(dt: Dovetail, run_id: str) -> None:
+    for ask in (dt.get_run, dt.wait, dt.retry, dt.cancel, dt.resume):
+        with pytest.raises(NotFound):
+            await ask(run_id)
+    with pytest.raises(NotFound):
+        await drained(dt.events(run_id))
+    for ask_batch in (dt.get_batch, dt.wait_batch, dt.retry_batch):
+        with pytest.raises(NotFound):
+            await ask_batch(run_id)
+
+
+LONE = "\ud800"  # half a character: no file and no wire can hold it
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda dt: dt.get_run(LONE),
+        lambda dt: dt.wait(LONE),
+        lambda dt: dt.retry(LONE),
+        lambda dt: dt.retry("x", from_node=LONE),
+        lambda dt: dt.cancel(LONE),
+        lambda dt: dt.resume(LONE),
+        lambda dt: anext(dt.events(LONE)),
+        lambda dt: anext(dt.events("x", after=10**30)),
+        lambda dt: anext(dt.events("x", after=-1)),
+        lambda dt: dt.run(LONE),
+        lambda dt: dt.run("greet", version=LONE),
+        lambda dt: dt.run("greet", version=10**30),
+        lambda dt: dt.run("greet", version=-1),
+        lambda dt: dt.run("greet", idempotency_key=LONE),
+        lambda dt: dt.run("greet", idempotency_key=""),
+        lambda dt: dt.run("greet", idempotency_key="x" * 256),
+        lambda dt: dt.run(GREET, version=1),
+        lambda dt: dt.batch("greet", [{}], idempotency_key=LONE),
+        lambda dt: dt.batch("greet", []),
+        lambda dt: dt.batch("greet", "ab"),
+        lambda dt: dt.wait_batch(LONE),
+        lambda dt: dt.get_batch("x", limit=-1),
+        lambda dt: dt.list_runs(workflow=LONE),
+        lambda dt: dt.list_runs(status="DONE"),
+        lambda dt: dt.list_runs(limit=10**30),
+        lambda dt: dt.list_runs(cursor="nonsense"),
+        lambda dt: dt.list_runs(cursor="9" * 40),
+    ],
+)
+async def test_what_can_be_no_argument_is_told_and_breaks_nothing(
+    dt: Dovetail, ask: Callable[[Dovetail], Any]
+) -> None:
+    await dt.register(GREET)
+    with pytest.raises((InvalidParams, NotFound)):
+        await ask(dt)
+    assert (await dt.list_runs()).items == ()
+    assert (await dt.run("greet")).status == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda dt, run: dt.get_run(run),
+        lambda dt, run: dt.wait(run),
+        lambda dt, run: dt.wait(run.run_id, "5"),
+        lambda dt, run: dt.run(GREET, timeout="5"),
+        lambda dt, run: dt.retry(run.run_id, from_node=3),
+        lambda dt, run: dt.resume(3),
+        lambda dt, run: anext(dt.events(run.run_id, after=None)),
+        lambda dt, run: anext(dt.events(run.run_id, after=True)),
+        lambda dt, run: dt.run([GREET]),
+        lambda dt, run: dt.run("greet", version=1.5),
+        lambda dt, run: dt.run("greet", version=True),
+        lambda dt, run: dt.run("greet", idempotency_key=7),
+        lambda dt, run: dt.batch("greet", None),
+        lambda dt, run: dt.wait_batch(3),
+        lambda dt, run: dt.list_runs(limit="3"),
+        lambda dt, run: dt.list_runs(status=3),
+        lambda dt, run: dt.list_runs(cursor=3),
+    ],
+)
+async def test_what_is_of_the_wrong_type_is_a_type_error(
+    dt: Dovetail, ask: Callable[[Dovetail, Run], Any]
+) -> None:
+    run = await dt.run(GREET)
+    with pytest.raises(TypeError, match=r" is | not "):
+        await ask(dt, run)
+    assert len(await dt.list_runs()) == 1
+
+
+# --- time --------------------------------------------------------------------------------------
+
+
+async def test_a_wait_that_runs_out_raises_and_the_run_goes_on(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        with pytest.raises(TimeoutError, match=r"is RUNNING after 0\.05 s .* it goes on"):
+            await dt.run(KNOCK, timeout=0.05)
+        (run,) = (await dt.list_runs()).items
+        with pytest.raises(TimeoutError, match=run.run_id):
+            await dt.wait(run.run_id, timeout=0)
+        door.opened.set()
+        assert (await dt.wait(run.run_id, timeout=10)).status == "COMPLETED"
+    assert door.attempts == [1]
+
+
+async def test_a_run_that_has_finished_needs_no_time(dt: Dovetail) -> None:
+    run = await dt.run(GREET, timeout=float("inf"))
+    assert (await dt.wait(run.run_id, timeout=0)).status == "COMPLETED"
+
+
+async def test_what_finishes_at_the_last_moment_has_finished(
+    dt: Dovetail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await dt.wait_batch((await dt.batch(GREET, [{}])).batch_id)
+
+    async def never_told(commands: Commands, of: str) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Commands, "wait_batch", never_told)
+    assert (await dt.wait_batch(batch.batch_id, timeout=0.01)) == batch
+    deaf = replace(dt._commands, wait=lambda of: never_told(dt._commands, of))
+    monkeypatch.setattr(dt, "_opened", deaf)
+    assert (await dt.wait(batch.runs[0].run_id, timeout=0.01)).status == "COMPLETED"
+
+
+async def test_a_timeout_is_a_number_of_seconds(dt: Dovetail) -> None:
+    run = await dt.run(GREET)
+    for wrong in (-1, float("nan")):
+        with pytest.raises(InvalidParams, match="timeout: must be a number of seconds ≥ 0"):
+            await dt.wait(run.run_id, wrong)
+        with pytest.raises(InvalidParams, match="timeout"):
+            await dt.run(GREET, timeout=wrong)
+    assert len(await dt.list_runs()) == 1
+
+
+# --- what a workflow is ------------------------------------------------------------------------
+
+
+async def test_a_workflow_is_a_dict_a_path_or_a_registered_name(
+    dt: Dovetail, tmp_path: Path
+) -> None:
+    for name in ("a.yaml", "b.yml", "c.json", "D.JSON"):
+        (tmp_path / name).write_text(json.dumps(GREET))
+    await dt.register(GREET)
+    given = ["a.yaml", "./b.yml", tmp_path / "c.json", str(tmp_path / "D.JSON"), GREET, "greet"]
+    for workflow in [*given, MappingProxyType(GREET)]:
+        assert (await dt.run(workflow)).result == {"text": "hello world"}
+
+
+async def test_a_registered_definition_has_a_version_that_grows_with_its_content(
+    dt: Dovetail,
+) -> None:
+    first = await dt.register(GREET)
+    assert first.to_dict() == {"name": "greet", "version": 1, "created": True}
+    again = await dt.register(GREET)
+    assert (again.version, again.created) == (1, False)
+    nodes = [GREET["nodes"][0], {**GREET["nodes"][1], "config": {"text": "bye {{ start.who }}"}}]
+    assert (await dt.register({**GREET, "nodes": nodes})).version == 2
+    newest = await dt.run("greet")
+    assert (newest.version, newest.result) == (2, {"text": "bye world"})
+    for version in (1, "1"):
+        older = await dt.run("greet", version=version)
+        assert (older.version, older.result) == (1, {"text": "hello world"})
+    assert (await dt.run("greet", version="latest")).version == 2
+    with pytest.raises(NotFound):
+        await dt.run("greet", version=3)
+
+
+async def test_a_workflow_that_is_not_there_is_not_found(dt: Dovetail, tmp_path: Path) -> None:
+    (tmp_path / "flow.yml").write_text(json.dumps(GREET))
+    with pytest.raises(NotFound, match=r"there is no file flow\.yaml; did you mean flow\.yml\?"):
+        await dt.run("flow.yaml")
+    with pytest.raises(NotFound, match=r"there is no file .*elsewhere"):
+        await dt.run(tmp_path / "elsewhere" / "flow.yaml")
+    with pytest.raises(NotFound, match="nobody"):
+        await dt.run("nobody")
+
+
+async def test_what_is_no_definition_is_told_as_such(dt: Dovetail, tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "flow.txt").write_text(json.dumps(GREET))
+    (tmp_path / "latin.json").write_bytes(b'{"name": "\xe9"}')
+    (tmp_path / "large.json").write_text(json.dumps({**GREET, "description": "x" * (1 << 20)}))
+    with pytest.raises(DovetailError, match=r"folder\.yaml cannot be read: Is a directory"):
+        await dt.run("folder.yaml")
+    with pytest.raises(DovetailError, match=r"flow\.txt is no definition; its name ends in"):
+        await dt.run(tmp_path / "flow.txt")
+    with pytest.raises(DovetailError, match="cannot be read"):
+        await dt.run("\0.yaml")
+    with pytest.raises(DovetailError, match="'greet' is no definition; give a dict or a path"):
+        await dt.register("greet")
+    with pytest.raises(TypeError, match=r"a workflow is a dict, a path .* not list"):
+        await dt.run([GREET])  # type: ignore[arg-type]
+    for name in ("latin.json", "large.json"):
+        with pytest.raises(InvalidDefinition):
+            await dt.run(name)
+
+
+async def test_an_invalid_definition_is_refused_with_every_problem_and_its_line(
+    dt: Dovetail, tmp_path: Path
+) -> None:
+    (tmp_path / "typo.yaml").write_text(
+        "name: typo\nnodes:\n  - {id: start, handler: inptu}\n  - {id: end, hander: output}\n"
+    )
+    for call in (dt.register, dt.trigger, dt.run):
+        with pytest.raises(InvalidDefinition) as refused:
+            await call("typo.yaml")
+        assert {problem.line for problem in refused.value.problems} == {3, 4}
+        with pytest.raises(InvalidDefinition):
+            await call({})
+    with pytest.raises(InvalidDefinition):
+        await dt.batch("typo.yaml", [{}])
+    assert (await dt.list_runs()).items == ()
+
+
+@pytest.mark.parametrize(
+    "params", [{"who": 3}, {"whom": "x"}, [], "who", 3, {"who": float("nan")}, {1: 2}]
+)
+async def test_params_that_do_not_fit_are_refused(dt: Dovetail, params: Any) -> None:
+    await dt.register(GREET)
+    for workflow in (GREET, "greet"):
+        with pytest.raises(InvalidParams):
+            await dt.run(workflow, params)
+    assert (await dt.list_runs()).items == ()
+
+
+async def test_params_may_be_any_mapping(dt: Dovetail) -> None:
+    params: Mapping[str, Any] = MappingProxyType({"who": "Ada"})
+    assert (await dt.run(GREET, params)).params == {"who": "Ada"}
+
+
+# --- idempotency keys --------------------------------------------------------------------------
+
+
+async def test_the_same_key_gives_the_same_run(client: Open) -> None:
+    async with client() as dt:
+        await dt.register(GREET)
+        first = await dt.run("greet", {"who": "Ada"}, idempotency_key="order 7")
+        again = await dt.trigger("greet", {"who": "Ada"}, idempotency_key="order 7")
+        other = await dt.run("greet", {"who": "Ada"}, idempotency_key="order 8")
+        assert again.run_id == first.run_id != other.run_id
+    async with client() as later:
+        assert (await later.run("greet", {"who": "Ada"}, idempotency_key="order 7")) == first
+        assert len(await later.list_runs()) == 2
+
+
+async def test_the_same_key_with_another_request_is_a_conflict(dt: Dovetail) -> None:
+    await dt.run(GREET, {"who": "Ada"}, idempotency_key="order 7")
+    with pytest.raises(Conflict, match="order 7"):
+        await dt.run(GREET, {"who": "Bob"}, idempotency_key="order 7")
+    with pytest.raises(Conflict, match="order 7"):
+        await dt.run({**GREET, "description": "new"}, {"who": "Ada"}, idempotency_key="order 7")
+    await dt.batch(GREET, [{"who": "Ada"}], idempotency_key="order 9")
+    with pytest.raises(Conflict, match="order 9"):
+        await dt.batch(GREET, [{"who": "Ada"}, {}], idempotency_key="order 9")
+
+
+async def test_one_key_at_the_same_time_makes_one_run(dt: Dovetail) -> None:
+    runs = await asyncio.gather(*(dt.run(GREET, idempotency_key="once") for _ in range(20)))
+    assert len({run.run_id for run in runs}) == len(await dt.list_runs()) == 1
+
+
+# --- lists -------------------------------------------------------------------------------------
+
+
+async def test_runs_are_listed_newest_first_page_by_page_without_nodes(dt: Dovetail) -> None:
+    made = [(await dt.run(GREET)).run_id for _ in range(7)]
+    page = await dt.list_runs(limit=3)
+    found = list(page)
+    while page.next_cursor is not None:
+        page = await dt.list_runs(limit=3, cursor=page.next_cursor)
+        found += page
+    assert [run.run_id for run in found] == made[::-1]
+    assert len(page) == len(page.items) == 1
+    assert list(found[0].to_dict()) == RUN_FIELDS[:-1]
+    assert page.to_dict() == {"items": [found[-1].to_dict()], "next_cursor": None}
+    assert not hasattr(found[0], "nodes")
+    with pytest.raises(AttributeError, match=rf"get_run\('{made[-1]}'\) has nodes and outputs"):
+        found[0].outputs  # noqa: B018
+
+
+async def test_runs_are_listed_by_status_and_workflow(dt: Dovetail) -> None:
+    good = await dt.run(GREET)
+    bad = await dt.run(flow({"id": "no", "handler": "fail"}))
+    batch = await dt.batch(GREET, [{}])
+    await dt.wait_batch(batch.batch_id)
+
+    async def ids(**chosen: Any) -> set[str]:
+        return {run.run_id for run in await dt.list_runs(**chosen)}
+
+    assert await ids(status="FAILED") == await ids(workflow="flow") == {bad.run_id}
+    assert await ids(batch=batch.batch_id) == {batch.runs[0].run_id}
+    assert await ids(status="COMPLETED", workflow="greet") == {good.run_id, batch.runs[0].run_id}
+    assert await ids(status="RUNNING") == await ids(workflow="nobody") == set()
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+async def test_events_come_live_and_end_with_the_run(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        types = []
+        async for event in dt.events(run.run_id):
+            types.append(event.type)
+            if event.type == "node.started":
+                assert (event.node, event.attempt, event.seq) == ("door", 1, len(types))
+                door.opened.set()
+    assert types == [
+        *("run.created", "run.started"),
+        *("node.queued", "node.started", "node.completed"),
+        "run.completed",
+    ]
+
+
+async def test_events_go_on_after_the_last_one_seen(dt: Dovetail) -> None:
+    run = await dt.run(GREET)
+    all_of_them = [event async for event in dt.events(run.run_id)]
+    assert [event.seq for event in all_of_them] == list(range(1, len(all_of_them) + 1))
+    for after in range(len(all_of_them) + 1):
+        assert [event async for event in dt.events(run.run_id, after=after)] == all_of_them[after:]
+    assert [event async for event in dt.events(run.run_id, after=999)] == []
+
+
+async def test_what_a_type_of_event_tells_is_an_attribute_of_it(dt: Dovetail) -> None:
+    run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
+    events = {event.type: event async for event in dt.events(run.run_id)}
+    failed, created = events["node.failed"], events["run.created"]
+    assert "as asked" in failed.error["message"]
+    assert failed.more["error"] == failed.error
+    assert created.workflow == "flow"
+    with pytest.raises(AttributeError, match="no 'error'; it has: seq, time, type, epoch"):
+        created.error  # noqa: B018
+    assert list(created.to_dict())[:4] == ["seq", "time", "type", "epoch"]
+    assert "node" not in created.to_dict()
+    assert (failed.to_dict()["node"], failed.to_dict()["attempt"]) == ("no", 1)
+
+
+async def test_whoever_stops_listening_leaves_the_run_alone(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        async for _ in dt.events(run.run_id):
+            break
+        listening = asyncio.create_task(anext(dt.events(run.run_id, after=4)))
+        await door.knocked.wait()
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await listening
+        door.opened.set()
+        assert (await dt.wait(run.run_id)).status == "COMPLETED"
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+async def test_a_batch_of_200_items_is_200_runs_in_their_order(
+    dt: Dovetail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.client.PAGE", 60)  # so that it takes several
+    batch = await dt.batch(GREET, ({"who": str(i)} for i in range(200)))
+    assert (batch.workflow, batch.count, sum(batch.counts.values())) == ("greet", 200, 200)
+    assert [run.index for run in batch.runs] == list(range(200))
+    done = await dt.wait_batch(batch.batch_id)
+    assert (done.counts, done.next_cursor) == ({"COMPLETED": 200}, None)
+    assert done.finished_at is not None
+    assert {run.status for run in done.runs} == {"COMPLETED"}
+    assert [run.run_id for run in done.runs] == [run.run_id for run in batch.runs]
+    for index in (0, 117, 199):
+        run = await dt.get_run(done.runs[index].run_id)
+        assert run.result == {"text": f"hello {index}"}
+    assert "count=200" in repr(done)
+
+
+async def test_a_batch_can_be_read_page_by_page(dt: Dovetail) -> None:
+    made = await dt.batch(GREET, [{}] * 25)
+    page = await dt.get_batch(made.batch_id, limit=10)
+    runs = list(page.runs)
+    assert list(page.to_dict()) == BATCH_FIELDS
+    while page.next_cursor is not None:
+        page = await dt.get_batch(made.batch_id, limit=10, cursor=page.next_cursor)
+        runs += page.runs
+    assert [run.run_id for run in runs] == [run.run_id for run in made.runs]
+
+
+async def test_one_bad_item_leaves_nothing_of_a_batch(dt: Dovetail) -> None:
+    for bad in ({"who": 7}, {"whom": "x"}, "text", 3):
+        with pytest.raises(InvalidParams, match=r"items\[2\]"):
+            await dt.batch(GREET, [{}, {}, bad, {}])  # type: ignore[list-item]
+    assert (await dt.list_runs()).items == ()
+
+
+async def test_the_same_key_gives_the_same_batch(dt: Dovetail) -> None:
+    items = [{"who": "Ada"}, {"who": "Bob"}]
+    first = await dt.batch(GREET, items, idempotency_key="monday")
+    again = await dt.batch(GREET, items, idempotency_key="monday")
+    assert first.batch_id == again.batch_id
+    assert len(await dt.list_runs()) == 2
+
+
+async def test_a_batch_of_a_registered_workflow_keeps_its_version(dt: Dovetail) -> None:
+    await dt.register(GREET)
+    batch = await dt.batch("greet", [{}])
+    assert (await dt.wait(batch.runs[0].run_id)).version == 1
+    with pytest.raises(NotFound):
+        await dt.batch("nobody", [{}])
+
+
+async def test_a_wait_for_a_batch_that_runs_out_raises_and_the_batch_goes_on(
+    client: Open,
+) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        batch = await dt.batch(KNOCK, [{}, {}, {}])
+        with pytest.raises(TimeoutError, match=rf"batch {batch.batch_id} has .* it goes on"):
+            await dt.wait_batch(batch.batch_id, timeout=0.05)
+        door.opened.set()
+        done = await dt.wait_batch(batch.batch_id)
+        assert done.counts == {"COMPLETED": 3}
+        assert (await dt.wait_batch(batch.batch_id, timeout=0)).counts == {"COMPLETED": 3}
+
+
+async def test_the_failed_runs_of_a_batch_can_be_retried_together(client: Open) -> None:
+    mood = Mood()
+    async with client(mood.handler) as dt:
+        batch = await dt.wait_batch((await dt.batch(MOODY, [{}, {}])).batch_id)
+        assert batch.counts == {"FAILED": 2}
+        mood.cheerful = True
+        await dt.retry_batch(batch.batch_id)
+        assert (await dt.wait_batch(batch.batch_id)).counts == {"COMPLETED": 2}
+
+
+# --- opening and leaving -----------------------------------------------------------------------
+
+
+async def test_a_client_can_be_opened_again_but_not_twice_at_once(client: Open) -> None:
+    dt = client()
+    with pytest.raises(DovetailError, match="not open; call it inside"):
+        await dt.run(GREET)
+    assert "closed" in repr(dt)
+    async with dt as opened:
+        assert opened is dt
+        assert "open" in repr(dt)
+        run = await dt.run(GREET)
+        with pytest.raises(DovetailError, match="already open"):
+            await dt.__aenter__()
+        assert (await dt.get_run(run.run_id)) == run
+    async with dt:
+        assert (await dt.get_run(run.run_id)) == run
+    with pytest.raises(DovetailError, match="not open"):
+        await dt.get_run(run.run_id)
+
+
+async def test_what_is_unfinished_when_the_block_is_left_waits_for_a_later_client(
+    client: Open,
+) -> None:
+    first, second = Door(), Door()
+    second.opened.set()
+    async with client(first.handler) as dt:
+        begun = await dt.trigger(KNOCK)
+        await first.knocked.wait()
+    async with client(second.handler) as dt:
+        assert (await dt.get_run(begun.run_id)).status == "RUNNING"
+        assert not second.attempts, "nobody asked for it yet"
+        run = await dt.wait(begun.run_id, timeout=10)
+    assert run.status == "COMPLETED"
+    assert (first.attempts, second.attempts) == ([1], [2])
+
+
+async def test_a_handler_that_still_runs_when_the_block_is_left_has_time_to_finish(
+    client: Open,
+) -> None:
+    door = Door()
+    async with client(door.handler, drain_seconds=10) as dt:
+        run = await dt.trigger(KNOCK)
+        await door.knocked.wait()
+        asyncio.get_running_loop().call_later(0.1, door.opened.set)
+    async with client(door.handler) as dt:
+        assert (await dt.wait(run.run_id)).nodes["door"].output == {"attempt": 1}
+    assert door.attempts == [1]
+
+
+async def test_all_that_was_left_can_be_resumed_together(client: Open) -> None:
+    first, second = Door(), Door()
+    second.opened.set()
+    async with client(first.handler) as dt:
+        left = {(await dt.trigger(KNOCK)).run_id for _ in range(3)}
+        finished = await dt.run(GREET)
+    async with client() as dt:
+        assert await dt.resume() == [], "its handlers are not known here"
+    async with client(second.handler) as dt:
+        assert set(await dt.resume()) == left
+        assert {(await dt.wait(run_id, 10)).status for run_id in left} == {"COMPLETED"}
+        with pytest.raises(Conflict):
+            await dt.resume(finished.run_id)
+
+
+async def test_a_run_that_was_left_goes_on_when_its_key_is_used_again(client: Open) -> None:
+    first, second = Door(), Door()
+    second.opened.set()
+    async with client(first.handler) as dt:
+        begun = await dt.trigger(KNOCK, idempotency_key="once")
+    async with client(second.handler) as dt:
+        assert (await dt.trigger(KNOCK, idempotency_key="once")).run_id == begun.run_id
+        await soon(lambda: is_completed(dt, begun.run_id))
+
+
+async def is_completed(dt: Dovetail, run_id: str) -> bool:
+    return (await dt.get_run(run_id)).status == "COMPLETED"
+
+
+async def test_a_batch_that_was_left_goes_on_for_whoever_waits_for_it(
+    client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dovetail.client.PAGE", 4)
+    first, second = Door(), Door()
+    second.opened.set()
+    async with client(first.handler, concurrency=2) as dt:
+        batch = await dt.batch(KNOCK, [{}] * 6)
+        await first.knocked.wait()
+    async with client(second.handler) as dt:
+        done = await dt.wait_batch(batch.batch_id, timeout=10)
+    assert done.counts == {"COMPLETED": 6}
+
+
+async def test_a_retry_of_a_run_that_was_left_goes_on_here(client: Open) -> None:
+    mood = Mood()
+    async with client(mood.handler) as dt:
+        failed = await dt.run(MOODY)
+    mood.cheerful = True
+    async with client(mood.handler) as dt:
+        await dt.retry(failed.run_id)
+        await soon(lambda: is_completed(dt, failed.run_id))
+
+
+async def test_a_run_that_nobody_here_can_drive_is_told_as_such(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        await door.knocked.wait()
+    async with client() as dt:
+        with pytest.raises(Conflict, match="knock"):
+            await dt.wait(run.run_id, timeout=10)
+        with pytest.raises(Conflict, match="knock"):
+            await dt.resume(run.run_id)
+        events = dt.events(run.run_id)
+        told = [(await anext(events)).type for _ in range(4)]
+        assert told[-1] == "node.started", "what is stored is told first"
+        with pytest.raises(Conflict, match="knock"):
+            await asyncio.wait_for(drained(events), 10)
+        assert (await dt.cancel(run.run_id)).status == "CANCELLED"
+        assert (await dt.wait(run.run_id)).status == "CANCELLED"
+
+
+async def test_whoever_still_waits_when_the_block_is_left_is_told(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        waiting = asyncio.create_task(dt.wait(run.run_id))
+        listening = asyncio.create_task(drained(dt.events(run.run_id)))
+        await door.knocked.wait()
+    for task in (waiting, listening):
+        with pytest.raises(DovetailError, match="the block was left before the run had finished"):
+            await asyncio.wait_for(task, 5)
+
+
+async def drained(events: AsyncIterator[Any]) -> None:
+    async for _ in events:
+        pass
+
+
+async def test_leaving_the_block_by_an_error_hands_the_runs_back_too(client: Open) -> None:
+    first, second = Door(), Door()
+    second.opened.set()
+    run_ids = []
+
+    async def stumble() -> None:
+        async with client(first.handler) as dt:
+            run_ids.append((await dt.trigger(KNOCK)).run_id)
+            await first.knocked.wait()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await stumble()
+    async with client(second.handler) as dt:
+        assert (await dt.wait(run_ids[0], 10)).status == "COMPLETED"
+
+
+# --- two clients on one file -------------------------------------------------------------------
+
+
+async def test_two_clients_on_one_file_see_each_others_runs(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as owner, client(door.handler) as other:
+        run = await owner.trigger(KNOCK)
+        waiting = asyncio.create_task(other.wait(run.run_id))
+        told = asyncio.create_task(types_of(other, run.run_id))
+        await door.knocked.wait()
+        with pytest.raises(Conflict):
+            await other.resume(run.run_id)
+        door.opened.set()
+        assert (await asyncio.wait_for(waiting, 10)).status == "COMPLETED"
+        assert await asyncio.wait_for(told, 10) == await types_of(owner, run.run_id)
+    assert door.attempts == [1]
+
+
+async def types_of(dt: Dovetail, run_id: str) -> list[str]:
+    return [event.type async for event in dt.events(run_id)]
+
+
+async def test_a_cancel_by_another_client_reaches_the_one_that_drives(client: Open) -> None:
+    door = Door()
+    async with client(door.handler) as owner, client() as other:
+        run = await owner.trigger(KNOCK)
+        waiting = asyncio.create_task(owner.wait(run.run_id))
+        await door.knocked.wait()
+        assert (await other.cancel(run.run_id)).status == "CANCELLED"
+        assert (await asyncio.wait_for(waiting, 2)).status == "CANCELLED"
+
+
+async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(client: Open) -> None:
+    first, second = Door(), Door()
+    second.opened.set()
+    async with client(second.handler) as other:
+        async with client(first.handler) as owner:
+            run = await owner.trigger(KNOCK)
+            waiting = asyncio.create_task(other.wait(run.run_id))
+            await first.knocked.wait()
+        assert (await asyncio.wait_for(waiting, 10)).status == "COMPLETED"
+    assert (first.attempts, second.attempts) == ([1], [2])
+
+
+async def test_two_clients_that_wait_for_the_same_lost_run_drive_it_once(client: Open) -> None:
+    left, door = Door(), Door()
+    door.opened.set()
+    async with client(left.handler) as dt:
+        run = await dt.trigger(KNOCK)
+        await left.knocked.wait()
+    async with client(door.handler) as one, client(door.handler) as two:
+        runs = await asyncio.gather(one.wait(run.run_id, 10), two.wait(run.run_id, 10))
+    assert [each.status for each in runs] == ["COMPLETED", "COMPLETED"]
+    assert door.attempts == [2]
+
+
+async def test_whoever_finds_a_lost_run_taken_follows_it(
+    client: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door()
+    asked: list[str] = []
+    true_owner = Commands.owner
+
+    async def outdated(commands: Commands, run_id: str) -> Any:
+        asked.append(run_id)
+        return "gone" if len(asked) == 1 else await true_owner(commands, run_id)
+
+    async with client(door.handler) as owner, client(door.handler) as other:
+        run = await owner.trigger(KNOCK)
+        await door.knocked.wait()
+        monkeypatch.setattr(Commands, "owner", outdated)
+        waiting = asyncio.create_task(other.wait(run.run_id))
+        async with asyncio.timeout(10):
+            while len(asked) < 4:  # it looks again from time to time
+                await asyncio.sleep(0.01)
+        door.opened.set()
+        assert (await asyncio.wait_for(waiting, 10)).status == "COMPLETED"
+    assert door.attempts == [1]
+
+
+# --- what a client is made of ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["http://host:8700", "https://host", "redis://:pw@host/0"])
+def test_a_server_is_not_there_yet(target: str) -> None:
+    with pytest.raises(DovetailError, match=r"is not there yet: .*Dovetail\('path\.db'\)") as error:
+        Dovetail(target, token="…")
+    assert "pw" not in str(error.value)
+
+
+@pytest.mark.parametrize("target", ["", ":memory:"])
+def test_runs_are_kept_in_a_file(target: str) -> None:
+    with pytest.raises(DovetailError, match="runs are kept in a file"):
+        Dovetail(target)
+
+
+async def test_a_file_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is no database, whatever it is called\n" * 100)
+    (tmp_path / "folder.db").mkdir()
+    for name in ("text.db", "folder.db", "text.db/below.db"):
+        with pytest.raises(StoreError, match=r"\.db"):
+            async with Dovetail(tmp_path / name) as dt:
+                await dt.run(GREET)
+
+
+async def test_a_keyword_is_a_setting(client: Open) -> None:
+    doors = Door()
+    async with client(doors.handler, concurrency=2) as dt:
+        for _ in range(4):
+            await dt.trigger(KNOCK)
+        await doors.knocked.wait()
+        await asyncio.sleep(0.1)
+        assert len(doors.attempts) == 2
+
+
+def test_a_setting_that_is_wrong_or_unknown_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="did you mean 'concurrency'"):
+        Dovetail(tmp_path / "x.db", concurency=8)
+    with pytest.raises(SettingsError, match="must be greater than or equal to 1"):
+        Dovetail(tmp_path / "x.db", concurrency=0)
+    with pytest.raises(SettingsError, match="DOVETAIL_SECRET_<NAME>"):
+        Dovetail(tmp_path / "x.db", secrets={"KEY": "hunter2"})
+    with pytest.raises(TypeError, match="two files"):
+        Dovetail(tmp_path / "x.db", db="y.db")
+    assert "other.db" in repr(Dovetail(db="other.db"))
+
+
+async def test_handlers_are_functions_files_and_modules(tmp_path: Path) -> None:
+    @handler("twice")
+    def twice(config: dict[str, Any], ctx: Context) -> int:
+        return 2 * int(config["of"])
+
+    (tmp_path / "thrice.py").write_text(
+        "from dovetail import handler\n\n\n"
+        '@handler("thrice")\ndef thrice(config, ctx):\n    return 3 * config["of"]\n'
+    )
+    both = flow(
+        {"id": "two", "handler": "twice", "config": {"of": 7}},
+        {"id": "three", "handler": "thrice", "config": {"of": "{{ two.output }}"}},
+    )
+    for given in (["thrice.py", twice], [tmp_path / "thrice.py", twice, twice]):
+        async with Dovetail(tmp_path / "x.db", handlers=given) as dt:
+            assert (await dt.run(both)).outputs == {"two": 14, "three": 42}
+    alone = flow({"id": "two", "handler": "twice", "config": {"of": 7}})
+    async with Dovetail(tmp_path / "x.db", handlers=twice) as dt:
+        assert (await dt.run(alone)).outputs == {"two": 14}
+        with pytest.raises(InvalidDefinition, match="thrice"):
+            await dt.run(both)
+    Dovetail(tmp_path / "x.db", handlers="thrice.py")
+
+
+def test_what_is_no_handler_is_told_as_such(tmp_path: Path) -> None:
+    def plain(config: dict[str, Any], ctx: Context) -> None: ...
+
+    for wrong in (plain, [plain], [7]):
+        with pytest.raises(HandlerError, match="give functions with @handler"):
+            Dovetail(tmp_path / "x.db", handlers=wrong)  # type: ignore[arg-type]
+    with pytest.raises(HandlerError, match=r"missing\.py"):
+        Dovetail(tmp_path / "x.db", handlers="missing.py")
+
+    @handler("sleep")
+    def sleep(config: dict[str, Any], ctx: Context) -> None: ...
+
+    with pytest.raises(HandlerError, match="is built in and cannot be replaced"):
+        Dovetail(tmp_path / "x.db", handlers=sleep)
+
+
+def test_every_public_name_is_there_and_nothing_else_is() -> None:
+    assert set(dir(dovetail)) == set(dovetail.__all__)
+    for name in dovetail.__all__:
+        assert getattr(dovetail, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Dovetale'"):
+        dovetail.Dovetale  # noqa: B018
+    assert dovetail.Run is Run
