@@ -94,10 +94,11 @@ def dovetail_definition(workload: Workload) -> Run:
     from dovetail.core.dag import build_graph
     from dovetail.core.definition.validation import check
     from dovetail.core.transitions import Submit
-    from dovetail.engine.commands import new_run_id
+    from dovetail.engine.commands import new_id
     from dovetail.handlers.builtin import builtin_registry
+    from dovetail.handlers.calls import RegistryCalls
     from dovetail.handlers.registry import describe
-    from dovetail.wiring import embedded
+    from dovetail.wiring import LocalEngine
 
     async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         return node(*config["of"])
@@ -108,10 +109,17 @@ def dovetail_definition(workload: Workload) -> Run:
     checked = check(definition(workload), registry)
     assert checked.workflow is not None, checked.errors[:3]
     graph = build_graph(checked.workflow, registry.default_retries())
+    calls = RegistryCalls(
+        registry,
+        secrets={},
+        sensitive={},
+        max_config_bytes=settings.max_config_bytes,
+        max_output_bytes=settings.max_output_bytes,
+    )
 
     async def execute() -> Outputs:
-        async with embedded(settings, registry) as engine:
-            run_id = new_run_id()
+        async with LocalEngine(calls, concurrency=settings.concurrency) as engine:
+            run_id = new_id()
             await engine.orchestrator.submit(Submit(run_id, graph, {}))
             ended = await engine.wait(run_id)
             return [ended.node(name).output for name in workload.exits]

@@ -1,10 +1,10 @@
 """Times things fairly on a machine that is not quiet.
 
-All contestants run in one process, in rounds: in each round everybody runs once, in an order that
-rotates, so that a slow minute hits all alike. Garbage is collected before each timed run, and the
-collector is on while it lasts. A ratio is the median of the ratios within the rounds, and targets
-are held against that. The ratio of the best times is told beside it, but decides nothing: one quiet
-moment that only one contestant met would move it. What it must not know: who is measured.
+Contestants run in rounds: in each round everybody runs once, in an order that rotates, so that a
+slow minute hits all alike. Garbage is collected before each timed run, and the collector is on
+while it lasts. A ratio is the median of the ratios within the rounds, and targets are held against
+that. The ratio of the best times is told beside it, but decides nothing: one quiet moment that only
+one contestant met would move it. What it must not know: who is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+T = TypeVar("T")
 Times = list[float]
 
 
@@ -34,9 +36,12 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def rounds(
-    work: Mapping[str, Callable[[], object]], *, count: int, warmup: int
+    work: Mapping[str, T], *, count: int, warmup: int, timed: Callable[[T], float] = timed
 ) -> dict[str, Times]:
-    """Everybody's times, round by round; those of the warm-up rounds are thrown away."""
+    """Everybody's times, round by round; those of the warm-up rounds are thrown away.
+
+    `timed` is for work that is done elsewhere, and its time taken there.
+    """
     names = list(work)
     times: dict[str, Times] = {name: [] for name in names}
     for number in range(warmup + count):

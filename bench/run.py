@@ -1,10 +1,14 @@
-"""`./dev bench`: Dovetail beside Dask and bare asyncio, with the ratios that are promised.
+"""`./dev bench`: Dovetail beside its peers, with the ratios that are promised.
 
-    ./dev bench                      all of it, about a minute
+    ./dev bench                      all of it, some six minutes
+    ./dev bench --only library       in memory, beside Dask and bare asyncio: a minute
+    ./dev bench --only durable       on a file, beside DBOS and a bare SQLite loop: four
+    ./dev bench --only fan1000       one workload, in memory and on a file
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
 
-What is timed is said in contestants.py, how in measuring.py. This file only puts them together.
+What is timed is said in contestants.py, durable.py and burden.py, how in measuring.py. This file
+only puts them together.
 """
 
 from __future__ import annotations
@@ -14,21 +18,48 @@ import json
 import os
 import platform
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
+from pathlib import Path
 from typing import Any
 
+import burden
+import durable
+import workloads
+from apart import Apart, Failed, Missing
 from contestants import BASELINE, CONTESTANTS, dovetail_definition, dovetail_library
 from measuring import Times, best_ratio, ratio, rounds, summary
 from workloads import Workload, definition, fan, layered, standard, yaml_text
 
 TARGETS = {"layered10x100": 4.0, "chain100": 2.0, "fan1000": 3.0}
 """How many times as fast as Dask's synchronous scheduler the library must be."""
+DURABLE_TARGETS = {"chain100": 6.0, "fan1000": 50.0, "diamonds500": 60.0}
+"""How many times as fast as DBOS the embedded engine must be, at the same durability."""
 MOST_GROWTH = 2.0
 """What a node may cost in a fan of 10,000 nodes, compared with one of 1,000."""
 MOST_VALIDATION_SECONDS = 2.0
 VALIDATED_NODES = 10_000
 
+MOST_MEMORY = 100e6
+"""Bytes that a run of 10,000 nodes may add to the idle process."""
+LARGE_RUNS = [["layered", 100, 100], ["fan", 9998]]
+MOST_SLOWDOWN = 1.5
+"""What anything may take with a long history in the file, compared with a short one."""
+SHORT_HISTORY, LONG_HISTORY = 200, 100_000
+
+COMPETITIONS = ["library", "durable"]
+OTHERS = ["scaling", "validation", "memory", "history"]
+ENOUGH_SECONDS = 60.0
+"""A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
+TOO_SLOW_SECONDS = 25.0
+"""Who needs more for one run is told its time and left out of the rounds."""
+
 MICRO = 1e6
+MILLI = 1e3
 
 
 def main() -> int:
@@ -39,7 +70,7 @@ def main() -> int:
     if not options.json:
         print(*(f"{name} {value}" for name, value in report["environment"].items()), sep=" · ")
     for workload in standard():
-        if options.only and workload.name not in options.only:
+        if not competes("library", workload, options):
             continue
         say(f"… {workload.name}: {options.warmup} + {options.rounds} rounds")
         times = compete(workload, options)
@@ -47,6 +78,15 @@ def main() -> int:
         report["verdicts"] += verdict_on_speed(workload, times)
         if not options.json:
             print("\n" + table(workload, times))
+    for workload in workloads.durable():
+        if not competes("durable", workload, options):
+            continue
+        say(f"… {workload.name} on a file")
+        found = compete_durably(workload, options)
+        report.setdefault("durable", {})[workload.name] = found
+        report["verdicts"] += verdicts_on_durable_speed(workload, found)
+        if not options.json:
+            print("\n" + durable_table(workload, found))
     if not options.only or "scaling" in options.only:
         say("… scaling: fans of 1,000 and of 10,000 nodes")
         report["scaling"] = scaling(options)
@@ -55,6 +95,16 @@ def main() -> int:
         say(f"… validation of {VALIDATED_NODES:,} nodes")
         report["validation"] = validation(options)
         report["verdicts"] += verdicts_on_validation(report["validation"])
+    if not options.only or "memory" in options.only:
+        say("… memory of runs of 10,000 nodes on a file")
+        report["memory"] = memory()
+        report["verdicts"] += verdicts_on_memory(report["memory"])
+    if not options.only or "history" in options.only:
+        say(f"… history: {LONG_HISTORY:,} finished runs in the file")
+        report["history"] = history(options)
+        report["verdicts"] += verdicts_on_history(report["history"])
+        if not options.json:
+            print("\n" + history_table(report["history"]))
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -64,13 +114,21 @@ def main() -> int:
 
 
 def parse() -> argparse.Namespace:
-    names = [*(workload.name for workload in standard()), "scaling", "validation"]
+    known = {workload.name: None for workload in [*standard(), *workloads.durable()]}
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=25, help="timed rounds (25)")
     parser.add_argument("--warmup", type=int, default=3, help="rounds thrown away (3)")
-    parser.add_argument("--only", action="append", choices=names, help="repeatable")
     parser.add_argument(
-        "--contestant", action="append", choices=list(CONTESTANTS), help="repeatable; else all"
+        "--only",
+        action="append",
+        choices=[*COMPETITIONS, *known, *OTHERS],
+        help="a part, a workload, or both; repeatable",
+    )
+    parser.add_argument(
+        "--contestant",
+        action="append",
+        choices=[*CONTESTANTS, *durable.CONTESTANTS],
+        help="repeatable; else all",
     )
     parser.add_argument("--json", action="store_true", help="numbers instead of tables")
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
@@ -80,18 +138,39 @@ def parse() -> argparse.Namespace:
     return options
 
 
+def competes(part: str, workload: Workload, options: argparse.Namespace) -> bool:
+    """Whether this workload is measured in this part, after `--only` and `--contestant`."""
+    everybody = CONTESTANTS if part == "library" else durable.CONTESTANTS
+    if options.contestant and not set(options.contestant) & everybody.keys():
+        return False
+    if not options.only:
+        return True
+    named = [name for name in options.only if name not in OTHERS]
+    parts = [name for name in named if name in COMPETITIONS]
+    names = [name for name in named if name not in COMPETITIONS]
+    return bool(named) and part in (parts or [part]) and workload.name in (names or [workload.name])
+
+
+def chosen(contestants: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    return [name for name in contestants if name in (options.contestant or contestants)]
+
+
 def environment() -> dict[str, Any]:
-    try:
-        dask = version("dask")
-    except PackageNotFoundError:
-        dask = "missing"
     return {
         "python": platform.python_version(),
         "dovetail": version("dovetail"),
-        "dask": dask,
+        "dask": installed("dask"),
+        "dbos": installed("dbos"),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
 
 
 # --- the workloads ---------------------------------------------------------------------------
@@ -99,7 +178,7 @@ def environment() -> dict[str, Any]:
 
 def compete(workload: Workload, options: argparse.Namespace) -> dict[str, Times]:
     prepared = {}
-    for name in options.contestant or CONTESTANTS:
+    for name in chosen(CONTESTANTS, options):
         try:
             prepared[name] = CONTESTANTS[name](workload)
         except ModuleNotFoundError as error:
@@ -151,6 +230,105 @@ def verdict_on_speed(workload: Workload, times: dict[str, Times]) -> list[dict[s
     wanted = TARGETS[workload.name]
     what = f"{workload.name}: library × {BASELINE}"
     return [verdict(what, found, f"at least {wanted:g}", found >= wanted)]
+
+
+# --- the durable workloads ---------------------------------------------------------------------
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder on the checkout's own disk: a temporary one may be memory, where syncs are free."""
+    root = Path(__file__).resolve().parent.parent / ".cache"
+    root.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix="bench-") as folder:
+        yield Path(folder)
+
+
+def compete_durably(workload: Workload, options: argparse.Namespace) -> dict[str, Any]:
+    """Rows by contestant. Who fails, or is too slow for rounds, has a row that says so."""
+    rows: dict[str, Any] = {}
+    there: dict[str, Apart] = {}
+
+    def seconds(name: str) -> float:
+        if "failed" in rows[name]:
+            return inf
+        try:
+            return there[name].call("run").seconds
+        except Failed as error:
+            rows[name]["failed"] = str(error)
+            return inf
+
+    with scratch() as folder, ExitStack() as stack:
+        for number, name in enumerate(chosen(durable.CONTESTANTS, options)):
+            own = folder / str(number)
+            own.mkdir()
+            opener = f"durable:{durable.CONTESTANTS[name].__name__}"
+            try:
+                there[name] = Apart(opener, workload=asdict(workload), folder=str(own))
+            except Missing as error:
+                sys.exit(f"{name}: {error} is not installed; ./dev bench installs it")
+            except Failed as error:
+                rows[name] = {"failed": str(error)}
+                continue
+            stack.callback(there[name].close)
+            rows[name] = {"nodes": workload.nodes, **there[name].facts}
+        first = {name: seconds(name) for name in rows}
+        for name in rows:
+            if TOO_SLOW_SECONDS < first[name] < inf:
+                rows[name]["once_seconds"] = first[name]
+        ready = {name: name for name in rows if first[name] <= TOO_SLOW_SECONDS}
+        sync = durable.sync_seconds(folder)
+        effort = within_reason(sum(first[name] for name in ready), options)
+        times = rounds(ready, **effort, timed=seconds)
+    times = {name: taken for name, taken in times.items() if "failed" not in rows[name]}
+    for name, row in numbers(workload, times).items():
+        rows[name] |= row
+        rows[name]["times"] = {other: ratio(times[other], times[name]) for other in times}
+    return {"sync_seconds": sync, "rows": rows}
+
+
+def within_reason(seconds: float, options: argparse.Namespace) -> dict[str, int]:
+    """How many rounds there are if one takes so long: at most what was asked for."""
+    fit = int(ENOUGH_SECONDS / max(seconds, 0.001))
+    return {"count": min(options.rounds, max(3, fit)), "warmup": min(options.warmup, fit // 6)}
+
+
+def durable_table(workload: Workload, found: dict[str, Any]) -> str:
+    head = f"{workload.name} on a file, {workload.nodes:,} nodes"
+    columns = f"{'median':>11} {'best':>11} {'spread':>6} {'nodes/s':>8}"
+    lines = [
+        f"{head:36} {columns}  {'  '.join(f'× {peer}' for peer in durable.PEERS)}  of the floor"
+        f"  (a sync here: {found['sync_seconds'] * MILLI:.2f} ms)"
+    ]
+    for name, row in found["rows"].items():
+        line = f"  {name:20} {row.get('uses', ''):13}"
+        if "failed" in row:
+            line += f" failed: {row['failed']}"
+        elif "once_seconds" in row:
+            line += f" one run alone took {row['once_seconds']:.1f} s"
+        else:
+            line += (
+                f" {row['median_seconds'] * MILLI:8.1f} ms {row['best_seconds'] * MILLI:8.1f} ms"
+                f" {row['spread']:6.0%} {row['nodes_per_second']:8,.0f}"
+            )
+            for peer in durable.PEERS:
+                found_times = f"{row['times'][peer]:.1f}" if peer in row["times"] else "—"
+                line += f"  {found_times:>{len(peer) + 2}}"
+            if durable.FLOOR in row["times"]:
+                line += f"  {row['times'][durable.FLOOR]:12.1%}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def verdicts_on_durable_speed(workload: Workload, found: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = found["rows"]
+    if durable.OURS not in rows or durable.PEER not in rows:
+        return []
+    # Whoever failed has reached nothing.
+    reached = rows[durable.OURS].get("times", {}).get(durable.PEER, 0.0)
+    wanted = DURABLE_TARGETS[workload.name]
+    what = f"{workload.name} on a file: embedded × {durable.PEER}"
+    return [verdict(what, reached, f"at least {wanted:g}", reached >= wanted)]
 
 
 # --- growth and validation -------------------------------------------------------------------
@@ -213,6 +391,75 @@ def verdicts_on_validation(seconds: dict[str, float]) -> list[dict[str, Any]]:
             found < limit,
         )
         for name, found in seconds.items()
+    ]
+
+
+# --- memory and history ----------------------------------------------------------------------
+
+
+def memory() -> dict[str, int]:
+    """Bytes by which each large run made its process grow."""
+    grown = {}
+    for size in LARGE_RUNS:
+        with scratch() as folder, Apart("burden:memory", workload=size, folder=str(folder)) as job:
+            grown[burden.shape(*size).name] = job.call("run").value
+    return grown
+
+
+def verdicts_on_memory(grown: dict[str, int]) -> list[dict[str, Any]]:
+    return [
+        verdict(
+            f"{name} on a file, MB above the idle process",
+            found / 1e6,
+            f"below {MOST_MEMORY / 1e6:g}",
+            found < MOST_MEMORY,
+        )
+        for name, found in grown.items()
+    ]
+
+
+def history(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of one call with a short and with a long history, and how they compare."""
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        files = {}
+        for name, runs in (("short", SHORT_HISTORY), ("long", LONG_HISTORY)):
+            folder = stack.enter_context(scratch())
+            job = Apart("burden:history", runs=runs, folder=str(folder))
+            files[name] = stack.enter_context(job)
+        for call in files["long"].facts["calls"]:
+            times = rounds(
+                files,
+                count=max(1, options.rounds // 3),
+                warmup=min(1, options.warmup),
+                timed=lambda job, call=call: job.call(call).seconds,  # type: ignore[misc]
+            )
+            found[call] = {
+                name: summary(seconds).median / burden.REPEATS for name, seconds in times.items()
+            }
+            found[call]["times"] = ratio(times["long"], times["short"])
+    return found
+
+
+def history_table(found: dict[str, Any]) -> str:
+    lines = [f"{'a history of':24} {SHORT_HISTORY:>9,} {LONG_HISTORY:>9,} runs"]
+    for call, row in found.items():
+        lines.append(
+            f"  {call:22} {row['short'] * MILLI:6.2f} ms {row['long'] * MILLI:6.2f} ms"
+            f"  {row['times']:.2f} ×"
+        )
+    return "\n".join(lines)
+
+
+def verdicts_on_history(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        verdict(
+            f"{call}, {LONG_HISTORY:,} runs against {SHORT_HISTORY}",
+            row["times"],
+            f"at most {MOST_SLOWDOWN:g}",
+            row["times"] <= MOST_SLOWDOWN,
+        )
+        for call, row in found.items()
     ]
 
 

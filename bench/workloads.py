@@ -1,8 +1,8 @@
 """The graphs that every contestant runs, as plain data.
 
-A workload is `{node: [parents]}`. The node of each is the same no-op: it takes its parents' real
-outputs and returns `{"n": max(parents) + 1}`, so the last values prove that outputs travelled along
-every edge. What it must not know: who runs it.
+A workload is `{node: [parents]}`, parents first. The node of each is the same no-op: it takes its
+parents' real outputs and returns `{"n": max(parents) + 1}`, so the last values prove that outputs
+travelled along every edge. What it must not know: who runs it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,28 @@ class Workload:
     """The nodes whose outputs are asked for."""
     depth: int
     """What each of them must have counted up to."""
+    runs: int = 1
+    """How many runs of the graph are started at once."""
 
     @property
     def nodes(self) -> int:
-        return len(self.graph)
+        return len(self.graph) * self.runs
 
     def check(self, outputs: list[dict[str, Any]]) -> None:
-        assert outputs == [{"n": self.depth}] * len(self.exits), f"{self.name}: {outputs[:3]}…"
+        """The outputs of the exits, run after run."""
+        expected = [{"n": self.depth}] * len(self.exits) * self.runs
+        assert outputs == expected, f"{self.name}: {outputs[:3]}…"
+
+    def waves(self) -> list[list[str]]:
+        """The nodes that may start together, wave after wave."""
+        depth: dict[str, int] = {}
+        waves: list[list[str]] = []
+        for name, parents in self.graph.items():
+            depth[name] = max([depth[parent] + 1 for parent in parents], default=0)
+            if depth[name] == len(waves):
+                waves.append([])
+            waves[depth[name]].append(name)
+        return waves
 
 
 def chain(length: int) -> Workload:
@@ -57,8 +72,18 @@ def layered(layers: int, width: int) -> Workload:
     return Workload(f"layered{layers}x{width}", graph, exits, layers)
 
 
+def diamonds(runs: int) -> Workload:
+    """Many small runs at once: a → b, c → d."""
+    graph: Graph = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+    return Workload(f"diamonds{runs}", graph, ["d"], 3, runs)
+
+
 def standard() -> list[Workload]:
     return [chain(100), fan(1000), layered(10, 100)]
+
+
+def durable() -> list[Workload]:
+    return [chain(100), fan(1000), diamonds(500)]
 
 
 def node(*parents: dict[str, Any]) -> dict[str, Any]:

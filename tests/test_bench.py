@@ -1,7 +1,7 @@
 """The benchmark works, and the claims about growth hold by counting rather than by the clock.
 
 Times depend on the machine; the number of bytecodes that a transition executes and the number of
-calls that a run makes do not. What it must not need: Dask.
+calls that a run makes do not. What it must not need: Dask and DBOS.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import gc
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dovetail import Context
+from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.validation import check
 from dovetail.core.run import RunState
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Dispatch, Submit
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.registry import describe
+from dovetail.wiring import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_DASK = [
@@ -40,8 +47,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     run = import_module("run")
 
     yield run
-    for name in ("run", "contestants", "measuring", "workloads"):
-        del sys.modules[name]
+    for path in (ROOT / "bench").glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 # --- the benchmark itself ----------------------------------------------------------------------
@@ -132,6 +139,288 @@ def test_the_bench_prints_one_json_document() -> None:
     rows = json.loads(done.stdout)["workloads"]["chain100"]
     assert list(rows) == WITHOUT_DASK
     assert all(len(row["seconds"]) == 2 and row["nodes_per_second"] > 0 for row in rows.values())
+
+
+# --- on a file -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dovetail embedded", "floor"])
+def test_a_durable_contestant_carries_outputs_and_syncs_every_commit(
+    bench: Any, name: str, tmp_path: Path
+) -> None:
+    workloads = import_module("workloads")
+
+    for number, workload in enumerate(
+        [workloads.chain(5), workloads.fan(7), workloads.diamonds(4)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        opened = bench.durable.CONTESTANTS[name](workload=asdict(workload), folder=str(folder))
+        with opened as job:
+            assert job.facts == {"uses": "WAL, FULL"}
+            job.calls["run"]()
+            job.calls["run"]()
+        wrong = asdict(workload) | {"depth": 99}
+        with bench.durable.CONTESTANTS[name](workload=wrong, folder=str(tmp_path)) as job:
+            with pytest.raises(AssertionError, match=workload.name):
+                job.calls["run"]()
+            for file in tmp_path.glob("*.db*"):
+                file.unlink()
+
+
+async def commits_per_node(workload: Any, folder: Path) -> float:
+    """Syncs to the disk that a run costs, trigger and end included."""
+
+    async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        return dict(import_module("workloads").node(*config["of"]))
+
+    settings = Settings(db=folder / "dovetail.db")
+    registry = builtin_registry(settings)
+    registry.add(describe(noop, name="noop", max_retries=0, origin="test"))
+    definition = import_module("workloads").definition(workload)
+    async with embedded(settings, registry) as engine:
+        writer: Any = engine.store.writer  # type: ignore[attr-defined]
+        before = writer.commits
+        accepted = await engine.trigger(definition)
+        ended = await engine.wait(accepted.run_id)
+        workload.check([ended.node(name).output for name in workload.exits])
+        return float((writer.commits - before) / workload.nodes)
+
+
+async def test_a_node_of_a_chain_costs_one_commit(bench: Any, tmp_path: Path) -> None:
+    """Its claim rides with the result of the node before it."""
+    assert await commits_per_node(bench.workloads.chain(100), tmp_path) <= 1.1
+
+
+async def test_the_nodes_of_a_fan_share_their_commits(bench: Any, tmp_path: Path) -> None:
+    assert await commits_per_node(bench.fan(1000), tmp_path) <= 0.05
+
+
+def test_the_durable_workloads_are_those_that_were_promised(bench: Any) -> None:
+    sizes = {workload.name: workload.nodes for workload in bench.workloads.durable()}
+    assert sizes == {"chain100": 100, "fan1000": 1002, "diamonds500": 2000}
+    assert sizes.keys() == bench.DURABLE_TARGETS.keys()
+
+
+def test_waves_are_the_nodes_that_may_start_together(bench: Any) -> None:
+    assert bench.workloads.diamonds(1).waves() == [["a"], ["b", "c"], ["d"]]
+    assert [len(wave) for wave in bench.fan(9).waves()] == [1, 9, 1]
+
+
+def durable_rows(**rows: dict[str, Any]) -> dict[str, Any]:
+    ours = rows.get("ours", {"times": {"dbos, WAL": 50.0}})
+    return {"rows": {"dovetail embedded": ours, "dbos, WAL": rows.get("dbos", {})}}
+
+
+def test_a_missed_durable_target_is_told_and_so_is_a_failure(bench: Any) -> None:
+    workload = bench.fan(1000)
+    verdicts = bench.verdicts_on_durable_speed
+
+    assert verdicts(workload, durable_rows())[0]["reached"]
+    (missed,) = verdicts(workload, durable_rows(ours={"times": {"dbos, WAL": 49.9}}))
+    assert bench.shown(missed) == ("✗ fan1000 on a file: embedded × dbos, WAL: 49.90 (at least 50)")
+    assert not verdicts(workload, durable_rows(ours={"failed": "boom"}))[0]["reached"]
+    assert not verdicts(workload, durable_rows(ours={}, dbos={"once_seconds": 70}))[0]["reached"]
+    assert verdicts(workload, {"rows": {"floor": {}}}) == []
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (None, "library chain100, library fan1000, library layered10x100, "
+               "durable chain100, durable fan1000, durable diamonds500"),
+        (["durable"], "durable chain100, durable fan1000, durable diamonds500"),
+        (["chain100"], "library chain100, durable chain100"),
+        (["durable", "chain100"], "durable chain100"),
+        (["diamonds500", "scaling"], "durable diamonds500"),
+        (["scaling"], ""),
+    ],
+)  # fmt: skip
+def test_only_selects_parts_and_workloads(
+    bench: Any, only: list[str] | None, expected: str
+) -> None:
+    options = Namespace(only=only, contestant=None)
+    parts = {"library": bench.standard(), "durable": bench.workloads.durable()}
+    found = [
+        f"{part} {workload.name}"
+        for part, workloads in parts.items()
+        for workload in workloads
+        if bench.competes(part, workload, options)
+    ]
+    assert ", ".join(found) == expected
+
+
+def test_slow_rounds_are_fewer_but_three_and_never_more_than_asked_for(bench: Any) -> None:
+    options = Namespace(rounds=25, warmup=3)
+    assert bench.within_reason(0.5, options) == {"count": 25, "warmup": 3}
+    assert bench.within_reason(5.0, options) == {"count": 12, "warmup": 2}
+    assert bench.within_reason(40.0, options) == {"count": 3, "warmup": 0}
+    assert bench.within_reason(40.0, Namespace(rounds=1, warmup=0)) == {"count": 1, "warmup": 0}
+
+
+def test_who_fails_or_is_too_slow_has_a_row_that_says_so(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {
+        "dovetail": 0.01,
+        "dovetail_on_uvloop": 0.01,
+        "dbos": 0.5,
+        "dbos_one_connection": 26.0,
+        "dbos_as_it_comes": 0.6,
+        "floor": 0.005,
+    }
+    calls = dict.fromkeys(seconds, 0)
+
+    class There:
+        def __init__(self, opener: str, **_: object) -> None:
+            self.name = opener.removeprefix("durable:")
+            self.facts, self.close = {"uses": "WAL, FULL"}, lambda: None
+
+        def call(self, _: str) -> Any:
+            calls[self.name] += 1
+            if self.name == "dbos_as_it_comes" and calls[self.name] == 3:
+                raise bench.Failed("TimeoutError: no connection (impl.py:165)")
+            return import_module("apart").Answer(seconds[self.name], None)
+
+    monkeypatch.setattr(bench, "Apart", There)
+    options = Namespace(rounds=3, warmup=0, contestant=None)
+    found = bench.compete_durably(bench.fan(1000), options)
+
+    assert list(calls.values()) == [4, 4, 4, 1, 3, 4]
+    lines = bench.durable_table(bench.fan(1000), found).splitlines()
+    assert lines[1].split()[:4] == ["dovetail", "embedded", "WAL,", "FULL"]
+    assert lines[1].split()[-3:] == ["50.0", "—", "50.0%"]
+    assert lines[4].endswith("WAL, FULL     one run alone took 26.0 s")
+    assert lines[5].endswith("failed: TimeoutError: no connection (impl.py:165)")
+    assert len(found["rows"]["floor"]["seconds"]) == 3
+
+
+def test_without_dbos_it_says_how_to_get_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise bench.Missing("dbos")
+
+    monkeypatch.setattr(bench, "Apart", missing)
+    options = Namespace(rounds=1, warmup=0, contestant=["dbos, WAL"])
+    with pytest.raises(SystemExit, match=r"WAL: dbos is not installed; \./dev bench installs it"):
+        bench.compete_durably(bench.fan(3), options)
+
+
+def test_the_bench_on_a_file_prints_one_json_document() -> None:
+    command = [sys.executable, "bench/run.py", "--json", "--only", "durable", "--only", "chain100"]
+    chosen = ["--contestant", "dovetail embedded", "--contestant", "floor"]
+    done = subprocess.run(
+        [*command, *chosen, "--rounds", "2", "--warmup", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    report = json.loads(done.stdout)
+    rows = report["durable"]["chain100"]["rows"]
+    assert list(rows) == ["dovetail embedded", "floor"]
+    assert all(len(row["seconds"]) == 2 and row["times"]["floor"] > 0 for row in rows.values())
+    assert report["workloads"] == {}
+
+
+# --- in a process of its own ---------------------------------------------------------------------
+
+
+WORK = """
+import time
+from contextlib import contextmanager
+from apart import Job
+
+def fail():
+    raise ValueError("no such luck\\nand a second line")
+
+@contextmanager
+def opened(word, file):
+    print("this does not come between the answers")
+    yield Job({"word": word}, {
+        "count": lambda: len(word), "sleep": lambda: time.sleep(0.05),
+        "fail": fail, "hang": lambda: time.sleep(60), "exit": lambda: __import__("os")._exit(3),
+    })
+    open(file, "w").write("closed")
+
+def without():
+    import a_package_that_is_not_there
+"""
+
+
+@pytest.fixture
+def apart(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "work_elsewhere.py").write_text(WORK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return import_module("apart")
+
+
+def test_work_in_another_process_is_called_timed_and_closed(apart: Any, tmp_path: Path) -> None:
+    file = tmp_path / "closed"
+    with apart.Apart("work_elsewhere:opened", word="dove", file=str(file)) as there:
+        assert there.facts == {"word": "dove"}
+        assert there.call("count").value == 4
+        assert 0.05 <= there.call("sleep").seconds < 10
+    assert file.read_text() == "closed"
+
+
+def test_work_that_fails_elsewhere_fails_here_with_its_words(
+    apart: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(call: str) -> str:
+        with apart.Apart("work_elsewhere:opened", word="", file=str(tmp_path / "x")) as there:
+            monkeypatch.setattr(apart, "PATIENCE", 0.2 if call == "hang" else 60.0)
+            with pytest.raises(apart.Failed) as failure:
+                there.call(call)
+            monkeypatch.undo()
+            monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return str(failure.value)
+
+    assert failing("fail") == "ValueError: no such luck (work_elsewhere.py:7)"
+    assert failing("exit") == "its process ended with 3"
+    assert failing("hang") == "not done after 0.2 s"
+
+
+def test_a_package_that_is_missing_elsewhere_is_named(apart: Any) -> None:
+    with pytest.raises(apart.Missing, match="a_package_that_is_not_there"):
+        apart.Apart("work_elsewhere:without")
+
+
+# --- what large runs and long histories cost -----------------------------------------------------
+
+
+def test_the_growth_of_a_process_in_a_run_is_told(bench: Any, tmp_path: Path) -> None:
+    with bench.burden.memory(workload=["layered", 3, 4], folder=str(tmp_path)) as job:
+        assert 0 <= job.calls["run"]() < bench.MOST_MEMORY
+
+
+def test_a_history_is_copied_from_real_runs_and_can_be_used(bench: Any, tmp_path: Path) -> None:
+    with bench.burden.history(runs=300, folder=str(tmp_path)) as job:
+        assert job.facts["calls"] == [
+            "list",
+            "list --status FAILED",
+            "list --workflow rare",
+            "show",
+            "a new run",
+            "open and close",
+        ]
+        for call in job.calls.values():
+            call()
+
+
+def test_a_history_that_slows_anything_down_is_told(bench: Any) -> None:
+    found = {"show": {"short": 0.001, "long": 0.0016, "times": 1.6}}
+    (verdict,) = bench.verdicts_on_history(found)
+    assert bench.shown(verdict) == "✗ show, 100,000 runs against 200: 1.60 (at most 1.5)"
+    assert bench.history_table(found).splitlines()[1].split() == [
+        "show", "1.00", "ms", "1.60", "ms", "1.60", "×"
+    ]  # fmt: skip
+
+
+def test_a_run_that_needs_too_much_memory_is_told(bench: Any) -> None:
+    (verdict,) = bench.verdicts_on_memory({"fan9998": 120_000_000})
+    assert bench.shown(verdict) == (
+        "✗ fan9998 on a file, MB above the idle process: 120.00 (below 100)"
+    )
 
 
 # --- growth, by counting -----------------------------------------------------------------------

@@ -126,7 +126,7 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
         store.on_change = commands.read_rate_limits
-        commands.read_rate_limits()
+        await commands.read_rate_limits()
         async with engine:
             yield commands
             await engine.worker.drain(settings.drain_seconds)
@@ -151,7 +151,7 @@ async def attached(
             orchestrator = Orchestrator(store, NoTransport(), clock, store.abort)
             commands = _commands(settings, store, orchestrator, limits, clock, registry)
             store.on_change = commands.read_rate_limits
-            commands.read_rate_limits()
+            await commands.read_rate_limits()
             yield commands
 
 

@@ -188,4 +188,3 @@ async def adopt(folder: str, run_ids: list[str]) -> None:
         for run_id in run_ids:
             await commands.wait(run_id)
         tell([taken, executed])
-

@@ -47,9 +47,7 @@ def db(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def engine(
-    db: Path, *handlers: Callable[..., Any], **fields: Any
-) -> AsyncIterator[Commands]:
+async def engine(db: Path, *handlers: Callable[..., Any], **fields: Any) -> AsyncIterator[Commands]:
     settings = Settings(db=db, db_sync="normal", **{"drain_seconds": 0, **fields})
     async with embedded(settings, registry_of(*handlers)) as commands:
         yield commands
@@ -233,9 +231,7 @@ class TestGoingOn:
 
     async def test_who_backs_off_is_woken_by_whoever_goes_on(self, db: Path) -> None:
         flaky = Flaky()
-        nodes = {
-            "a": {"handler": "flaky", "max_retries": 1, "retry": {"base_delay_seconds": 0.2}}
-        }
+        nodes = {"a": {"handler": "flaky", "max_retries": 1, "retry": {"base_delay_seconds": 0.2}}}
         async with engine(db, flaky) as commands:
             run_id = (await commands.trigger(definition(nodes))).run_id
             async with asyncio.timeout(PATIENCE):
@@ -455,8 +451,9 @@ class TestBatches:
             again = await commands.batch(
                 "test", [{"x": i} for i in range(120)], idempotency_key="k"
             )
-            assert made == again
-            assert made["count"] == 120
+            assert made["batch_id"] == again["batch_id"]
+            assert (made["created"], again["created"]) == (True, False)
+            assert made["count"] == again["count"] == 120
             batch = await asyncio.wait_for(commands.wait_batch(made["batch_id"]), PATIENCE)
             assert batch["counts"] == {"COMPLETED": 120}
             assert [run["index"] for run in batch["runs"]] == list(range(100))

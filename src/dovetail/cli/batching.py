@@ -116,7 +116,7 @@ class Batch:
     async def _look_back(self, commands: Commands) -> None:
         """What an earlier process has made of this batch."""
         # A run may be FAILED and yet not finished: a node of it ran on when its process died.
-        orphans = set(commands.store.orphans())
+        orphans = set(await commands.store.orphans())
         cursor: str | None = None
         while True:
             page = await commands.get_batch(

@@ -87,7 +87,7 @@ class Several:
 
     async def _left_behind(self, commands: Commands, driven: list[str]) -> int:
         """Say which runs could not be taken over, and why."""
-        left = commands.store.orphans()
+        left = await commands.store.orphans()
         for run_id in left[:MOST_LEFT]:
             try:
                 driven += await commands.resume(run_id)

@@ -100,13 +100,13 @@ class Commands:
         return await self.records.register(workflow.name, sha256, content, self.clock())
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
-        return self.records.workflow(name, version)
+        return await self.records.workflow(name, version)
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        return self.records.workflows(limit=limit, cursor=cursor)
+        return await self.records.workflows(limit=limit, cursor=cursor)
 
     async def versions(self, name: str) -> dict[str, Any]:
-        return self.records.versions(name)
+        return await self.records.versions(name)
 
     async def delete_workflow(self, name: str) -> None:
         """Raises `NotFound`, or `Conflict` while runs of it are not finished."""
@@ -124,12 +124,13 @@ class Commands:
             raise InvalidDefinition(checked.errors)
         return checked.workflow
 
-    def _compile(self, given: Given, version: int | str | None) -> _Compiled:
+    async def _compile(self, given: Given, version: int | str | None) -> _Compiled:
         """The graph to run; the same one for the same definition, as far as that is cheap."""
         if isinstance(given, str):
-            found = self.records.registered(given, version)
-            key: Any = (found.name, found.version)
+            number = await self.records.version_of(given, version)
+            key: Any = (given, number)
             if key not in self._compiled:
+                found = await self.records.registered(given, number)
                 workflow = Workflow.model_validate(orjson.loads(found.content))
                 scope = f"run of {found.name}"
                 self._remember(key, workflow, found.version, scope, str(found.version), None)
@@ -167,13 +168,13 @@ class Commands:
         `place` is a batch and an index in it. Raises `InvalidDefinition`, `NotFound` or, for the
         params alone, `InvalidParams`; `Conflict` for a key that was used for something else.
         """
-        compiled = self._compile(workflow, version)
+        compiled = await self._compile(workflow, version)
         params = {} if params is None else params
         given = apply_params(compiled.params, params)
         key = None
         if idempotency_key is not None:
             key = _key(compiled.scope, idempotency_key, [compiled.body, params])
-        where = None if place is None else (self.records.batch_number(place[0]), place[1])
+        where = None if place is None else (await self.records.batch_number(place[0]), place[1])
         run_id = new_id()
         submit = Submit(run_id, compiled.graph, given, compiled.version, key=key, place=where)
         try:
@@ -186,11 +187,11 @@ class Commands:
 
     async def find_run(self, prefix: str) -> str:
         """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
-        return self.records.find_run(prefix)
+        return await self.records.find_run(prefix)
 
     async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
         if not nodes:
-            view = self.records.summary(run_id)
+            view = await self.records.summary(run_id)
             if view["finished_at"] is not None:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
@@ -208,7 +209,7 @@ class Commands:
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
-        return self.records.list_runs(
+        return await self.records.list_runs(
             status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
         )
 
@@ -220,12 +221,12 @@ class Commands:
 
     async def events(self, run_id: str, *, after: int = 0) -> list[dict[str, Any]]:
         """What is kept of its log so far."""
-        return self.records.events(run_id, after)
+        return await self.records.events(run_id, after)
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         """Why each node that has not finished is where it is."""
         run = await self.store.load(run_id)
-        driven = self.store.owner_of(run_id) != "gone"
+        driven = await self.store.owner_of(run_id) != "gone"
         nodes = explain(run, self.clock(), driven)
         return {"run_id": run_id, "status": run.status.value, "nodes": nodes}
 
@@ -233,8 +234,8 @@ class Commands:
         """Where the run's log departs from the rules, as sentences."""
         run = await self.store.load(run_id)
         submit = Submit(run_id, run.graph, run.params, run.version)
-        made, differences = verify(submit, self.records.entries(run_id))
-        shown = self.records.summary(run_id)
+        made, differences = verify(submit, await self.records.entries(run_id))
+        shown = await self.records.summary(run_id)
         if not differences and made is not None and made.status.value != shown["status"]:
             differences = [f"the list shows {shown['status']}, the log makes it {made.status}"]
         return differences
@@ -247,17 +248,17 @@ class Commands:
 
     async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
         """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
-        if self.drives and self.store.owner_of(run_id) in ("none", "gone"):
+        if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
             await self._check_handlers(run_id)
         run = await self._move(Retry(run_id, from_node))
-        if self.drives and self.store.owner_of(run_id) == "gone":
+        if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
             run = await self.store.load(run_id)
         return run
 
     async def _move(self, move: Cancel | Retry) -> RunState:
         run = await self.store.load(move.run_id)
-        if self.store.owner_of(move.run_id) == "here":
+        if await self.store.owner_of(move.run_id) == "here":
             (decision,) = await self.orchestrator.apply([move], durable=True)
         else:  # whoever drives it learns of it and sends out what follows
             (decision,) = await self.store.apply([move], self.clock(), durable=True)
@@ -282,15 +283,15 @@ class Commands:
     # ── who drives what ──────────────────────────────────────────────────────────────────
 
     async def owner(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
-        return self.store.owner_of(run_id)
+        return await self.store.owner_of(run_id)
 
     async def resume(self, run_id: str | None = None) -> list[str]:
         """Drive a run whose owner is gone, or every such run whose handlers are known here."""
         if run_id is None:
-            orphans = self.store.orphans()
+            orphans = await self.store.orphans()
             able = [one for one in orphans if not await self._unknown_handlers(one)]
             return await self._take_over(able)
-        match self.store.owner_of(run_id):
+        match await self.store.owner_of(run_id):
             case "here":
                 return [run_id]
             case "none":
@@ -334,7 +335,7 @@ class Commands:
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
         """One run per item: all of them, or none if one item is invalid."""
-        compiled = self._compile(workflow, version)
+        compiled = await self._compile(workflow, version)
         if not items:
             raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
         submits, problems = [], []
@@ -356,9 +357,9 @@ class Commands:
             decisions = await self.store.create_batch(batch_id, submits, key, self.clock())
         except KeyUsed as known:
             batch_id = _same(known, idempotency_key)
-            return {"batch_id": batch_id, "count": (await self.get_batch(batch_id))["count"]}
+            return {"batch_id": batch_id, "count": len(submits), "created": False}
         await self.orchestrator.follow(decisions)
-        return {"batch_id": batch_id, "count": len(submits)}
+        return {"batch_id": batch_id, "count": len(submits), "created": True}
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
@@ -367,7 +368,7 @@ class Commands:
 
         `items` is a digest of them: the same key for other items is a `Conflict`.
         """
-        compiled = self._compile(workflow, None)
+        compiled = await self._compile(workflow, None)
         scope = compiled.scope.replace("run", "batch", 1)
         key = _key(scope, idempotency_key, [compiled.body, count, items])
         batch_id = new_id()
@@ -383,7 +384,7 @@ class Commands:
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
-        return self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
+        return await self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
@@ -439,9 +440,9 @@ class Commands:
         await self.records.set_limit(tag, rate_per_second, burst)
         return await self.rate_limit(tag)
 
-    def read_rate_limits(self) -> None:
+    async def read_rate_limits(self) -> None:
         """Take on what other processes have set."""
-        for tag, (rate, burst) in self.records.limits().items():
+        for tag, (rate, burst) in (await self.records.limits()).items():
             self.rates.configure(tag, rate, burst)
 
 

@@ -186,7 +186,10 @@ class Intake:
 
 
 def _is_running(task: Task) -> bool:
-    node = task.source.run.nodes[task.source.place]
+    order = task.source
+    if isinstance(order, dict):
+        return False
+    node = order.run.nodes[order.place]
     return node.status is RUNNING and node.token == task.token
 
 

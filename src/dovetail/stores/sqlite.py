@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class SqliteStore:
         self.on_orders: Callable[[Decision], None] = lambda orders: None
         """Set by the wiring: what follows when a run turned out to have been moved elsewhere."""
         self.on_crash: Callable[[BaseException], None] = lambda error: None
-        self.on_change: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], Awaitable[None]] = _nothing
         """Set by the wiring: another process wrote to the file."""
         self._drives = drives
         self._definitions = Definitions()
@@ -397,10 +397,12 @@ class SqliteStore:
         self._rounds.look_again(known)
         if changed:
             self._tell_strangers()
-            self.on_change()
+            await self.on_change()
 
     def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
         """In the writer's thread: whether another process wrote, and which of our runs it moved."""
+        # It changes with what other connections commit, so with what this process commits in the
+        # event loop as well. That costs a look, no more.
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         changed, self._seen_version = version != self._seen_version, version
         nudged = self.owner.nudges(connection) if changed and self._drives else []
@@ -447,17 +449,26 @@ class SqliteStore:
     async def wait(self, run_id: str) -> RunState:
         while True:
             self._check()
+            driven = self._runs.get(run_id)
+            if driven is not None and driven.mine and not driven.run.finished:
+                run = await self._end_of(run_id)
+                if run.finished:
+                    return run
+                continue
             row = self._query("is_finished", run_id)
             if row is None:
                 raise NotFound(f"no run '{run_id}' in {self.file.path}")
             kept = self._runs.get(run_id)
             if row[1] and (kept is None or not kept.on_its_way):
                 return await self.load(run_id)
-            waiter: asyncio.Future[RunState] = self._loop.create_future()
-            self._finishers.setdefault(run_id, []).append(waiter)
-            run = await waiter
+            run = await self._end_of(run_id)
             if run.finished:  # a retry may have reopened it
                 return run
+
+    def _end_of(self, run_id: str) -> asyncio.Future[RunState]:
+        waiter: asyncio.Future[RunState] = self._loop.create_future()
+        self._finishers.setdefault(run_id, []).append(waiter)
+        return waiter
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         row = self._query("is_finished", run_id)
@@ -524,7 +535,7 @@ class SqliteStore:
 
     # ── who drives what ──────────────────────────────────────────────────────────────────
 
-    def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+    async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         row = self._query("read_run", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
@@ -535,7 +546,7 @@ class SqliteStore:
             return "here"
         return "elsewhere" if owner in self._reading(self.owner.others) else "gone"
 
-    def orphans(self) -> list[str]:
+    async def orphans(self) -> list[str]:
         return self._reading(self.owner.orphans)
 
     async def adopt(
@@ -556,6 +567,10 @@ class SqliteStore:
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
         await self._rounds.flush()
         return {run_id: one.decision for run_id, one in staged.items()}
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _newest(run: RunState) -> float:

@@ -53,8 +53,11 @@ class SqliteFile:
         connection = self.connect()
         connection.close()
 
-    def connect(self) -> sqlite3.Connection:
-        """Raises `StoreError` for a file that is not ours, not whole or not writable."""
+    def connect(self, *, wait: bool = True) -> sqlite3.Connection:
+        """Raises `StoreError` for a file that is not ours, not whole or not writable.
+
+        Without `wait` a statement fails at once where another process holds the lock.
+        """
         try:
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -65,6 +68,8 @@ class SqliteFile:
             connection.execute(f"PRAGMA synchronous = {self.sync.upper()}")
             self._check(connection)
             self._migrate(connection)
+            if not wait:
+                connection.execute("PRAGMA busy_timeout = 0")
         except sqlite3.Error as error:
             connection.close()
             raise self.explained(error) from error
@@ -132,9 +137,11 @@ class SqliteFile:
 
 
 def _header(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    # The mark last: somebody may make the file between two reads, and tables without it would
+    # be another program's.
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     application = connection.execute("PRAGMA application_id").fetchone()[0]
-    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
     return version, application, tables
 
 

@@ -56,15 +56,19 @@ class SqliteRecords:
         made: WorkflowVersion = await self._store.transact(write)
         return made
 
-    def registered(self, name: str, version: int | str | None = None) -> Registered:
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
         """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
         workflow = self._workflow(name)
         number = self._version_number(name, workflow[1], version)
         row = self._one("read_version", name, number)
         if row is None:
-            have = ", ".join(str(v["version"]) for v in self.versions(name)["items"])
+            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
             raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
         return Registered(name, row[0], row[1], row[3], row[2])
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        return self._version_number(name, self._workflow(name)[1], version)
 
     def _workflow(self, name: str) -> Any:
         row = self._one("read_workflow", name)
@@ -88,8 +92,8 @@ class SqliteRecords:
     def _aliases(self, name: str, latest: int) -> dict[str, int]:
         return {**dict(self._store.rows("aliases", name)), LATEST: latest}
 
-    def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
-        found = self.registered(name, version)
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
         return {
             "name": name,
             "version": found.version,
@@ -98,7 +102,7 @@ class SqliteRecords:
             "created_at": timestamp(found.created_at),
         }
 
-    def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = _limit(limit)
         rows = self._store.rows("workflows", cursor or "", limit + 1)
         items = [
@@ -113,7 +117,7 @@ class SqliteRecords:
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
-    def versions(self, name: str) -> dict[str, Any]:
+    async def versions(self, name: str) -> dict[str, Any]:
         self._workflow(name)
         return {
             "items": [
@@ -142,7 +146,7 @@ class SqliteRecords:
     async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
         if alias == LATEST:
             raise Conflict("'latest' always names the newest version and cannot be set")
-        found = self.registered(name, version)
+        found = await self.registered(name, version)
         await self._store.transact(
             lambda c: c.execute(statements()["set_alias"], (name, alias, found.version))
         )
@@ -150,7 +154,7 @@ class SqliteRecords:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    def find_run(self, prefix: str) -> str:
+    async def find_run(self, prefix: str) -> str:
         """The one run whose id begins so."""
         if prefix and len(prefix) < SHORTEST_PREFIX:
             raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
@@ -162,7 +166,7 @@ class SqliteRecords:
         some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
         raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
 
-    def list_runs(
+    async def list_runs(
         self,
         *,
         status: str | None = None,
@@ -180,13 +184,13 @@ class SqliteRecords:
         more = str(rows[limit - 1][0]) if len(rows) > limit else None
         return {"items": [_summary(row) for row in rows[:limit]], "next_cursor": more}
 
-    def summary(self, run_id: str) -> dict[str, Any]:
+    async def summary(self, run_id: str) -> dict[str, Any]:
         row = self._one("summary", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         return _summary(row)
 
-    def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+    async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
         row = self._one("is_finished", run_id)
         if row is None:
@@ -195,10 +199,10 @@ class SqliteRecords:
         at = self._one("piece_with", first, last, after + 1)[0] or first
         return list(decoded(self._store.rows("read_entries", at, last)))
 
-    def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
         return [
             event_view(event)
-            for entry in self.entries(run_id, after)
+            for entry in await self.entries(run_id, after)
             for event in entry.events
             if event.seq > after
         ]
@@ -220,10 +224,10 @@ class SqliteRecords:
             lambda connection: add_batch(connection, batch_id, workflow, count, key, now)
         )
 
-    def batch_number(self, batch_id: str) -> int:
+    async def batch_number(self, batch_id: str) -> int:
         return int(self._batch(batch_id)[0])
 
-    def get_batch(
+    async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = _limit(limit)
@@ -252,7 +256,7 @@ class SqliteRecords:
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
 
-    def limits(self) -> dict[str, tuple[float, int]]:
+    async def limits(self) -> dict[str, tuple[float, int]]:
         return {tag: (rate, burst) for tag, rate, burst in self._store.rows("limits")}
 
     async def set_limit(self, tag: str, rate: float, burst: int) -> None:
@@ -272,7 +276,7 @@ class SqliteRecords:
         free = shutil.disk_usage(path.parent).free
         runs, unfinished = self._one("counts")
         ahead = (self._one("newest_run")[0] or 0.0) - time.time()
-        orphans = self._store.orphans()
+        orphans = await self._store.orphans()
         size = f"{path}, {path.stat().st_size:,} bytes, {runs:,} runs, {unfinished:,} unfinished"
         found = [
             Finding("file", True, size),

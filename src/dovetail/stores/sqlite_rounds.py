@@ -8,9 +8,7 @@ it must not know: how a run is read from the file, or who wants to hear of it.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from dovetail.core.run import RunState
@@ -24,8 +22,10 @@ from dovetail.stores.sqlite_writer import (
     Projection,
     Round,
     Writer,
-    commit,
 )
+
+FEW = 128
+"""So many runs of a round may be written without a thread."""
 
 
 class Kept:
@@ -157,7 +157,10 @@ class Rounds:
         waiter: asyncio.Future[None] = self._loop.create_future()
         gathering.waiting.append(waiter)
         self._begin()
-        await waiter
+        if waiter.done():
+            waiter.result()  # written on the spot, or it could not be
+        else:
+            await waiter
 
     def schedule(self) -> None:
         """Write soon: after whatever else this turn of the loop brings, in the same commit."""
@@ -191,7 +194,17 @@ class Rounds:
             self._begin()
             return
         self._writing = gathering
-        self._writer.submit(partial(_commit, self._writer, round_), self._written)
+        outcome = None
+        if not round_.creations and len(round_.additions) <= FEW:
+            try:
+                outcome = self._writer.commit(round_)
+            except Exception as error:
+                self._written(None, error)
+                return
+        if outcome is None:
+            self._writer.commit_in_thread(round_, self._written)
+        else:
+            self._written(outcome, None)
 
     def _round(self, gathering: _Gathering) -> Round | None:
         additions, projections, nudges = [], [], []
@@ -259,10 +272,6 @@ class Rounds:
             if not waiter.done():
                 waiter.set_exception(error)
         self._fail(error)
-
-
-def _commit(writer: Writer, round_: Round, connection: sqlite3.Connection) -> Outcome:
-    return commit(writer, connection, round_)
 
 
 def _resolve(waiters: Iterable[asyncio.Future[None]]) -> None:

@@ -1,8 +1,9 @@
-"""The one thread of a process that writes to the file, and how it commits.
+"""How a process writes to the file: in a thread of its own, or right here where that is quicker.
 
 A round is everything that was staged while the round before it was being written: one
-transaction, one sync to the disk, however many runs it moves. What it must not know: any rule,
-or who waits for what it writes.
+transaction, one sync to the disk, however many runs it moves. On a disk that syncs within
+milliseconds a small round is written by whoever began it: handing it to a thread and back would
+take as long again. What it must not know: any rule, or who waits for what it writes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +24,9 @@ from dovetail.stores.sqlite_file import SqliteFile, statements
 
 T = TypeVar("T")
 
+QUICK_SECONDS = 0.002
+"""A commit that takes longer is left to the thread; the event loop has other things to do."""
+COMMITS_PER_CHECKPOINT = 500
 PIECES = 1 << 24
 """How many pieces a run's log may have; its number is the rest of a piece's id."""
 
@@ -39,6 +44,11 @@ class Writer:
         self._work: SimpleQueue[tuple[Callable[[Any], Any], Callable[..., None]] | None]
         self._work = SimpleQueue()
         self._connection = file.connect()
+        # For commits in the event loop. It never waits for a lock: then the thread does.
+        self._here = file.connect(wait=False)
+        self._here.execute("PRAGMA wal_autocheckpoint = 0")
+        self._since_checkpoint = 0
+        self._usual_seconds = 1.0
         self.commits = 0
         """Transactions that were committed, for tests that count them."""
         self._thread = threading.Thread(target=self._run, name="dovetail-writer", daemon=True)
@@ -66,10 +76,45 @@ class Writer:
         self.submit(work, then)
         return future
 
+    def commit(self, round_: Round) -> Outcome | None:
+        """Write a round in the calling thread, if that is quick; None if it was left alone."""
+        if self._usual_seconds > QUICK_SECONDS:
+            return None
+        began = time.perf_counter()
+        try:
+            outcome = commit(self, self._here, round_)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                return None
+            raise self._file.explained(error) from error
+        except sqlite3.Error as error:
+            raise self._file.explained(error) from error
+        self._note_time(time.perf_counter() - began)
+        self._since_checkpoint += 1
+        if self._since_checkpoint >= COMMITS_PER_CHECKPOINT:
+            self._since_checkpoint = 0
+            self.submit(_checkpoint, lambda result, error: None)
+        return outcome
+
+    def commit_in_thread(
+        self, round_: Round, then: Callable[[Outcome | None, BaseException | None], None]
+    ) -> None:
+        def work(connection: sqlite3.Connection) -> Outcome:
+            began = time.perf_counter()
+            outcome = commit(self, connection, round_)
+            self._note_time(time.perf_counter() - began)
+            return outcome
+
+        self.submit(work, then)
+
+    def _note_time(self, seconds: float) -> None:
+        self._usual_seconds += (seconds - self._usual_seconds) / 4
+
     def close(self) -> None:
         """After everything that was submitted."""
         self._work.put(None)
         self._thread.join()
+        self._here.close()
         self._connection.close()
 
     def transaction(
@@ -103,6 +148,11 @@ class Writer:
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
             del work, then, job, result, error
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    """Carry the log over into the file, as far as no reader is in the way."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 class Add(NamedTuple):

@@ -1,0 +1,181 @@
+"""Real processes in a few milliseconds each: one that has imported everything forks the others.
+
+A test that kills a process eighty times cannot wait half a second for each to import Dovetail.
+As a module it is what a test uses; as a script, `nursery.py JOBS.py`, it is the process that
+forks. A job is a function of the file JOBS.py, called with what the test gives; what it prints
+is what the test reads. What it must not know: what a job does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PATIENCE = 20
+"""Seconds after which a job hangs: it is then ended by its own alarm."""
+
+
+class Child:
+    """A process that does a job."""
+
+    def __init__(self, nursery: Nursery, pid: int, told: Path) -> None:
+        self._nursery = nursery
+        self._told = told
+        self._code: int | None = None
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Its exit code; -9 if it was killed."""
+        if self._code is None:
+            self._code = int(self._nursery.ask({"wait": self.pid}))
+        return self._code
+
+    def signal(self, number: int) -> None:
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    @property
+    def output(self) -> str:
+        return self._told.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._told.with_suffix(".err").read_text()
+
+    def told(self) -> list[Any]:
+        """Everything that it has told so far."""
+        return [json.loads(line) for line in self._told.read_text().splitlines(keepends=True)]
+
+    def hear(self, count: int = 1) -> Any:
+        """Wait until it has told so many things; the last of them."""
+        give_up = time.monotonic() + PATIENCE
+        while self._told.read_bytes().count(b"\n") < count:
+            assert time.monotonic() < give_up, f"in vain: {self.errors or 'it says nothing'}"
+            time.sleep(0.002)
+        return self.told()[count - 1]
+
+    def done(self) -> Any:
+        """The last thing that it tells, once it has ended well."""
+        code = self.wait()
+        assert code == 0, f"exit code {code}: {self.errors}"
+        return self.told()[-1]
+
+
+class Nursery:
+    """Use `with`; every process that it started has ended when it is left."""
+
+    def __init__(self, jobs: Path, folder: Path) -> None:
+        self._jobs = jobs
+        self._folder = folder
+        self._children: list[Child] = []
+        self._numbers = count(1)
+
+    def __enter__(self) -> Nursery:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(self._jobs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        self._process.communicate(timeout=PATIENCE)
+
+    def clear(self) -> None:
+        """End whatever still runs."""
+        for child in self._children:
+            with suppress(ProcessLookupError):
+                child.kill()
+        self._children.clear()
+
+    def start(self, job: str, **given: Any) -> Child:
+        told = self._folder / f"{next(self._numbers)}.out"
+        pid = self.ask({"start": job, "given": given, "told": str(told)})
+        child = Child(self, pid, told)
+        self._children.append(child)
+        return child
+
+    def ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+# ── in the process that forks ────────────────────────────────────────────────────────────
+
+
+def tell(what: Any) -> None:
+    """From a job to its test; in one piece, so that a killed job leaves no half of it."""
+    os.write(1, json.dumps(what, default=str).encode() + b"\n")
+
+
+def serve(jobs: ModuleType) -> None:
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            tell(os.waitstatus_to_exitcode(status))
+            continue
+        told = Path(order["told"])
+        told.touch()
+        told.with_suffix(".err").touch()
+        pid = os.fork()
+        if not pid:
+            _do(getattr(jobs, order["start"]), order["given"], told)
+        tell(pid)
+
+
+def _do(job: Callable[..., Any], given: dict[str, Any], told: Path) -> None:
+    """In the new process, which never returns from here."""
+    code = 1
+    try:
+        signal.alarm(PATIENCE)
+        for stream, path in ((1, told), (2, told.with_suffix(".err"))):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        work = job(**given)
+        if inspect.iscoroutine(work):
+            asyncio.run(work)
+        code = 0
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(code)
+
+
+def _loaded(path: Path) -> ModuleType:
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location("jobs", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    serve(_loaded(Path(sys.argv[1])))

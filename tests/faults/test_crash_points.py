@@ -1,0 +1,385 @@
+"""A process dies between two external effects; another goes on with nothing but the file.
+
+Each test is one named point (`effects`). Whatever the point, the end is that of a run that nobody
+disturbed; every execution is an attempt in the log; the log obeys the rules; and what was
+answered is there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .nursery import Child, Nursery
+from .side_file import check_executions, starts, stopped, wait_for_start
+
+# ── a run, from a file that is not there to its end ──────────────────────────────────────
+
+BEFORE_A_RUN = [
+    # the file is made
+    "before PRAGMA journal_mode",
+    "after PRAGMA journal_mode",
+    "before BEGIN 1",
+    "after BEGIN 1",
+    "after schema 1",
+    "after schema 9",
+    "before PRAGMA application_id",
+    "before PRAGMA user_version",
+    "before COMMIT of schema",
+    "after COMMIT of schema",
+    # this process is made known
+    "before BEGIN 2",
+    "before add_owner",
+    "after add_owner",
+    "before COMMIT of add_owner",
+    "after COMMIT of add_owner",
+]
+IN_A_RUN = [
+    # the trigger
+    "before BEGIN 3",
+    "after BEGIN 3",
+    "after add_definition",
+    "before add_run",
+    "after add_run",
+    "after add_entries of submit",
+    "after add_key",
+    "before COMMIT of submit",
+    "after COMMIT of submit",
+    # the first claims, together with a node that is parked
+    "before add_entries of claim left",
+    "after add_entries of claim left",
+    "before COMMIT of claim left",
+    "after COMMIT of claim left",
+    "before COMMIT of park parked",
+    "after COMMIT of park parked",
+    # handlers
+    "before handler of left",
+    "after handler of left",
+    "before handler of join",
+    "after handler of join",
+    "before handler of once",
+    "after handler of once",
+    "before handler 2 of flaky",
+    "after handler of costly",
+    # results, together with the claims that follow from them
+    "before add_entries of complete right",
+    "after add_entries of complete right",
+    "before COMMIT of claim join",
+    "after COMMIT of claim join",
+    "before COMMIT of complete once",
+    "after COMMIT of complete once",
+    # the cache
+    "before keep_output",
+    "after keep_output",
+    "before COMMIT of keep_output",
+    "after COMMIT of keep_output",
+    "before COMMIT of recall cached",
+    "after COMMIT of recall cached",
+    # a retry after its backoff, a parked node after its wait
+    "before COMMIT of fail flaky",
+    "after COMMIT of fail flaky",
+    "before add_entries of wake",
+    "before COMMIT of wake",
+    "after COMMIT of wake",
+    "before COMMIT of claim parked",
+    "after COMMIT of claim parked",
+    # the end
+    "before add_entries of end",
+    "before project_run",
+    "after project_run",
+    "before COMMIT of end",
+    "after COMMIT of end",
+    # this process leaves
+    "before drop_owner",
+    "after drop_owner",
+    "before drop_nudges_of",
+    "before COMMIT of drop_owner",
+    "after COMMIT of drop_owner",
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    shared_nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    folder = str(tmp_path_factory.mktemp("undisturbed"))
+    end: dict[str, Any] = shared_nursery.start("run", folder=folder, workflow="everything").done()
+    assert end["status"] == "COMPLETED"
+    assert end["differences"] == []
+    check_executions(starts(folder, end["run_id"]), end["events"])
+    return end
+
+
+def check_end(
+    folder: str, found: dict[str, Any], ended: dict[str, Any], last: dict[str, Any]
+) -> None:
+    """The run as a second process found it, brought it to its end, and after a retry of that."""
+    # Nobody may start `once` again, so a crash that could have hit its start fails it.
+    hit = found["nodes"]["once"][0] == "RUNNING"
+    assert ended["status"] == ("FAILED" if hit else "COMPLETED")
+    assert ended["nodes"]["once"] == (["FAILED", "worker_lost"] if hit else ["COMPLETED", None])
+    for run in (found, ended, last):
+        assert run["differences"] == []
+    executed = starts(folder, last["run_id"])
+    check_executions(executed, last["events"])
+    of_once = [epoch for node, epoch, _ in executed if node == "once"]
+    assert len(of_once) == len(set(of_once)), "it started twice in one epoch"
+    assert last["runs"] == 1
+    assert last["owner"] == "none"
+
+
+def crash(nursery: Nursery, job: str, **given: Any) -> Child:
+    child = nursery.start(job, **given)
+    assert child.wait() == 9, f"it never came to this point: {child.errors}"
+    return child
+
+
+def crash_and_finish(
+    nursery: Nursery, folder: str, point: str | int, commits: str, undisturbed: dict[str, Any]
+) -> None:
+    given = {"folder": folder, "workflow": "everything", "commits": commits}
+    first = crash(nursery, "run", point=point, **given)
+    second = nursery.start("finish", **given)
+    second.done()
+    found, ended, last = second.told()
+    if answered := first.told():
+        assert found["run_id"] == answered[0], "the answered run is gone"
+    check_end(folder, found, ended, last)
+    assert last["status"] == undisturbed["status"]
+    assert last["outputs"] == undisturbed["outputs"]
+
+
+@pytest.mark.parametrize("point", BEFORE_A_RUN)
+def test_a_run_begins_after_a_crash_that_came_before_it(
+    nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
+) -> None:
+    crash_and_finish(nursery, folder, point, "thread", undisturbed)
+
+
+@pytest.mark.parametrize("commits", ["thread", "loop"])
+@pytest.mark.parametrize("point", IN_A_RUN)
+def test_a_run_ends_the_same_after_a_crash(
+    nursery: Nursery, folder: str, point: str, commits: str, undisturbed: dict[str, Any]
+) -> None:
+    crash_and_finish(nursery, folder, point, commits, undisturbed)
+
+
+def test_a_run_ends_the_same_after_a_crash_at_any_effect(
+    nursery: Nursery, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    """The points that nobody named; DOVETAIL_CRASHES=all takes every one of them."""
+    count = nursery.start("count", folder=str(tmp_path), workflow="everything").done()
+    assert count > 2 * len(IN_A_RUN + BEFORE_A_RUN), (
+        "points without a name are what this test is for"
+    )
+    places = range(1, int(count * 0.9))  # a little fewer: no two runs have the same number
+    some = places if os.environ.get("DOVETAIL_CRASHES") == "all" else random.sample(places, 8)
+    for place in some:
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        try:
+            commits = ("thread", "loop")[place % 2]
+            crash_and_finish(nursery, str(folder), place, commits, undisturbed)
+        except AssertionError as error:
+            raise AssertionError(f"crashed at side {place} of {count}: {error}") from error
+
+
+# ── taking over ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before own_run",
+        "after own_run",
+        "before COMMIT of own_run",
+        "after COMMIT of own_run",
+        "before add_entries of take_over",
+        "after add_entries of take_over",
+        "before COMMIT of take_over",
+        "after COMMIT of take_over",
+        "before handler of join",
+        "after handler of join",
+    ],
+)
+def test_a_run_ends_the_same_after_whoever_took_it_over_crashed_too(
+    nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
+) -> None:
+    crash(nursery, "run", folder=folder, workflow="everything", point="after handler of join")
+    crash(nursery, "resume", folder=folder, point=point, commits="loop")
+    finishing = nursery.start("finish", folder=folder, workflow="everything")
+    finishing.done()
+    found, ended, last = finishing.told()
+    check_end(folder, found, ended, last)
+    assert last["outputs"] == undisturbed["outputs"]
+
+
+def test_a_node_that_takes_its_process_down_each_time_is_given_up(
+    nursery: Nursery, folder: str
+) -> None:
+    crash(nursery, "run", folder=folder, workflow="short", point="after handler of a")
+    for _ in range(2):
+        crash(nursery, "resume", folder=folder, point="after handler of a")
+    last = nursery.start("resume", folder=folder)
+    last.done()
+    told, end = last.told()
+    assert told == [end["run_id"]], "whoever resumes it is told of it, though it ends at once"
+    assert end["status"] == "FAILED"
+    assert end["nodes"]["a"] == ["FAILED", "worker_lost"]
+    assert starts(folder, end["run_id"]) == [("a", 1, 1), ("a", 1, 2), ("a", 1, 3)]
+    assert end["differences"] == []
+
+
+# ── handing back, and staying ────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("commits", ["thread", "loop"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before add_entries of take_over",
+        "after add_entries of take_over",
+        "before disown_run",
+        "after disown_run",
+        "before COMMIT of disown_run",
+        "after COMMIT of disown_run",
+        "before drop_owner",
+        "before COMMIT of drop_owner",
+        "after COMMIT of drop_owner",
+    ],
+)
+def test_a_run_goes_on_after_a_crash_while_it_was_handed_back(
+    nursery: Nursery, folder: str, point: str, commits: str
+) -> None:
+    given = {"folder": folder, "workflow": "long", "node": "waits", "commits": commits}
+    crash(nursery, "leave", point=point, **given)
+    check_long(nursery, folder)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before renew_owner",
+        "after renew_owner",
+        "before COMMIT of renew_owner",
+        "after COMMIT of renew_owner",
+    ],
+)
+def test_a_run_goes_on_after_a_crash_while_its_lease_was_renewed(
+    nursery: Nursery, folder: str, point: str
+) -> None:
+    crash(nursery, "run", folder=folder, workflow="long", point=point, lease_seconds=0.3)
+    check_long(nursery, folder)
+
+
+def check_long(nursery: Nursery, folder: str) -> None:
+    """The run `long`, whose second node was interrupted once, comes to its end."""
+    (Path(folder) / "go").touch()
+    end = nursery.start("resume", folder=folder).done()
+    assert end["status"] == "COMPLETED"
+    assert end["differences"] == []
+    executed = starts(folder, end["run_id"])
+    assert executed == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
+    check_executions(executed, end["events"])
+
+
+# ── an order from another process ────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before BEGIN",
+        "before add_entries of cancel",
+        "after add_entries of cancel",
+        "after project_run",
+        "after nudge",
+        "before COMMIT of nudge",
+        "after COMMIT of nudge",
+    ],
+)
+def test_a_cancel_whose_process_crashes_has_happened_whole_or_not_at_all(
+    nursery: Nursery, folder: str, point: str
+) -> None:
+    driving = nursery.start("run", folder=folder, workflow="long")
+    run_id = driving.hear()
+    wait_for_start(folder, run_id, ("waits", 1, 1))
+    crash(nursery, "order", folder=folder, command="cancel", run_id=run_id, point=point)
+    committed = point.startswith("after COMMIT")
+    if not committed:
+        (Path(folder) / "go").touch()
+    end = driving.done()
+    assert end["status"] == ("CANCELLED" if committed else "COMPLETED")
+    assert end["differences"] == []
+    assert stopped(folder, run_id) == ([("waits", 1, 1)] if committed else [])
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before drop_nudge",
+        "after drop_nudge",
+        "before COMMIT of drop_nudge",
+        "after COMMIT of drop_nudge",
+    ],
+)
+def test_a_cancel_stands_when_whoever_drives_the_run_crashes_over_it(
+    nursery: Nursery, folder: str, point: str
+) -> None:
+    driving = nursery.start("run", folder=folder, workflow="long", point=point)
+    run_id = driving.hear()
+    wait_for_start(folder, run_id, ("waits", 1, 1))
+    said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
+    assert said == "CANCELLED"
+    assert driving.wait() == 9
+    assert nursery.start("resume", folder=folder).done() == [], "it has ended"
+    (Path(folder) / "go").touch()
+    finishing = nursery.start("finish", folder=folder, workflow="long")
+    finishing.done()
+    found, _, last = finishing.told()
+    assert found["status"] == "CANCELLED"
+    assert (last["status"], last["differences"]) == ("COMPLETED", [])
+    check_executions(starts(folder, run_id), last["events"])
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("job", ["batch", "stream"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "after add_key",
+        "after add_batch",
+        "before COMMIT of add_batch",
+        "after COMMIT of add_batch",
+        "before add_run 4",
+        "after add_run 4",
+        "after add_entries 4 of submit",
+        "before COMMIT of add_run",
+        "after COMMIT of add_run",
+        "before handler 3 of a",
+        "after handler 3 of b",
+        "before COMMIT of end",
+        "after COMMIT of end",
+    ],
+)
+def test_a_batch_asked_for_again_after_a_crash_has_every_run_once(
+    nursery: Nursery, folder: str, job: str, point: str
+) -> None:
+    first = crash(nursery, job, folder=folder, workflow="short", count=6, point=point)
+    second = nursery.start(job, folder=folder, workflow="short", count=6)
+    second.done()
+    batch_id, batch, *runs = second.told()
+    if answered := first.told():
+        assert batch_id == answered[0], "the answered batch is gone"
+    assert batch["counts"] == {"COMPLETED": 6}
+    assert [run["index"] for run in batch["runs"]] == list(range(6))
+    assert {run["runs"] for run in runs} == {6}
+    for run in runs:
+        assert run["differences"] == []
+        check_executions(starts(folder, run["run_id"]), run["events"])

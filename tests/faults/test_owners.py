@@ -1,0 +1,196 @@
+"""Who drives a run: a process that is silent too long is replaced, and does no harm afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dovetail.stores.sqlite_file import is_gone, started_at, this_machine
+
+from .nursery import Child, Nursery
+from .side_file import check_executions, starts, stopped, wait_for, wait_for_start
+
+LEASE = 0.5
+AT_ONCE = 1.0
+"""How soon an order must reach whoever drives the run."""
+
+
+def driving(nursery: Nursery, folder: str, workflow: str = "long", **given: Any) -> Child:
+    """A process that drives a run whose node `waits` has started."""
+    child = nursery.start("run", folder=folder, workflow=workflow, **given)
+    wait_for_start(folder, child.hear(), ("waits", 1, 1))
+    return child
+
+
+def silence(child: Child) -> None:
+    """Stop it for longer than its lease."""
+    child.signal(signal.SIGSTOP)
+    time.sleep(LEASE + 0.2)
+
+
+def go(folder: str) -> None:
+    (Path(folder) / "go").touch()
+
+
+def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_agree_on_the_end(
+    nursery: Nursery, folder: str
+) -> None:
+    first = driving(nursery, folder, lease_seconds=LEASE)
+    run_id = first.hear()
+    silence(first)
+    second = nursery.start("resume", folder=folder)
+    assert second.hear() == [run_id]
+    wait_for_start(folder, run_id, ("waits", 1, 2))
+    first.signal(signal.SIGCONT)
+    wait_for(lambda: stopped(folder, run_id) == [("waits", 1, 1)], "nobody stopped it", AT_ONCE)
+    go(folder)
+    ends = [child.done() for child in (first, second)]
+    assert ends[0]["status"] == ends[1]["status"] == "COMPLETED"
+    assert ends[0]["outputs"] == ends[1]["outputs"]
+    assert ends[0]["outputs"]["waits"]["attempt"] == 2
+    assert ends[0]["differences"] == ends[1]["differences"] == []
+    assert ends[0]["events"] == ends[1]["events"]
+    executed = starts(folder, run_id)
+    assert executed == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
+    check_executions(executed, ends[0]["events"])
+
+
+def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, folder: str) -> None:
+    first = driving(nursery, folder, lease_seconds=LEASE)
+    run_id = first.hear()
+    silence(first)
+    second = nursery.start("resume", folder=folder)
+    wait_for_start(folder, run_id, ("waits", 1, 2))
+    second.signal(signal.SIGSTOP)  # within its lease, so the run stays its own
+    go(folder)
+    first.signal(signal.SIGCONT)
+    time.sleep(0.5)  # enough for a result, had it counted
+    seen = nursery.start("look", folder=folder, run_id=run_id).done()
+    assert (seen["status"], seen["nodes"]["waits"][0]) == ("RUNNING", "RUNNING")
+    second.signal(signal.SIGCONT)
+    ends = [child.done() for child in (first, second)]
+    for end in ends:
+        assert (end["status"], end["differences"]) == ("COMPLETED", [])
+        assert end["outputs"]["waits"]["attempt"] == 2
+    assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
+
+
+def test_a_run_that_changes_hands_many_times_ends_once(nursery: Nursery, folder: str) -> None:
+    child = driving(nursery, folder, lease_seconds=LEASE, max_crashes=100)
+    run_id = child.hear()
+    children = [child]
+    for attempt in range(2, 6):
+        silence(children[-1])
+        children.append(
+            nursery.start("resume", folder=folder, lease_seconds=LEASE, max_crashes=100)
+        )
+        wait_for_start(folder, run_id, ("waits", 1, attempt))
+    for silent in children:
+        silent.signal(signal.SIGCONT)
+    old = [("waits", 1, attempt) for attempt in range(1, 5)]
+    wait_for(lambda: sorted(stopped(folder, run_id)) == old, "not all of them stopped", AT_ONCE)
+    go(folder)
+    ends = [child.done() for child in children]
+    assert {end["status"] for end in ends} == {"COMPLETED"}
+    assert {end["outputs"]["waits"]["attempt"] for end in ends} == {5}
+    assert all(end["differences"] == [] for end in ends)
+    check_executions(starts(folder, run_id), ends[0]["events"])
+
+
+def test_the_run_of_a_live_process_is_left_alone(nursery: Nursery, folder: str) -> None:
+    first = driving(nursery, folder, lease_seconds=LEASE)
+    time.sleep(2 * LEASE)  # it renews
+    assert nursery.start("resume", folder=folder).done() == []
+    refused = nursery.start("resume", folder=folder, run_id=first.hear())
+    assert refused.wait() == 1
+    assert "is driven by another process, which is alive" in refused.errors
+    go(folder)
+    assert first.done()["status"] == "COMPLETED"
+    assert starts(folder, first.hear()) == [("first", 1, 1), ("waits", 1, 1)]
+
+
+def test_a_cancel_reaches_whoever_drives_the_run_at_once(nursery: Nursery, folder: str) -> None:
+    first = driving(nursery, folder)
+    run_id = first.hear()
+    said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
+    given = time.monotonic()
+    end = first.hear(2)
+    assert time.monotonic() - given < AT_ONCE
+    assert said == end["status"] == "CANCELLED"
+    assert stopped(folder, run_id) == [("waits", 1, 1)]
+    assert first.wait() == 0
+
+
+def test_a_retry_reaches_whoever_drives_the_run_at_once(nursery: Nursery, folder: str) -> None:
+    first = driving(nursery, folder, workflow="half")
+    run_id = first.hear()
+    wait_for(
+        lambda: nursery.start("look", folder=folder, run_id=run_id).done()["status"] == "FAILED",
+        "it never failed",
+    )
+    (Path(folder) / "fixed").touch()
+    assert nursery.start("order", folder=folder, command="retry", run_id=run_id).done()
+    wait_for(lambda: ("broken", 2, 1) in starts(folder, run_id), "it never came", AT_ONCE)
+    go(folder)
+    end = first.done()
+    assert (end["status"], end["differences"]) == ("COMPLETED", [])
+    assert sorted(starts(folder, run_id)) == [("broken", 1, 1), ("broken", 2, 1), ("waits", 1, 1)]
+
+
+# ── is it gone? ──────────────────────────────────────────────────────────────────────────
+
+LATER = time.monotonic() + 3600.0
+PID = os.getpid()
+
+
+def test_this_process_is_there() -> None:
+    assert started_at(PID)
+    assert not is_gone(this_machine(), PID, started_at(PID), LATER)
+
+
+def test_a_process_that_has_ended_is_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = started_at(child.pid)
+    assert not is_gone(this_machine(), child.pid, started, LATER)
+    child.communicate(b"\n")
+    assert is_gone(this_machine(), child.pid, started, LATER)
+
+
+def test_a_dead_process_that_its_parent_has_not_noticed_is_gone() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    started = started_at(child.pid)
+    child.kill()
+    try:
+        wait_for(lambda: is_gone(this_machine(), child.pid, started, LATER), "alive as a zombie", 5)
+    finally:
+        child.wait()
+
+
+def test_a_later_process_with_the_same_number_is_another_one() -> None:
+    before = str(int(started_at(PID)) - 1)
+    assert is_gone(this_machine(), PID, before, LATER)
+
+
+def test_whoever_is_silent_for_longer_than_its_lease_is_gone() -> None:
+    assert is_gone(this_machine(), PID, started_at(PID), time.monotonic() - 0.001)
+
+
+def test_of_another_container_only_the_lease_tells() -> None:
+    boot = this_machine().split(" ")[0]
+    assert not is_gone(f"{boot} pid:[1]", PID, "1", LATER)
+    assert is_gone(f"{boot} pid:[1]", PID, "1", time.monotonic() - 0.001)
+
+
+def test_whoever_lived_before_the_machine_started_again_is_gone() -> None:
+    _, room = this_machine().split(" ")
+    assert is_gone(f"another-boot {room}", PID, started_at(PID), LATER)
+
+
+def test_where_no_start_time_can_be_known_only_the_lease_tells() -> None:
+    assert not is_gone(this_machine(), 1 << 30, "", LATER)
+    assert is_gone(this_machine(), 1 << 30, "", time.monotonic() - 0.001)
