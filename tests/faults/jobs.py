@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sqlite3
 import sys
 import time
@@ -77,7 +78,14 @@ HALF = {
     "name": "half",
     "nodes": [step("waits", config={"until": "go"}), step("broken", config={"needs": "fixed"})],
 }
-DEFINITIONS = {"everything": EVERYTHING, "short": SHORT, "long": LONG, "half": HALF}
+BIG = {
+    "name": "big",
+    "nodes": [
+        step(f"n{i}", *([f"n{i - 1}"] if i else []), config={"says": "x", "times": 60_000})
+        for i in range(12)
+    ],
+}
+DEFINITIONS = {one["name"]: one for one in (EVERYTHING, SHORT, LONG, HALF, BIG)}
 
 
 class Place:
@@ -113,7 +121,7 @@ class Place:
         except asyncio.CancelledError:
             self._note(f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt} stopped")
             raise
-        said = {"says": config.get("says", ctx.node_id)}
+        said = {"says": config.get("says", ctx.node_id) * config.get("times", 1)}
         return {**said, "attempt": ctx.attempt} if "until" in config else said
 
     def _note(self, line: str) -> None:
@@ -134,9 +142,14 @@ async def engine(
     clock_ahead: float = 0.0,
     busy_seconds: float = sqlite_file.BUSY_SECONDS,
     commits: str = "thread",
+    most_bytes: int = resource.RLIM_INFINITY,
     **settings: Any,
 ) -> AsyncIterator[Commands]:
-    """The embedded engine, which dies at `point`; it `commits` in its thread or in its loop."""
+    """The embedded engine, which dies at `point`; it `commits` in its thread or in its loop.
+
+    No file may grow beyond `most_bytes`, as if the disk were full.
+    """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     true_time = time.time
     time.time = lambda: true_time() + clock_ahead
     sqlite_file.BUSY_SECONDS = busy_seconds

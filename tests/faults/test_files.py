@@ -469,17 +469,41 @@ def test_a_disk_that_is_full_before_the_run_is_told_and_nothing_is_made(
     assert on(small_disk, *RUN)[0] == 0
 
 
+@pytest.mark.parametrize("commits", ["thread", "loop"])
+def test_wherever_a_commit_finds_the_disk_full_whoever_waits_is_told(
+    nursery: Nursery, folder: str, commits: str
+) -> None:
+    given = {"folder": folder, "workflow": "big", "commits": commits}
+    first = nursery.start("run", most_bytes=400 * KIB, **given)
+    run_id = first.hear()
+    assert first.wait() == 1
+    assert "StoreError" in first.errors
+    assert "full" in first.errors
+    executed = starts(folder, run_id)
+    assert 1 < len(executed) < 12, "it should fill up on the way"
+    end = nursery.start("finish", **given).done()
+    assert (end["run_id"], end["status"], end["differences"]) == (run_id, "COMPLETED", [])
+    check_executions(starts(folder, run_id), end["events"])
+    assert len(starts(folder, run_id)) <= 12 + 1, "what was kept did not run again"
+
+
 # ── a file that somebody else writes to ──────────────────────────────────────────────────
 
 
-def test_whoever_finds_the_file_locked_waits(nursery: Nursery, folder: str) -> None:
-    nursery.start("run", folder=folder, workflow="short").done()
+@pytest.mark.parametrize("commits", ["thread", "loop"])
+def test_whoever_finds_the_file_locked_waits(nursery: Nursery, folder: str, commits: str) -> None:
+    given = {"folder": folder, "workflow": "long", "commits": commits}
+    driving = nursery.start("run", **given)
+    run_id = driving.hear()
+    wait_for_start(folder, run_id, ("waits", 1, 1))
     holding = nursery.start("hold", folder=folder, seconds=1.5)
     holding.hear()
     began = time.monotonic()
-    end = nursery.start("run", folder=folder, workflow="short").done()
+    (Path(folder) / "go").touch()
+    following = nursery.start("run", **given)  # the same key: it follows, once it is let in
+    assert driving.done()["status"] == following.done()["status"] == "COMPLETED"
     assert time.monotonic() - began > 1.0
-    assert end["status"] == "COMPLETED"
+    assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1)]
 
 
 def test_whoever_only_reads_does_not_wait(
@@ -497,10 +521,12 @@ def test_whoever_only_reads_does_not_wait(
     assert holding.wait() == -signal.SIGTERM, "it still held the file"
 
 
+@pytest.mark.parametrize("commits", ["thread", "loop"])
 def test_a_file_that_stays_locked_ends_the_engine_and_the_run_goes_on_later(
-    nursery: Nursery, folder: str
+    nursery: Nursery, folder: str, commits: str
 ) -> None:
-    driving = nursery.start("run", folder=folder, workflow="long", busy_seconds=0.3)
+    given = {"folder": folder, "workflow": "long", "commits": commits}
+    driving = nursery.start("run", busy_seconds=0.3, **given)
     run_id = driving.hear()
     wait_for_start(folder, run_id, ("waits", 1, 1))
     holding = nursery.start("hold", folder=folder, seconds=30)

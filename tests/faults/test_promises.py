@@ -40,7 +40,7 @@ _ids = count(1)
 
 @pytest.fixture(autouse=True, params=["thread", "loop"])
 def commits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rounds are written: always in the writer's thread, or wherever it can be in the loop."""
+    """Where rounds are written: in the writer's thread, or in the event loop where they can be."""
     quick = -1.0 if request.param == "thread" else float("inf")
     monkeypatch.setattr(sqlite_writer, "QUICK_SECONDS", quick)
 
@@ -301,6 +301,17 @@ async def test_a_result_meets_the_cancel_that_came_before_it(
     for store in (owner, other):
         run = await store.load(run_id)
         assert (run.status, run.node("a").output) == (RunStatus.CANCELLED, None)
+
+
+async def test_a_result_that_came_too_late_does_not_reach_the_cache(
+    owner: SqliteStore, other: SqliteStore
+) -> None:
+    run_id, token = await started(owner)
+    await other.apply([Cancel(run_id)], T, durable=True)
+    late = Complete(run_id, "a", token, "late", ("key", 3600.0))
+    await owner.apply([late], T, durable=True)
+    for store in (owner, other):
+        assert await store.recall("key", T) is None
 
 
 async def test_a_key_used_by_another_process_names_its_run(

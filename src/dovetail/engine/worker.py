@@ -246,6 +246,10 @@ class Worker:
         self._settle(self._failure(running.task, TimeoutError(), error))
         self._spawn(self._flush())
 
+    def holding(self) -> list[Task]:
+        """Every start that is claimed and not done with."""
+        return [*(running.task for running in self._running.values()), *self._claimed]
+
     def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
         running = self._running.get((order.run_id, order.node))

@@ -1,8 +1,8 @@
 """What a handler is given beside its config: who it is, what came before, and how to report.
 
-One is made for every start of a node, so it costs next to nothing: the logger and the cancel
-event exist once somebody asks for them. It must not know of stores, queues or leases; what
-the worker wants to hear it passes in as a callable.
+One is made for every start of a node, so it costs next to nothing: the logger, the cancel event,
+params and inputs exist once somebody asks for them. It must not know of stores, queues or
+leases; what the worker wants to hear it passes in as a callable.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
+
+import orjson
 
 from dovetail.handlers.redaction import Redactor
 
@@ -38,14 +40,16 @@ class Context:
     __slots__ = (
         "_cancelled",
         "_event",
+        "_given_inputs",
+        "_given_params",
+        "_inputs",
         "_log",
+        "_params",
         "_redactor",
         "_report",
         "attempt",
         "epoch",
-        "inputs",
         "node_id",
-        "params",
         "run_id",
         "secrets",
     )
@@ -58,7 +62,7 @@ class Context:
         attempt: int = 1,
         epoch: int = 1,
         params: dict[str, Any] | None = None,
-        inputs: dict[str, Any] | None = None,
+        inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
@@ -71,14 +75,32 @@ class Context:
         self.node_id = node_id
         self.attempt = attempt
         self.epoch = epoch
-        self.params = {} if params is None else params
-        self.inputs = {} if inputs is None else inputs
+        self._given_params, self._given_inputs = params, inputs
+        self._params: dict[str, Any] | None = None
+        self._inputs: dict[str, Any] | None = None
         self.secrets = secrets
         self._report = report_progress
         self._redactor = redactor
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._event: asyncio.Event | None = None
         self._cancelled = False
+
+    # Copies, so that a handler cannot change what is stored; made for those that look.
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What the run was triggered with."""
+        if self._params is None:
+            self._params = orjson.loads(orjson.dumps(self._given_params or {}))
+        return self._params
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Outputs of the parents by id."""
+        if self._inputs is None:
+            given = self._given_inputs
+            self._inputs = given() if callable(given) else given or {}
+        return self._inputs
 
     @property
     def idempotency_key(self) -> str:

@@ -275,7 +275,7 @@ class SqliteStore:
             self._rounds.stage(kept, staged)
             if type(move) is Complete and move.cache and decision.changed:
                 key, ttl = move.cache
-                self._rounds.keep_output(key, now + ttl, move.output)
+                self._rounds.keep_output(key, now + ttl, move.output, staged)
         return staged
 
     def _tell(self, kept: Kept) -> None:

@@ -71,7 +71,7 @@ class _Gathering:
     def __init__(self) -> None:
         self.dirty: dict[str, Kept] = {}
         self.creations: list[tuple[Creation, asyncio.Future[Made]]] = []
-        self.outputs: dict[str, tuple[float, Any]] = {}
+        self.outputs: dict[str, tuple[float, Any, Staged]] = {}
         self.released: list[int] = []
         self.waiting: list[asyncio.Future[None]] = []
 
@@ -118,13 +118,14 @@ class Rounds:
         kept.staged.append(one)
         self._next.dirty[kept.run.id] = kept
 
-    def keep_output(self, key: str, until: float, output: Any) -> None:
-        self._next.outputs[key] = (until, output)
+    def keep_output(self, key: str, until: float, output: Any, one: Staged) -> None:
+        """For the node cache, if this decision stands when it is written."""
+        self._next.outputs[key] = (until, output, one)
 
     def staged_output(self, key: str) -> tuple[float, Any] | None:
         for gathering in (self._next, self._writing):
             if gathering is not None and key in gathering.outputs:
-                return gathering.outputs[key]
+                return gathering.outputs[key][:2]
         return None
 
     def create(self, creation: Creation) -> asyncio.Future[Made]:
@@ -225,7 +226,11 @@ class Rounds:
             [creation for creation, _ in gathering.creations],
             additions,
             projections,
-            [(key, *output) for key, output in gathering.outputs.items()],
+            [
+                (key, until, output)
+                for key, (until, output, one) in gathering.outputs.items()
+                if one.decision.changed
+            ],
             nudges,
             gathering.released,
             self._owner,
