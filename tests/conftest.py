@@ -1,10 +1,14 @@
-"""For every test: Hypothesis without a deadline, because a slow machine is not a bug."""
+"""For every test: real servers, and Hypothesis without a deadline: a slow machine is not a bug."""
 
 from __future__ import annotations
 
 import os
 
 from hypothesis import settings
+
+from .servers.fixtures import postgres_server, postgres_url, redis_server, redis_url
+
+__all__ = ["postgres_server", "postgres_url", "redis_server", "redis_url"]
 
 # The same examples at every run of the continuous integration; new ones at every run by hand.
 settings.register_profile("dovetail", deadline=None, derandomize="CI" in os.environ)

@@ -29,13 +29,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"core"},
     "engine": {"core"},
     "handlers": {"core", "engine", "config"},
-    "stores": {"core", "engine", "config"},
-    "transports": {"core", "engine", "config"},
-    "wiring": {*INSIDE, "stores", "transports"},
+    "pipe": {"core"},
+    "stores": {"core", "engine", "config", "pipe"},
+    "transports": {"core", "engine", "config", "pipe"},
+    "wiring": {*INSIDE, "pipe", "stores", "transports"},
+    "distributed": {*INSIDE, "pipe", "stores", "transports", "wiring"},
     # Only wiring names a concrete store or transport, so none of these may.
     "executor": {*INSIDE, "wiring"},
     "client": {*INSIDE, "wiring"},
-    "cli": {*INSIDE, "wiring", "executor", "client", "dovetail"},
+    # The API speaks to the engine's commands, and is given them by whoever serves it.
+    "api": {"core", "engine", "config"},
+    "cli": {*INSIDE, "wiring", "executor", "client", "api", "dovetail"},
     "__main__": {"cli"},
     # The public face hands out names of every part; no part may import it but the edge.
     "dovetail": {*INSIDE, "wiring", "executor", "client"},

@@ -32,6 +32,38 @@ fi
 [ -z "$SLOW" ] || sleep "$SLOW"
 """
 
+# An apt-get that offers a Redis: installed into the tools, or as a package to unpack.
+APT = """#!/bin/sh
+echo "apt-get $*" >>"$LOG.apt"
+[ -z "$OFFLINE" ] || { echo "no route to Debian" >&2; exit 100; }
+case " $* " in
+*" --print-uris "*)
+    echo "'http://x/redis-tools.deb' redis-tools_5%3a7_amd64.deb 1991988 SHA256:0"
+    echo "'http://x/perl-base.deb' perl-base_5_amd64.deb 9000000 SHA256:0" ;;
+*" download "*)
+    while [ "$1" != download ]; do shift; done
+    shift
+    for name; do : >"${name}_1_amd64.deb"; done ;;
+*" install "*)
+    [ -z "$LOCKED" ] || { echo "dpkg is locked" >&2; exit 100; }
+    printf '#!/bin/sh\\n' >"$TOOLS/redis-server"
+    chmod +x "$TOOLS/redis-server" ;;
+esac
+"""
+
+DPKG = """#!/bin/sh
+echo "dpkg-deb $*" >>"$LOG.apt"
+[ -z "$EMPTY" ] || exit 0
+mkdir -p "$3/usr/bin"
+printf '#!/bin/sh\\n' >"$3/usr/bin/redis-server"
+chmod +x "$3/usr/bin/redis-server"
+"""
+
+# What ./dev calls, for a PATH on which nothing else is. No systemctl, as in a container.
+COMMANDS = """
+cat chmod cmp cp dirname env id ln mkdir mv rm sed sh sleep tail tr
+"""
+
 
 class Checkout:
     """A checkout with ./dev, pins of its own, and a uv that writes down its calls."""
@@ -47,8 +79,35 @@ class Checkout:
         for name in ("run", "test", "bench"):
             text = f"# download: 1 MB, packages: 1\n{name}==1\n"
             (self.root / "requirements" / f"{name}.txt").write_text(text)
-        (self.tools / "uv").write_text(UV)
-        (self.tools / "uv").chmod(0o755)
+        self.add_tool("uv", UV)
+        for server in ("redis-server", "postgres", "initdb"):
+            self.add_tool(server, "#!/bin/sh\n")
+
+    def add_tool(self, name: str, text: str) -> None:
+        (self.tools / name).write_text(text)
+        (self.tools / name).chmod(0o755)
+
+    def without_redis(self, user: int) -> dict[str, str]:
+        """The settings of a Debian that has no Redis yet, for a user of this number."""
+        (self.tools / "redis-server").unlink()
+        self.add_tool("apt-get", APT)
+        self.add_tool("dpkg-deb", DPKG)
+        for name in COMMANDS.split():
+            (self.tools / name).symlink_to(shutil.which(name) or name)
+        (self.tools / "id").unlink()
+        self.add_tool("id", f"#!/bin/sh\necho {user}\n")
+        return {"PATH": str(self.tools), "TOOLS": str(self.tools)}
+
+    def apt_asked(self) -> list[str]:
+        """What apt and dpkg were asked since the last look."""
+        file = Path(f"{self.log}.apt")
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return lines
+
+    @property
+    def servers(self) -> Path:
+        return self.root / ".boot" / "servers"
 
     def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
         environment = {
@@ -57,6 +116,8 @@ class Checkout:
             "LOG": str(self.log),
             "OFFLINE": "",
             "SLOW": "",
+            "LOCKED": "",
+            "EMPTY": "",
             **settings,
         }
         return subprocess.Popen(
@@ -198,6 +259,111 @@ def test_without_a_python_it_says_which_one_it_needs(checkout: Checkout) -> None
     code, _, err = checkout.dev("run", PATH=str(checkout.tools), PYTHON="")
     assert code == 1
     assert "no Python 3.11 or newer" in err
+
+
+# --- the servers of the tests ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["test", "bench"])
+def test_servers_that_are_there_are_not_fetched(checkout: Checkout, command: str) -> None:
+    checkout.add_tool("apt-get", APT)
+    checkout.dev(command, "--version")
+    assert not checkout.apt_asked()
+
+
+def test_run_and_lint_need_no_servers(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    checkout.dev("run", "x", **settings)
+    checkout.dev("lint", **settings)
+    assert not checkout.apt_asked()
+
+
+def test_a_server_that_is_given_is_not_fetched(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    checkout.dev("test", "--version", TEST_REDIS_URL="redis://elsewhere", **settings)
+    assert not checkout.apt_asked()
+
+
+def test_a_user_has_debians_package_unpacked_in_the_checkout_once(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    _, _, err = checkout.dev("test", "--version", **settings)
+    asked = checkout.apt_asked()
+    assert any(line.endswith(" update") for line in asked)
+    assert any(line.endswith(" download redis-tools") for line in asked), "and not perl-base"
+    assert not any(" -y" in line for line in asked)
+    assert "downloading redis-server, 2 MB" in err
+    assert (checkout.servers / "redis-server" / "usr" / "bin" / "redis-server").exists()
+    assert [p.name for p in checkout.servers.iterdir()] == ["redis-server"]
+    _, _, err = checkout.dev("test", "--version", **settings)
+    assert not checkout.apt_asked()
+    assert "redis" not in err
+
+
+def test_tests_are_told_where_the_servers_are(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    checkout.dev("test", "--version", **settings)
+    python = checkout.root / ".venv" / "bin" / "python"
+    python.unlink()
+    python.write_text('#!/bin/sh\necho "$TEST_SERVERS_FOLDER"\n')
+    python.chmod(0o755)
+    assert checkout.dev("test", "--version", **settings)[1] == f"{checkout.servers}\n"
+
+
+def test_root_in_a_container_has_debians_package_installed(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=0)
+    _, _, err = checkout.dev("test", "--version", **settings)
+    asked = checkout.apt_asked()
+    assert asked[-1].split()[-2:] == ["install", "redis-server"]
+    assert "downloading 11 MB" in err
+    assert not checkout.servers.exists()
+    checkout.dev("test", "--version", **settings)
+    assert not checkout.apt_asked()
+
+
+@pytest.mark.parametrize("reason", ["apt-get fails", "systemd would start it"])
+def test_root_has_it_unpacked_where_it_cannot_be_installed(checkout: Checkout, reason: str) -> None:
+    settings = checkout.without_redis(user=0)
+    if reason == "apt-get fails":
+        settings["LOCKED"] = "yes"
+    else:
+        checkout.add_tool("systemctl", "#!/bin/sh\n")
+    _, _, err = checkout.dev("test", "--version", **settings)
+    assert ("dpkg is locked" in err) == (reason == "apt-get fails")
+    assert (checkout.servers / "redis-server" / "usr" / "bin" / "redis-server").exists()
+    assert not (checkout.tools / "redis-server").exists()
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_server_that_cannot_be_fetched_ends_the_tests(checkout: Checkout, user: int) -> None:
+    settings = checkout.without_redis(user)
+    checkout.dev("run", "x", **settings)
+    (checkout.root / ".venv" / ".dev" / "test.txt").write_bytes(
+        (checkout.root / "requirements" / "test.txt").read_bytes()
+    )
+    code, out, err = checkout.dev("test", "--version", OFFLINE="yes", **settings)
+    assert (code, out) == (1, "")
+    assert "no route to Debian" in err
+    assert "could not fetch Debian's redis-server" in err
+    assert "TEST_REDIS_URL" in err
+    assert checkout.dev("test", "--version", **settings)[0] == 0
+
+
+def test_a_package_without_its_server_ends_the_tests(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    code, _, err = checkout.dev("test", "--version", EMPTY="yes", **settings)
+    assert code == 1
+    assert "came without redis-server" in err
+
+
+def test_without_debian_it_says_which_servers_to_install(checkout: Checkout) -> None:
+    settings = checkout.without_redis(user=1000)
+    (checkout.tools / "apt-get").unlink()
+    code, _, err = checkout.dev("test", "--version", **settings)
+    assert code == 1
+    assert "the tests need redis-server" in err
+
+
+# --- clean -------------------------------------------------------------------------------------
 
 
 def test_clean_removes_what_it_made_and_nothing_else(checkout: Checkout) -> None:

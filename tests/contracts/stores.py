@@ -6,6 +6,8 @@ A store is opened for a whole test module's worth of runs; each test uses run id
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
@@ -13,6 +15,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
+from functools import cache
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +25,12 @@ from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.transitions import Decision, Submit
 from dovetail.engine.ports import Store
+from dovetail.pipe import Pipe
 from dovetail.stores.memory import MemoryStore
+from dovetail.stores.redis import RedisStore
 from dovetail.stores.sqlite import SqliteStore
+
+from ..servers.redis_server import RedisServer
 
 Peers = list[Store]
 """The same runs seen through several handles: for a store that many processes may open, each
@@ -48,9 +55,29 @@ async def sqlite(handles: int) -> AsyncIterator[Peers]:
             ]
 
 
+@cache
+def redis_url() -> str:
+    """One Redis for all of these tests; it ends with them."""
+    if given := os.environ.get("TEST_REDIS_URL"):
+        return given
+    server = RedisServer()
+    server.__enter__()
+    atexit.register(server.close)
+    return server.url
+
+
+@asynccontextmanager
+async def redis(handles: int) -> AsyncIterator[Peers]:
+    async with AsyncExitStack() as stack:
+        pipes = [await stack.enter_async_context(Pipe(redis_url())) for _ in range(handles)]
+        await pipes[0].call("FLUSHDB")
+        yield [RedisStore(pipe) for pipe in pipes]
+
+
 STORES: dict[str, Callable[[int], AbstractAsyncContextManager[Peers]]] = {
     "memory": memory,
     "sqlite": sqlite,
+    "redis": redis,
 }
 
 _ids = count(1)

@@ -130,7 +130,8 @@ class TestHistory:
             assert [event["seq"] for event in events] == list(range(1, 7))
             assert events[-1]["type"] == "run.completed"
             assert await other.events(run_id, after=4) == events[4:]
-            assert await other.events(run_id, after=99) == []
+            for after in (99, 2**63, 10**30):
+                assert await other.events(run_id, after=after) == []
 
     async def test_reading_makes_no_file(self, db: Path) -> None:
         async with shell(db) as commands:
@@ -504,7 +505,14 @@ class TestLimits:
             async with asyncio.timeout(1):
                 while (await other.rate_limit("new"))["burst"] != 7:
                     await asyncio.sleep(0.01)
-            for rate, burst in ((0.0, 1), (-1.0, 1), (float("nan"), 1), (1.0, 0)):
+            for rate, burst in (
+                (0.0, 1),
+                (-1.0, 1),
+                (float("nan"), 1),
+                (1e-320, 1),
+                (1.0, 0),
+                (1.0, 2**70),
+            ):
                 with pytest.raises(InvalidParams):
                     await one.set_rate_limit("new", rate, burst)
         async with shell(db) as later:

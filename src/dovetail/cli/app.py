@@ -132,6 +132,34 @@ def batch(
 
 
 @app.command()
+def serve(
+    host: Annotated[
+        str, typer.Option(metavar="H", help="Where to listen; beyond loopback only with a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="0 takes any that is free.")
+    ] = 8700,
+    handlers: Handlers = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="S,S",
+            help="On Redis: run orchestrator and worker in this process, too.",
+        ),
+    ] = None,
+) -> None:
+    """Serve the HTTP API, and go on with runs that nobody drives.
+
+    SIGTERM and Ctrl-C hand back what does not finish in time. Exit code: 0, or 1 if it could not
+    listen or lost its store.
+    """
+    from dovetail.cli.commands.serve import serve_api
+
+    raise typer.Exit(serve_api(host, port, handlers or [], beside))
+
+
+@app.command()
 def validate(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Definitions; - reads one from stdin.")

@@ -43,6 +43,8 @@ from dovetail.engine.views import outputs, result, run_view
 MOST_COMPILED = 64
 MOST_KEY_CHARACTERS = 255
 BATCH_POLL_SECONDS = 0.1
+SLOWEST, LARGEST_BURST = 1e-9, 1_000_000_000
+"""Of a rate limit: once in thirty years, and more at once than anybody has."""
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Given = Source | Mapping[str, Any] | Checked | str
@@ -433,6 +435,10 @@ class Commands:
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
         """Set it for every process that shares the store."""
         try:
+            if rate_per_second < SLOWEST or burst > LARGEST_BURST:
+                raise ValueError(
+                    f"rate_per_second must be at least {SLOWEST:g}, burst at most {LARGEST_BURST:,}"
+                )
             self.rates.configure(tag, rate_per_second, burst)
         except (ValueError, TypeError) as error:
             where = "burst" if "burst" in str(error) else "rate_per_second"

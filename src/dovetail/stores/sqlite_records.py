@@ -196,7 +196,8 @@ class SqliteRecords:
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
-        at = self._one("piece_with", first, last, after + 1)[0] or first
+        found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
+        at = first if found is None or found[0] is None else found[0]
         return list(decoded(self._store.rows("read_entries", at, last)))
 
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:

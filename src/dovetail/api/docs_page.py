@@ -1,0 +1,53 @@
+"""`/docs`: the OpenAPI document as one page, made here, without a script or a foreign server.
+
+What it must not know: any call; everything is read from the document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+code { font: 14px ui-monospace, monospace } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
+table { border-collapse: collapse; width: 100% } td { border-top: 1px solid #8884; padding: .4rem
+.6rem .4rem 0; vertical-align: top } td:first-child { width: 4rem; font-weight: 600 }
+small { opacity: .75 } :root { color-scheme: light dark }
+"""
+
+
+def docs_page(document: Mapping[str, Any]) -> str:
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(document['info']['description'])} "
+        '<a href="/openapi.json">openapi.json</a> has every field.</p>'
+        f"{''.join(_sections(document))}</body></html>"
+    )
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[str]:
+    sections: dict[str, list[str]] = {}
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            rows = sections.setdefault(call.get("tags", ["more"])[0], [])
+            rows.append(_row(method, path, call))
+    for name, rows in sections.items():
+        yield f"<h2>{escape(name.capitalize())}</h2><table>{''.join(rows)}</table>"
+
+
+def _row(method: str, path: str, call: Mapping[str, Any]) -> str:
+    lines = [f"<code>{escape(path)}</code><br>{escape(call['summary'])}"]
+    for parameter in call.get("parameters", ()):
+        if parameter["in"] != "path":
+            said = escape(parameter.get("description", ""))
+            lines.append(f"<small><code>{escape(parameter['name'])}</code> {said}</small>")
+    body = call.get("requestBody", {}).get("content", {}).get("application/json", {})
+    fields = body.get("schema", {}).get("properties", ())
+    lines += [f"<small>body: <code>{escape(name)}</code></small>" for name in fields]
+    codes = ", ".join(code for code in call["responses"] if code != "default")
+    lines.append(f"<small>{escape(codes)}</small>")
+    return f"<tr><td>{escape(method.upper())}</td><td>{'<br>'.join(lines)}</td></tr>"

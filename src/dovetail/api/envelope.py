@@ -1,0 +1,97 @@
+"""What every answer has around it: a request id, protective headers, and an end without a crash.
+
+The outermost layer, so that it also holds for what the layers below refuse. What it must not
+know: who may ask, or what for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dovetail.api.problems import Refusal, refuse
+from dovetail.core.errors import DovetailError
+
+log = logging.getLogger("dovetail.api")
+
+MOST_AT_ONCE = 1000
+"""Requests, streams among them. More are told to come back: each costs memory and a descriptor."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; "
+     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+]  # fmt: skip
+
+
+class Envelope:
+    """ASGI: the application, wrapped."""
+
+    def __init__(
+        self, app: ASGIApp, *, closing: asyncio.Event, most_at_once: int = MOST_AT_ONCE
+    ) -> None:
+        self._app = app
+        self._closing = closing
+        self._most = most_at_once
+        self._at_once = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def sending(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": _complete(message["headers"], request_id)}
+            await send(message)
+
+        self._at_once += 1
+        try:
+            await self._serve(scope, receive, sending)
+        except asyncio.CancelledError:
+            if not self._closing.is_set():
+                raise
+            # The server ends and this took too long for it.
+            if not started:
+                await refuse(Refusal(503, "the server is stopping"), scope, receive, sending)
+        except Exception as error:
+            # It has been answered, as far as it could be. One of ours gets here only out of a
+            # stream: what is left to do is to break it off, which the server does now.
+            ours = isinstance(error.__cause__, DovetailError)
+            call = f"{scope['method']} {scope['path']} ({request_id})"
+            log.error("%s: %s", call, error.__cause__ if ours else error, exc_info=not ours)
+        finally:
+            self._at_once -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._at_once > self._most and not scope["path"].startswith("/health/"):
+            words = f"{self._most:,} requests are being served already"
+            await refuse(Refusal(429, words), scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own, if it is harmless; else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return bytes(value).decode()
+    return os.urandom(8).hex()
+
+
+def _complete(headers: Any, request_id: str) -> list[tuple[bytes, bytes]]:
+    given = list(headers)
+    names = {name.lower() for name, _ in given}
+    more = [*_HEADERS, (b"cache-control", b"no-store"), (b"x-request-id", request_id.encode())]
+    return given + [(name, value) for name, value in more if name not in names]

@@ -1,0 +1,142 @@
+"""A run's events: as a list, or live as `text/event-stream` until the last one.
+
+What it must not know: what any event means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, cast
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from dovetail.api import schemas
+from dovetail.api.answers import Here, json_answer
+from dovetail.api.problems import invalid_field
+from dovetail.api.service import Service
+from dovetail.core.events import Event
+from dovetail.engine.views import event_view
+
+router = APIRouter(tags=["runs"])
+
+KEEP_ALIVE_SECONDS = 15.0
+"""A comment after so much silence, or proxies would take the connection for dead."""
+MOST_EVENTS = 1 << 53
+MOST_WAITING = 1000
+"""Events that were read for a client that is slower."""
+STREAM = "text/event-stream"
+
+
+@router.get(
+    "/runs/{run_id}/events",
+    summary="Its events, live until the last one, or as a list",
+    responses={
+        200: {
+            "description": "a stream; with `Accept: application/json` a list",
+            "content": {
+                STREAM: {"schema": {"type": "string"}},
+                "application/json": {
+                    "schema": {"type": "array", "items": schemas.Event.model_json_schema()}
+                },
+            },
+        },
+        204: {"description": "`Last-Event-ID` was the last one: do not come back"},
+    },
+)
+async def events(
+    run_id: str,
+    request: Request,
+    here: Here,
+    after: Annotated[int, Query(ge=0, le=MOST_EVENTS, description="only those after this")] = 0,
+    last_event_id: Annotated[
+        str | None, Header(description="where a stream broke off; wins over `after`")
+    ] = None,
+) -> Response:
+    if last_event_id:
+        after = _number(last_event_id)
+    if wants_list(request.headers.get("accept", "")):
+        return json_answer(await here.commands.events(run_id, after=after))
+    run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
+    came_back = last_event_id and run["finished_at"] is not None
+    if came_back and not await here.commands.events(run_id, after=after):
+        # A browser comes back whenever a stream ends; this is how it is told not to.
+        return Response(status_code=204)
+    headers = {"X-Accel-Buffering": "no"}
+    return StreamingResponse(_frames(here, run_id, after), headers=headers, media_type=STREAM)
+
+
+def _number(last_event_id: str) -> int:
+    if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 16):
+        raise invalid_field("must be the id of an event, a number", "Last-Event-ID")
+    return int(last_event_id)
+
+
+def wants_list(accept: str) -> bool:
+    """Whether JSON is liked better than a stream; a stream is the default."""
+    liked = {"application/json": 0.0, STREAM: 0.0}
+    for entry in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in entry.split(";"))
+        if kind in liked:
+            liked[kind] = _quality(parameters)
+    return liked["application/json"] > liked[STREAM]
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+async def _frames(here: Service, run_id: str, after: int) -> AsyncIterator[bytes]:
+    # The headers go out with the first bytes: a client shall know at once that it listens.
+    yield b": events of a run\n\n"
+    queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MOST_WAITING)
+    pumping = asyncio.ensure_future(_pump(here.commands.store.watch(run_id, after), queue))
+    closing = asyncio.ensure_future(here.closing.wait())
+    upcoming = asyncio.ensure_future(queue.get())
+    try:
+        while True:
+            await asyncio.wait(
+                {upcoming, closing},
+                timeout=KEEP_ALIVE_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if upcoming.done():
+                event = upcoming.result()
+                if event is None:
+                    return
+                if isinstance(event, Exception):
+                    raise event  # the connection breaks: an orderly end would say the run is over
+                yield _frame(event)
+                upcoming = asyncio.ensure_future(queue.get())
+            elif closing.done():
+                return  # whoever listens comes back with `Last-Event-ID`
+            else:
+                yield b": still here\n\n"
+    finally:
+        for task in (upcoming, closing, pumping):
+            task.cancel()
+
+
+async def _pump(feed: AsyncIterator[Event], queue: asyncio.Queue[Event | Exception | None]) -> None:
+    """In a task of its own, which nobody needs to await when the client leaves."""
+    async with aclosing(cast("AsyncGenerator[Event]", feed)):
+        try:
+            async for event in feed:
+                await queue.put(event)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+
+def _frame(event: Event) -> bytes:
+    # JSON has no line breaks of its own, so one `data:` line is the whole of it.
+    return b"id: %d\ndata: %b\n\n" % (event.seq, orjson.dumps(event_view(event)))

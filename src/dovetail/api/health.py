@@ -1,0 +1,39 @@
+"""`/health`: is it there, can it work, are there workers. Asked often, so it costs little."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from dovetail.api import schemas
+from dovetail.api.answers import Here, json_answer
+from dovetail.api.problems import Refusal
+
+router = APIRouter(prefix="/health", tags=["health"])
+
+
+@router.get("/live", summary="The process answers", response_model=schemas.Health)
+async def live() -> Response:
+    return json_answer({"status": "ok"})
+
+
+@router.get("/ready", summary="It can be given work; else 503", response_model=schemas.Health)
+async def ready(here: Here) -> Response:
+    if here.closing.is_set():
+        raise Refusal(503, "the server is stopping")
+    await here.commands.list_runs(limit=1)  # or a `StoreError`, which is a 503
+    return json_answer({"status": "ok"})
+
+
+@router.get(
+    "/workers",
+    summary="How many workers there are; 503 if none is alive",
+    response_model=schemas.WorkerCounts,
+    responses={503: {"model": schemas.WorkerCounts, "description": "none is alive"}},
+)
+async def worker_counts(here: Here) -> Response:
+    alive = [worker["alive"] for worker in await here.fleet.workers()]
+    counts = {"alive": sum(alive), "dead": len(alive) - sum(alive)}
+    if counts["alive"]:
+        return json_answer(counts)
+    return json_answer(counts, 503, {"Retry-After": "5"})

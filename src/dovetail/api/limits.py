@@ -1,0 +1,53 @@
+"""`/rate-limits`: how often nodes of a resource tag may start, for all workers together."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from dovetail.api import schemas
+from dovetail.api.answers import Here, fields_of, json_answer
+from dovetail.api.bodies import Field, is_number, is_whole, read_fields
+
+router = APIRouter(prefix="/rate-limits", tags=["rate limits"])
+
+# Beyond these a time that is waited for, or a count in a store, would no longer be a number.
+SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
+_LIMIT = {
+    "rate_per_second": Field(
+        f"a number above 0 ({SLOWEST:g} to {FASTEST:g})",
+        lambda value: is_number(value) and SLOWEST <= value <= FASTEST,
+        required=True,
+    ),
+    "burst": Field(
+        f"a whole number of at least 1 (at most {LARGEST_BURST:,})",
+        lambda value: is_whole(value) and 1 <= value <= LARGEST_BURST,
+    ),
+}
+
+
+@router.get("", summary="The limits that are set", response_model=schemas.RateLimits)
+async def rate_limits(here: Here) -> Response:
+    return json_answer(await here.commands.rate_limits())
+
+
+@router.get("/{tag}", summary="The limit of a tag", response_model=schemas.RateLimit)
+async def rate_limit(tag: str, here: Here) -> Response:
+    return json_answer(await here.commands.rate_limit(tag))
+
+
+@router.put(
+    "/{tag}",
+    summary="Set the limit of a tag",
+    response_model=schemas.RateLimit,
+    openapi_extra=fields_of(
+        {
+            "rate_per_second": {"type": "number", "exclusiveMinimum": 0, "maximum": FASTEST},
+            "burst": {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_BURST},
+        },
+        ("rate_per_second",),
+    ),
+)
+async def set_rate_limit(tag: str, request: Request, here: Here) -> Response:
+    rate, burst = (await read_fields(request, here.settings, _LIMIT)).fields.values()
+    return json_answer(await here.commands.set_rate_limit(tag, float(rate), burst or 1))

@@ -1,0 +1,189 @@
+"""Runs: triggered, read, retried, cancelled. Their events are in `events`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from dovetail.api import schemas
+from dovetail.api.answers import Here, fields_of, json_answer, location
+from dovetail.api.bodies import ANYTHING, FLAG, TEXT, VERSION, Field, Part, read_fields
+from dovetail.api.paging import Cursor, Limit, page_size
+from dovetail.api.service import Service
+from dovetail.api.workflows import check
+from dovetail.core.states import RunStatus
+from dovetail.engine.commands import Accepted
+from dovetail.engine.views import run_view
+
+router = APIRouter(tags=["runs"])
+
+LONGEST_WAIT = 24 * 3600.0
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="the same key again gives the same answer, and makes nothing new"),
+]
+_TRIGGER = {"params": ANYTHING, "version": VERSION}
+_AD_HOC = {
+    "definition": Field("a definition", lambda value: isinstance(value, dict), required=True),
+    "params": ANYTHING,
+}
+_RETRY = {"from": TEXT, "dry_run": FLAG}
+_SAME_KEY: dict[int | str, dict[str, Any]] = {
+    200: {"model": schemas.Triggered, "description": "the key was used before: the same answer"}
+}
+_VERSION = {"type": ["integer", "string", "null"], "description": "a number or an alias"}
+_PARAMS = {"type": ["object", "null"]}
+
+
+@router.post(
+    "/workflows/{name}/runs",
+    summary="Run a registered workflow",
+    status_code=202,
+    response_model=schemas.Triggered,
+    responses=_SAME_KEY,
+    openapi_extra=fields_of({"params": _PARAMS, "version": _VERSION}),
+)
+async def trigger(
+    name: str, request: Request, here: Here, idempotency_key: IdempotencyKey = None
+) -> Response:
+    params, version = (await read_fields(request, here.settings, _TRIGGER)).fields.values()
+    accepted = await here.commands.trigger(
+        name, params, version=version, idempotency_key=idempotency_key
+    )
+    return await _accepted(here, accepted)
+
+
+@router.post(
+    "/runs",
+    summary="Run a definition that is not registered",
+    status_code=202,
+    response_model=schemas.Triggered,
+    responses=_SAME_KEY,
+    openapi_extra=fields_of({"definition": {"type": "object"}, "params": _PARAMS}, ("definition",)),
+)
+async def run_definition(
+    request: Request, here: Here, idempotency_key: IdempotencyKey = None
+) -> Response:
+    body = await read_fields(request, here.settings, _AD_HOC)
+    checked = await check(here, Part(body.source, "definition"))
+    accepted = await here.commands.trigger(
+        checked, body.fields["params"], idempotency_key=idempotency_key
+    )
+    return await _accepted(here, accepted)
+
+
+async def _accepted(here: Service, accepted: Accepted) -> Response:
+    run = await here.commands.get_run(accepted.run_id, nodes=False)
+    made = {
+        "run_id": accepted.run_id,
+        # As it was accepted, not as it is by now: the same key gets the same answer.
+        "status": RunStatus.PENDING.value,
+        "workflow": run["workflow"],
+        "version": run["version"],
+        "created_at": run["created_at"],
+    }
+    return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
+
+
+@router.get("/runs", summary="List runs, newest first, without nodes", response_model=schemas.Runs)
+async def list_runs(
+    here: Here,
+    status: str | None = None,
+    workflow: str | None = None,
+    batch: str | None = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    found = await here.commands.list_runs(
+        status=status or None,
+        workflow=workflow or None,
+        batch=batch or None,
+        limit=page_size(limit),
+        cursor=cursor or None,
+    )
+    return json_answer(found)
+
+
+@router.get("/runs/{run_id}", summary="A run and its nodes", response_model=schemas.Run)
+async def get_run(
+    run_id: str,
+    request: Request,
+    here: Here,
+    nodes: bool = True,
+    wait: Annotated[
+        float,
+        Query(ge=0, allow_inf_nan=False, description="answer when it has finished, or after this"),
+    ] = 0.0,
+) -> Response:
+    if wait:
+        await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
+    return json_answer(await here.commands.get_run(run_id, nodes=nodes))
+
+
+async def _end(here: Service, run_id: str, request: Request) -> None:
+    """Returns when the run has finished, or the client has gone away. Raises `NotFound`."""
+    ended = asyncio.ensure_future(here.commands.wait(run_id))
+    left = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            ended.result()
+    finally:
+        ended.cancel()
+        left.cancel()
+        await asyncio.gather(ended, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@router.get(
+    "/runs/{run_id}/results", summary="Its result and outputs", response_model=schemas.Results
+)
+async def results(run_id: str, here: Here, partial: bool = False) -> Response:
+    return json_answer(await here.commands.results(run_id, partial=partial))
+
+
+@router.get(
+    "/runs/{run_id}/explain",
+    summary="Why each node that has not finished is where it is",
+    response_model=schemas.Explanation,
+)
+async def explain(run_id: str, here: Here) -> Response:
+    return json_answer(await here.commands.explain(run_id))
+
+
+@router.post(
+    "/runs/{run_id}/retry",
+    summary="Run again what did not complete, or all from a node on",
+    status_code=202,
+    response_model=schemas.Run,
+    responses={200: {"model": schemas.RetryPlan, "description": "with `dry_run`"}},
+    openapi_extra=fields_of(
+        {"from": {"type": ["string", "null"]}, "dry_run": {"type": ["boolean", "null"]}}
+    ),
+)
+async def retry(run_id: str, request: Request, here: Here) -> Response:
+    from_node, dry_run = (await read_fields(request, here.settings, _RETRY)).fields.values()
+    if dry_run:
+        return json_answer(await here.commands.plan_retry(run_id, from_node))
+    run = await here.commands.retry(run_id, from_node)
+    return json_answer(run_view(run), 202, location(run_id))
+
+
+@router.post(
+    "/runs/{run_id}/cancel",
+    summary="Cancel what has not finished",
+    status_code=202,
+    response_model=schemas.Run,
+    openapi_extra=fields_of({}),
+)
+async def cancel(run_id: str, request: Request, here: Here) -> Response:
+    await read_fields(request, here.settings, {})
+    return json_answer(run_view(await here.commands.cancel(run_id)), 202, location(run_id))

@@ -1,0 +1,56 @@
+"""What every endpoint works with: the engine's commands, who runs nodes, and the end of it all.
+
+What it must not know: HTTP, or which store and transport are behind the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from dovetail.config import Settings
+from dovetail.engine.commands import Commands
+
+T = TypeVar("T")
+
+
+class Fleet(Protocol):
+    """Whoever runs nodes: this process, or workers on many machines."""
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """In the fields of `GET /workers`, the dead ones that are still remembered included."""
+        ...
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """Messages that were refused as malformed or poison."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    commands: Commands
+    fleet: Fleet
+    settings: Settings
+    hosts: Sequence[str] = ()
+    """Names and addresses it is reached by, beside loopback and those of the settings."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server is asked to stop: whoever waits or streams comes to an end."""
+
+    async def unless_closing(self, work: Awaitable[T], seconds: float | None = None) -> T | None:
+        """The outcome; None if the time is over or the server is about to stop.
+
+        The work is then cancelled.
+        """
+        doing = asyncio.ensure_future(work)
+        closing = asyncio.ensure_future(self.closing.wait())
+        try:
+            await asyncio.wait(
+                {doing, closing}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            return doing.result() if doing.done() else None
+        finally:
+            doing.cancel()
+            closing.cancel()
+            await asyncio.gather(doing, closing, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""Published nodes become messages: rendered where the run's outputs are, then sent to workers.
+
+The counterpart of the intake, for workers in other processes. A node whose config cannot be made
+fails here, and one whose output is in the node cache is answered here. What it must not know: how
+a message travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from dovetail.core.errors import TemplateError
+from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.transitions import Dispatch, Fail, Recall, Stop, Transition
+from dovetail.engine.clock import Clock
+from dovetail.engine.intake import cache_key
+from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
+
+
+class Publisher:
+    """The transport of an orchestrator whose workers are elsewhere."""
+
+    apply: Callable[[Sequence[Transition]], Awaitable[object]]
+    """Set by the wiring: the orchestrator's, for what is decided while rendering."""
+
+    def __init__(
+        self,
+        store: Store,
+        scenes: Scenes,
+        sender: Sender,
+        clock: Clock,
+        *,
+        max_config_size: int = MAX_CONFIG_SIZE,
+    ) -> None:
+        self._store = store
+        self._scenes = scenes
+        self._sender = sender
+        self._clock = clock
+        self._max_config_size = max_config_size
+
+    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+        by_run: dict[str, list[Dispatch]] = {}
+        for dispatch in dispatches:
+            by_run.setdefault(dispatch.run.id, []).append(dispatch)
+        scenes = await asyncio.gather(
+            *(
+                self._scenes.scene(run_id, [order.place for order in orders])
+                for run_id, orders in by_run.items()
+            )
+        )
+        tasks: list[Task] = []
+        moves: list[Transition] = []
+        for scene, orders in zip(scenes, by_run.values(), strict=True):
+            for order in orders:
+                made = await self._make(order, scene)
+                if isinstance(made, Task):
+                    tasks.append(made)
+                else:
+                    moves.append(made)
+        if tasks:
+            await self._sender.send(tasks)
+        if moves:
+            await self.apply(moves)
+
+    async def stop(self, order: Stop) -> None:
+        await self._sender.stop(order)
+
+    async def _make(self, order: Dispatch, scene: Scene) -> Task | Transition:
+        run, place, token = order
+        spec = run.graph.nodes[place]
+        try:
+            rendered = spec.config.render(scene, self._max_config_size)
+        except TemplateError as problem:
+            error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
+            return Fail(run.id, spec.id, token, error, permanent=True)
+        cache = None
+        if spec.cache_ttl is not None:
+            cache = (cache_key(spec, rendered), spec.cache_ttl)
+            found = await self._store.recall(cache[0], self._clock())
+            if found is not None:
+                return Recall(run.id, spec.id, token, found.output)
+        return Task(
+            run.id,
+            spec.id,
+            token,
+            spec.handler,
+            rendered.config,
+            run.params,
+            scene.inputs(place),
+            spec.timeout_seconds,
+            spec.resource_tag,
+            rendered.deferred,
+            cache,
+        )

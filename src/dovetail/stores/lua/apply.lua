@@ -1,0 +1,60 @@
+-- apply: step one run by the transitions of the request, in order, then write what changed.
+-- returns {place of the transition to go on with, or 0; why; events before these; decisions}
+-- A decision is {changed, events, dispatch, wake, stop, ended, pending}.
+
+local decisions, go_on, why = {}, 0, ''
+local before = run.known and call('LLEN', EVENTS) or 0
+for k, move in ipairs(request.moves) do
+  now, nonce = move.now, move.nonce
+  out = {changed = {}, events = {}, dispatch = {}, wake = {}, stop = {}, ended = 0, pending = 0}
+  if run.known or move.kind == 'submit' then
+    local answer = rules[move.kind](move)
+    if answer == NEED_GRAPH then
+      go_on, why = k, NEED_GRAPH
+      break
+    end
+  end
+  decisions[#decisions + 1] =
+    {out.changed, out.events, out.dispatch, out.wake, out.stop, out.ended, out.pending}
+  if out.pending == 1 then
+    go_on, why = k + 1, 'pending'
+    break
+  end
+end
+
+local function in_pieces(command, key, list)
+  for first = 1, #list, 4000 do
+    call(command, key, unpack(list, first, math.min(first + 3999, #list)))
+  end
+end
+
+if run.known then
+  local states, forgotten = {}, {}
+  for i in pairs(touched) do
+    states[#states + 1] = i
+    states[#states + 1] = text_of(nodes[i])
+    if nodes[i].s ~= 'W' then forgotten[#forgotten + 1] = i end
+  end
+  in_pieces('HSET', NODES, states)
+  in_pieces('HDEL', DEPS, forgotten)
+  local kept, dropped = {}, {}
+  for i, found in pairs(ends) do
+    if found[4] then
+      if found[1] == '' and found[2] == -1 and found[3] == '' then
+        dropped[#dropped + 1] = i
+      else
+        kept[#kept + 1] = i
+        kept[#kept + 1] = cjson.encode({found[1], found[2], found[3]})
+      end
+    end
+  end
+  in_pieces('HSET', ENDS, kept)
+  in_pieces('HDEL', ENDS, dropped)
+  in_pieces('RPUSH', EVENTS, log)
+  if #states > 0 or #log > 0 then
+    call('HSET', META, 'status', run.status, 'epoch', run.epoch, 'unfinished', run.unfinished,
+      'failed', run.failed, 'cancelled', run.cancelled, 'active', run.active,
+      'finished_at', run.finished_at, 'error', run.error, 'pending', run.pending)
+  end
+end
+return {go_on, why, before, decisions}

@@ -1,0 +1,61 @@
+-- retry: the run goes on after its end, in a new epoch.
+--   move: from (place or absent), name (JSON)
+rules.retry = function(move)
+  if not FINAL[run.status] then return end
+  if run.status == 'COMPLETED' and move.from == nil then return end
+  if graph == nil then return NEED_GRAPH end
+  all_nodes()
+  local again = {}
+  for i = 0, run.size - 1 do
+    local s = node(i).s
+    if s ~= 'C' and s ~= 'R' then again[i] = true end
+  end
+  if move.from ~= nil then
+    local todo = {move.from}
+    again[move.from] = true
+    local seen = {[move.from] = true}
+    while #todo > 0 do
+      for _, child in ipairs(graph.children[table.remove(todo) + 1]) do
+        if not seen[child] then
+          seen[child], again[child] = true, true
+          todo[#todo + 1] = child
+        end
+      end
+    end
+  end
+  run.epoch = run.epoch + 1
+  run.status, run.finished_at, run.error = 'RUNNING', '', ''
+  run_event('run.retried', move.from ~= nil and '{"from":' .. move.name .. '}' or nil)
+  for i = 0, run.size - 1 do
+    if again[i] and node(i).s == 'R' then order(out.stop, i) end
+  end
+  for i = 0, run.size - 1 do
+    if again[i] then
+      nodes[i] = fresh(run.epoch)
+      changed(i)
+      call('HDEL', OUT, i)
+      ends[i] = {'', -1, '', true}
+    end
+  end
+  run.unfinished, run.failed, run.cancelled, run.active = 0, 0, 0, 0
+  for i = 0, run.size - 1 do
+    local s = node(i).s
+    if not FINISHED[s] then run.unfinished = run.unfinished + 1 end
+    if s == 'F' then run.failed = run.failed + 1 end
+    if s == 'R' then run.active = run.active + 1 end
+  end
+  local ready = {}
+  for i = 0, run.size - 1 do
+    if again[i] then
+      local settled, completed = 0, 0
+      for _, parent in ipairs(graph.parents[i + 1]) do
+        local s = node(parent).s
+        if s == 'C' then settled, completed = settled + 1, completed + 1 end
+        if s == 'S' then settled = settled + 1 end
+      end
+      call('HSET', DEPS, i, string.format('%d', settled * UNIT + completed))
+      if settled == #graph.parents[i + 1] then ready[#ready + 1] = i end
+    end
+  end
+  resolve(ready, {}, {})
+end

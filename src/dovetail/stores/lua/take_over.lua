@@ -1,0 +1,29 @@
+-- take_over: whoever drove the run is gone; every order that is outstanding is given.
+--   move: max_crashes, behind
+rules.take_over = function(move)
+  if run.finished_at ~= '' then return end
+  if graph == nil then return NEED_GRAPH end
+  all_nodes()
+  local behind = tonumber(move.behind)
+  for i = 0, run.size - 1 do
+    local nd = node(i)
+    if nd.s == 'R' then
+      lose_node(i, move.max_crashes, graph.once[i + 1] == 1)
+    elseif nd.u ~= '' and behind > 0 then
+      nd.u = string.format('%.17g', tonumber(nd.u) - behind)
+      changed(i)
+    end
+  end
+  close()
+  out.dispatch = {}
+  for i = 0, run.size - 1 do
+    local nd = node(i)
+    if nd.p == 'P' then
+      changed(i)
+      order(out.dispatch, i)
+    elseif nd.u ~= '' then
+      changed(i)
+      out.wake[#out.wake + 1] = {nd.u, i, nd.e, nd.ta, nd.n}
+    end
+  end
+end

@@ -1,0 +1,339 @@
+"""Transitions as the scripts in `lua/` take them, and what the scripts answer as the core says it.
+
+A node is its place in the definition, and of the graph a transition carries what its rule needs:
+the children of a completed node, the retries of a failed one. What it must not know: how the
+request reaches Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event, Token
+from dovetail.core.replay import KINDS
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.transitions import (
+    NOTHING,
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Dispatch,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Stop,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+
+Fields = dict[str, Any]
+FOREVER = float("inf")
+
+_STATUSES = {
+    "W": NodeStatus.PENDING,
+    "Q": NodeStatus.QUEUED,
+    "R": NodeStatus.RUNNING,
+    "C": NodeStatus.COMPLETED,
+    "F": NodeStatus.FAILED,
+    "S": NodeStatus.SKIPPED,
+    "X": NodeStatus.CANCELLED,
+}
+_PHASES = {
+    "": None,
+    "H": Phase.HELD,
+    "P": Phase.PUBLISHED,
+    "K": Phase.PARKED,
+    "B": Phase.BACKING_OFF,
+}
+SEPARATOR = "|"
+UNIT = 100_000
+"""How `deps` counts: so much for a settled parent, one more for a completed one."""
+
+
+class Shape:
+    """A graph as the scripts see it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        conditional = [int(spec.condition is not None) for spec in graph.nodes]
+        self._children = [
+            [
+                [child, len(graph.nodes[child].parents), conditional[child]]
+                for child in spec.children
+            ]
+            for spec in graph.nodes
+        ]
+        self._conditional = conditional
+        self._whole: bytes | None = None
+
+    def children(self, place: int) -> list[list[int]]:
+        return self._children[place]
+
+    @property
+    def conditional_root(self) -> bool:
+        return any(self._conditional[root] for root in self.graph.roots)
+
+    @property
+    def whole(self) -> bytes:
+        """Everything a rule may ask for. Made when one does."""
+        if self._whole is None:
+            nodes = self.graph.nodes
+            self._whole = orjson.dumps(
+                {
+                    "children": [spec.children for spec in nodes],
+                    "parents": [spec.parents for spec in nodes],
+                    "conditional": self._conditional,
+                    "once": [int(spec.at_most_once) for spec in nodes],
+                }
+            )
+        return self._whole
+
+
+# ── there ────────────────────────────────────────────────────────────────────────────────
+
+
+def time_text(seconds: float) -> str:
+    return "1e999" if seconds == FOREVER else repr(float(seconds))
+
+
+def request_of(move: Submit | Transition, shape: Shape, now: float, nonce: int) -> Fields | None:
+    """What the script takes; None for a node that the graph does not have."""
+    fields: Fields = {"kind": KINDS[type(move)], "now": time_text(now), "nonce": str(nonce)}
+    if isinstance(move, Submit | Cancel | TakeOver):
+        return fields | _MAKERS[type(move)](move, shape, -1)
+    if isinstance(move, Retry):
+        if move.from_node is not None and move.from_node not in shape.graph.index:
+            return None
+        return fields | _retry(move, shape)
+    place = shape.graph.index.get(move.node)
+    if place is None:
+        return None
+    epoch, attempt, token_nonce = move.token
+    fields |= {"i": place, "te": epoch, "ta": attempt, "n": str(token_nonce)}
+    make = _MAKERS.get(type(move))
+    return fields if make is None else fields | make(move, shape, place)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _submit(move: Submit, shape: Shape, _: int) -> Fields:
+    graph = shape.graph
+    told = {"workflow": graph.name, "version": move.version}
+    return {
+        "created": _json(told),
+        "roots": graph.roots,
+        "conditional": shape.conditional_root,
+        "size": len(graph.nodes),
+        "limit": graph.max_concurrency or 0,
+        "fail_fast": graph.fail_fast,
+    }
+
+
+def _claim(move: Claim, shape: Shape, place: int) -> Fields:
+    worker = move.worker.replace(SEPARATOR, "/")
+    return {"worker": worker, "lease": time_text(move.lease_until)}
+
+
+def _complete(move: Complete | Recall, shape: Shape, place: int) -> Fields:
+    return {"output": _json(move.output), "children": shape.children(place)}
+
+
+def _fail(move: Fail, shape: Shape, place: int) -> Fields:
+    spec = shape.graph.nodes[place]
+    fields: Fields = {
+        "error": _json(move.error),
+        "permanent": move.permanent,
+        "max_retries": spec.max_retries,
+        "base": spec.retry.base_delay_seconds,
+        "cap": spec.retry.max_delay_seconds,
+        "jitter": spec.retry.jitter,
+        "chance": move.chance,
+    }
+    if move.after is not None:
+        fields["after"] = move.after
+    if move.at_least is not None:
+        fields["at_least"] = move.at_least
+    return fields
+
+
+def _reap(move: Reap, shape: Shape, place: int) -> Fields:
+    once = shape.graph.nodes[place].at_most_once
+    return {"max_crashes": move.max_crashes, "once": once}
+
+
+def _retry(move: Retry, shape: Shape) -> Fields:
+    if move.from_node is None:
+        return {}
+    return {"from": shape.graph.index[move.from_node], "name": _json(move.from_node)}
+
+
+def _park(move: Park, shape: Shape, place: int) -> Fields:
+    tag = shape.graph.nodes[place].resource_tag
+    return {"until": time_text(move.until), "tag": _json(tag)}
+
+
+def _progress(move: Progress, shape: Shape, place: int) -> Fields:
+    return {"data": _json({"fraction": move.fraction, "message": move.message})}
+
+
+_MAKERS: dict[type, Callable[[Any, Shape, int], Fields]] = {
+    Submit: _submit,
+    Claim: _claim,
+    Renew: lambda move, shape, place: {"lease": time_text(move.lease_until)},
+    Complete: _complete,
+    Recall: _complete,
+    Fail: _fail,
+    Reap: _reap,
+    TakeOver: lambda move, shape, _: {
+        "max_crashes": move.max_crashes,
+        "behind": repr(move.behind),
+    },
+    Cancel: lambda move, shape, _: {},
+    Park: _park,
+    Progress: _progress,
+}
+
+
+# ── and back ─────────────────────────────────────────────────────────────────────────────
+
+
+def decision_of(answer: Sequence[Any], run: RunState, seq: int) -> Decision:
+    """`seq` is of the last event before it."""
+    changed, events, dispatch, wake, stop, ended, _ = answer
+    if not (changed or events or dispatch):
+        return NOTHING
+    names = run.graph.nodes
+    decision = Decision()
+    decision.changed = [int(place) for place in changed]
+    decision.events = [event_of(text, n, run.graph) for n, text in enumerate(events, seq + 1)]
+    decision.dispatch = [Dispatch(run, int(order[0]), _token(order[1:])) for order in dispatch]
+    decision.wake = [
+        (float(order[0]), Wake(run.id, names[int(order[1])].id, _token(order[2:])))
+        for order in wake
+    ]
+    decision.stop = [Stop(run.id, names[int(order[0])].id, _token(order[1:])) for order in stop]
+    decision.ended = bool(ended)
+    return decision
+
+
+def joined(first: Decision, then: Decision) -> Decision:
+    """Two halves of one decision: a condition had to be asked for in between."""
+    if not first:
+        return then
+    first.changed += then.changed
+    first.events += then.events
+    first.dispatch += then.dispatch
+    first.wake = [*first.wake, *then.wake]
+    first.stop = [*first.stop, *then.stop]
+    first.ended = first.ended or then.ended
+    return first
+
+
+def _token(parts: Sequence[Any]) -> Token:
+    epoch, attempt, nonce = parts
+    return Token(int(epoch), int(attempt), int(nonce))
+
+
+def event_of(text: bytes, seq: int, graph: Graph) -> Event:
+    time, kind, epoch, place, attempt, data = orjson.loads(text)
+    if data is not None:
+        if "at" in data:
+            data = {"error": {**data["error"], "node": graph.nodes[data["at"]].id}}
+        if "cause" in data:
+            data = {**data, "cause": graph.nodes[data["cause"]].id}
+    name = None if place is None else graph.nodes[place].id
+    return Event(seq, float(time), kind, epoch, name, attempt, data)
+
+
+def run_of(
+    run: RunState,
+    meta: dict[bytes, bytes],
+    states: dict[bytes, bytes],
+    counts: dict[bytes, bytes],
+    outputs: dict[bytes, bytes],
+    ends: dict[bytes, bytes],
+    seq: int,
+) -> RunState:
+    """Fill a run that was just made with what its keys say."""
+    run.status = RunStatus(meta[b"status"].decode())
+    run.epoch = int(meta[b"epoch"])
+    run.started_at = float(meta[b"created_at"])
+    run.finished_at = float(meta[b"finished_at"]) if meta[b"finished_at"] else None
+    run.seq = seq
+    run.unfinished = int(meta[b"unfinished"])
+    run.failed, run.cancelled = int(meta[b"failed"]), int(meta[b"cancelled"])
+    run.active = int(meta[b"active"])
+    if meta[b"error"]:
+        told = orjson.loads(meta[b"error"])
+        run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
+    for key, text in states.items():
+        run.nodes[int(key)] = node_of(text.decode())
+    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if node.status is NodeStatus.PENDING:
+            settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
+            node.waiting = len(spec.parents) - settled
+            node.fed = completed > 0
+    for key, output in outputs.items():
+        run.nodes[int(key)].output = orjson.loads(output)
+    for key, ending in ends.items():
+        _end(run.nodes[int(key)], ending, run.graph)
+    run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]
+    return run
+
+
+def nodes_of(
+    graph: Graph,
+    places: Iterable[int],
+    states: Sequence[bytes | None],
+    outputs: Sequence[bytes | None],
+    ends: Sequence[bytes | None],
+) -> dict[int, NodeState]:
+    """These nodes from what their hashes answered; one that is not there is untouched."""
+    found = {}
+    for place, state, output, ending in zip(places, states, outputs, ends, strict=True):
+        node = NodeState(1, 0) if state is None else node_of(state.decode())
+        if output is not None:
+            node.output = orjson.loads(output)
+        if ending is not None:
+            _end(node, ending, graph)
+        found[place] = node
+    return found
+
+
+def _end(node: NodeState, ending: bytes, graph: Graph) -> None:
+    reason, cause, error = orjson.loads(ending)
+    node.reason = Reason(reason) if reason else None
+    node.cause = graph.nodes[cause].id if cause >= 0 else None
+    node.error = orjson.loads(error) if error else None
+
+
+def node_of(text: str) -> NodeState:
+    s, e, a, c, ta, n, aa, an, p, u, lease, w, st, fi = text.split(SEPARATOR)
+    node = NodeState(int(e), 0)
+    node.status = _STATUSES[s]
+    node.attempt, node.crashes = int(a), int(c)
+    if n != "0":
+        node.token = Token(int(e), int(ta), int(n))
+    if an != "0":
+        node.answered = Token(int(e), int(aa), int(an))
+    node.phase = _PHASES[p]
+    node.until = float(u) if u else None
+    node.lease_until = float(lease) if lease else None
+    node.worker = w or None
+    node.started_at = float(st) if st else None
+    node.finished_at = float(fi) if fi else None
+    return node

@@ -1,0 +1,140 @@
+"""Batches over HTTP: all runs or none, counted, paged, retried; and rate limits and workers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from .conftest import Api, Server, flow, node, wait_for
+
+PARAMS = {"type": "object", "properties": {"n": {"type": "integer"}}}
+
+
+def finished(api: Api, batch_id: str) -> dict[str, Any]:
+    def look() -> Any:
+        batch = api.get(f"/batches/{batch_id}")
+        return batch if batch["finished_at"] else None
+
+    found: dict[str, Any] = wait_for(look, "the batch finished")
+    return found
+
+
+def test_a_batch_is_one_run_per_item(api: Api, name: str) -> None:
+    api.register(flow(name, params=PARAMS))
+    answer = api("POST", f"/workflows/{name}/batches", json={"items": [{"n": i} for i in range(5)]})
+    assert answer.status_code == 202
+    made = answer.json()
+    assert made["count"] == 5
+    assert answer.headers["location"] == f"/api/v1/batches/{made['batch_id']}"
+    batch = finished(api, made["batch_id"])
+    assert (batch["workflow"], batch["counts"]) == (name, {"COMPLETED": 5})
+    assert [run["index"] for run in batch["runs"]] == list(range(5))
+    params = [api.get(f"/runs/{run['run_id']}")["params"] for run in batch["runs"]]
+    assert params == [{"n": i} for i in range(5)]
+    assert len(api.get(f"/runs?batch={made['batch_id']}")["items"]) == 5
+
+
+def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
+    api.register(flow(name))
+    made = api.post(f"/workflows/{name}/batches", {"items": [{}] * 5})
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = api.get(f"/batches/{made['batch_id']}?limit=2{cursor and '&cursor='}{cursor}")
+        seen += [run["index"] for run in page["runs"]]
+        cursor = page["next_cursor"]
+    assert seen == list(range(5))
+    assert api("GET", f"/batches/{made['batch_id']}?cursor=x").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("items", "path"),
+    [
+        ([{"n": 1}, {"n": "x"}], "items[1].params.n"),
+        ([{"n": 1}, 7], "items[1].params"),
+        ([{"n": 1}, None], "items[1]"),
+        ([], "items"),
+        ({"n": 1}, "items"),
+        (None, "items"),
+        ([{}] * 10_001, "items"),
+    ],
+)
+def test_with_one_bad_item_nothing_is_made(api: Api, name: str, items: Any, path: str) -> None:
+    api.register(flow(name, params=PARAMS))
+    answer = api("POST", f"/workflows/{name}/batches", json={"items": items})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["path"] == path
+    assert api.get(f"/runs?workflow={name}")["items"] == []
+
+
+def test_one_key_makes_one_batch(api: Api, name: str) -> None:
+    api.register(flow(name))
+    headers = {"idempotency-key": "k"}
+    path, items = f"/workflows/{name}/batches", {"items": [{}, {"n": 1}]}
+    first = api.post(path, items, headers=headers)
+    assert api.post(path, items, status=200, headers=headers) == first
+    other = api("POST", path, json={"items": [{}]}, headers=headers)
+    assert other.status_code == 409
+    assert len(api.get(f"/runs?workflow={name}")["items"]) == 2
+
+
+def test_a_retry_reaches_the_runs_that_failed(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    api.register(
+        flow(
+            name,
+            node("a", "needs", condition="{{ params.n > 0 }}", config={"file": str(file)}),
+        )
+    )
+    made = api.post(f"/workflows/{name}/batches", {"items": [{"n": 0}, {"n": 1}]})
+    assert finished(api, made["batch_id"])["counts"] == {"COMPLETED": 1, "FAILED": 1}
+    file.touch()
+    answer = api("POST", f"/batches/{made['batch_id']}/retry")
+    assert answer.status_code == 202
+    assert finished(api, made["batch_id"])["counts"] == {"COMPLETED": 2}
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/retry")])
+def test_a_batch_that_is_not_there(api: Api, method: str, path: str) -> None:
+    assert api(method, f"/batches/nobody{path}").status_code == 404
+    assert api("GET", "/runs?batch=nobody").status_code == 404
+
+
+def test_a_rate_limit_is_read_and_set(api: Api, name: str) -> None:
+    assert api.get(f"/rate-limits/{name}") == {"tag": name, "rate_per_second": 10.0, "burst": 1}
+    put = api("PUT", f"/rate-limits/{name}", json={"rate_per_second": 2.5, "burst": 3})
+    assert put.status_code == 200
+    limit = {"tag": name, "rate_per_second": 2.5, "burst": 3}
+    assert put.json() == limit
+    assert api.get(f"/rate-limits/{name}") == limit
+    assert limit in api.get("/rate-limits")["items"]
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"rate_per_second": 0, "burst": 1}, "rate_per_second"),
+        ({"rate_per_second": -1, "burst": 1}, "rate_per_second"),
+        ({"rate_per_second": "1", "burst": 1}, "rate_per_second"),
+        ({"rate_per_second": True, "burst": 1}, "rate_per_second"),
+        ({"rate_per_second": 1e-320, "burst": 1}, "rate_per_second"),
+        ({"burst": 1}, "rate_per_second"),
+        ({"rate_per_second": 1, "burst": 0}, "burst"),
+        ({"rate_per_second": 1, "burst": 1.5}, "burst"),
+        ({"rate_per_second": 1, "burst": 2**64 - 1}, "burst"),
+    ],
+)
+def test_a_rate_limit_that_cannot_be(api: Api, name: str, body: Any, path: str) -> None:
+    answer = api("PUT", f"/rate-limits/{name}", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["path"] == path
+
+
+def test_the_server_is_a_worker_of_its_own(api: Api, server: Server) -> None:
+    (worker,) = api.get("/workers")["items"]
+    assert worker["pid"] == server.process.pid != os.getpid()
+    assert worker["alive"]
+    assert {"input", "output", "until"} <= set(worker["handlers"])
+    assert api.get("/dead-letters") == {"items": []}
+    assert api.get("//health/workers") == {"alive": 1, "dead": 0}

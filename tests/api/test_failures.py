@@ -1,0 +1,171 @@
+"""What the API says when the engine behind it fails: a problem, and nothing of its insides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+
+from dovetail.api import events
+from dovetail.api.app import create_app
+from dovetail.api.service import Service
+from dovetail.config import Settings
+from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.events import Event
+
+DB = Path("private/place.db")
+
+
+class Broken:
+    """Commands of which each raises this."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        async def fail(*_: Any, **__: Any) -> None:
+            raise self._error
+
+        return fail
+
+
+class NoWorkers:
+    async def workers(self) -> list[dict[str, Any]]:
+        return [{"alive": False}]
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        return []
+
+
+def service(commands: Any) -> Service:
+    return Service(commands, NoWorkers(), Settings(db=DB))
+
+
+async def get(service: Service, path: str, **headers: str) -> httpx2.Response:
+    transport = httpx2.ASGITransport(app=create_app(service, "1"), raise_app_exceptions=False)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.get(path, headers=headers)
+
+
+async def test_a_bug_is_a_500_that_shows_nothing_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answer = await get(service(Broken(ZeroDivisionError("the secret"))), "/api/v1/runs")
+    assert answer.status_code == 500
+    assert answer.json()["type"] == "urn:dovetail:problem:internal_error"
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "the secret" not in answer.text
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+    assert answer.json()["request_id"] in record.getMessage()
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/runs/x/events", "/health/ready"])
+async def test_a_lost_store_is_a_503_that_says_when_to_come_back(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await get(service(Broken(StoreError(f"disk full: {DB}"))), path)
+    assert answer.status_code == 503
+    assert answer.json()["type"] == "urn:dovetail:problem:store_error"
+    assert int(answer.headers["retry-after"]) > 0
+    assert str(DB) not in answer.text
+    assert "disk full" in caplog.text
+
+
+async def test_an_error_that_nobody_mapped_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+    answer = await get(service(Broken(DovetailError("odd"))), "/api/v1/runs")
+    assert answer.status_code == 500
+    assert "odd" in caplog.text
+    assert "odd" not in answer.text
+
+
+async def test_an_engine_that_has_too_much_to_do_is_a_429_with_its_own_time() -> None:
+    error = DovetailError("the backlog is full")
+    error.type, error.retry_after = "overloaded", 2.2  # type: ignore[attr-defined]
+    answer = await get(service(Broken(error)), "/api/v1/runs")
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "3"
+    assert answer.json()["detail"] == "the backlog is full"
+
+
+async def test_a_client_does_not_learn_where_the_file_is() -> None:
+    answer = await get(service(Broken(NotFound(f"no run 'x' in {DB}"))), "/api/v1/runs/x")
+    assert answer.json()["detail"] == "no run 'x'"
+
+
+async def test_without_a_worker_that_lives_the_health_of_workers_is_503() -> None:
+    answer = await get(service(Broken(StoreError("x"))), "/health/workers")
+    assert (answer.status_code, answer.json()) == (503, {"alive": 0, "dead": 1})
+    assert "retry-after" in answer.headers
+
+
+async def test_a_server_that_stops_is_alive_but_not_ready() -> None:
+    stopping = service(Broken(StoreError("x")))
+    stopping.closing.set()
+    assert (await get(stopping, "/health/live")).status_code == 200
+    answer = await get(stopping, "/health/ready")
+    assert answer.status_code == 503
+    assert "stopping" in answer.json()["detail"]
+
+
+class OneRun:
+    """Commands that know one run, whose events are given."""
+
+    def __init__(self, feed: AsyncIterator[Event]) -> None:
+        self.store = SimpleNamespace(watch=lambda run_id, after: feed)
+
+    async def get_run(self, run_id: str, *, nodes: bool) -> dict[str, Any]:
+        return {"finished_at": None}
+
+
+async def test_a_silent_stream_says_that_it_is_still_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def feed() -> AsyncIterator[Event]:
+        yield Event(1, 0.0, "run.created", 1)
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.03)
+    answer = await get(service(OneRun(feed())), "/api/v1/runs/x/events")
+    assert answer.text.count(": still here\n\n") >= 2
+    assert answer.text.count("id: ") == 1
+
+
+async def test_a_stream_whose_store_is_lost_breaks_off_instead_of_ending(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An orderly end would tell the client that the run is over."""
+
+    async def feed() -> AsyncIterator[Event]:
+        yield Event(1, 0.0, "run.created", 1)
+        raise StoreError("gone")
+
+    app = create_app(service(OneRun(feed())), "1")
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/api/v1/runs/x/events", "raw_path": b"",
+        "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "",
+        "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "scheme": "http", "server": ("localhost", 80), "client": ("localhost", 1),
+    }  # fmt: skip
+    await app(scope, receive, send)  # type: ignore[arg-type]
+    bodies = [message for message in sent if message["type"] == "http.response.body"]
+    assert all(message["more_body"] for message in bodies)
+    (record,) = caplog.records
+    assert "gone" in record.getMessage()
+    assert not record.exc_info

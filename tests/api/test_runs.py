@@ -1,0 +1,278 @@
+"""Runs over HTTP: triggered once, read, waited for, explained, retried, cancelled."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from .conftest import Api, Server, flow, node, wait_for
+
+PARAMS = {
+    "type": "object",
+    "required": ["topic"],
+    "properties": {"topic": {"type": "string"}, "depth": {"type": "integer", "default": 2}},
+    "additionalProperties": False,
+}
+
+
+def test_a_run_from_its_trigger_to_its_result(api: Api, name: str) -> None:
+    api.register(
+        flow(
+            name,
+            node("start", "input", config={}),
+            node("end", "output", "start", config={"about": "{{ start.topic }}"}),
+            params=PARAMS,
+        )
+    )
+    answer = api("POST", f"/workflows/{name}/runs", json={"params": {"topic": "tea"}})
+    assert answer.status_code == 202
+    made = answer.json()
+    assert set(made) == {"run_id", "status", "workflow", "version", "created_at"}
+    assert (made["workflow"], made["version"]) == (name, 1)
+    assert answer.headers["location"] == f"/api/v1/runs/{made['run_id']}"
+    run = api.finished(made["run_id"])
+    assert run["status"] == "COMPLETED"
+    assert run["params"] == {"topic": "tea", "depth": 2}
+    assert run["result"] == {"about": "tea"}
+    assert [(n["id"], n["status"], n["attempt"]) for n in run["nodes"]] == [
+        ("start", "COMPLETED", 1),
+        ("end", "COMPLETED", 1),
+    ]
+    assert api.get(f"/runs/{made['run_id']}/results") == {
+        "status": "COMPLETED",
+        "result": {"about": "tea"},
+        "outputs": {"start": {"topic": "tea", "depth": 2}, "end": {"about": "tea"}},
+    }
+    assert "nodes" not in api.get(f"/runs/{made['run_id']}?nodes=false")
+
+
+def test_a_trigger_needs_no_body(api: Api, name: str) -> None:
+    api.register(flow(name))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    assert api.finished(run_id)["params"] == {}
+
+
+def test_bad_params_are_all_told(api: Api, name: str) -> None:
+    api.register(flow(name, params=PARAMS))
+    answer = api("POST", f"/workflows/{name}/runs", json={"params": {"depth": "x", "colour": 1}})
+    assert answer.status_code == 422
+    assert answer.json()["type"].endswith(":invalid_params")
+    assert {e["path"] for e in answer.json()["errors"]} == {
+        "params.topic",
+        "params.depth",
+        "params.colour",
+    }
+    assert api.get(f"/runs?workflow={name}")["items"] == []
+
+
+def test_a_version_can_be_chosen_by_number_or_alias(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api.register(flow(name, node("c")))
+    api("PUT", f"/workflows/{name}/aliases/old", json={"version": 1})
+    for asked, got in ((1, 1), ("1", 1), ("old", 1), ("latest", 2), (None, 2)):
+        made = api.post(f"/workflows/{name}/runs", {"params": {}, "version": asked})
+        assert made["version"] == got
+    assert api("POST", f"/workflows/{name}/runs", json={"version": 3}).status_code == 404
+    assert api("POST", f"/workflows/{name}/runs", json={"version": 1.5}).status_code == 422
+
+
+def test_a_definition_runs_without_being_registered(api: Api, name: str) -> None:
+    made = api.post("/runs", {"definition": flow(name), "params": {"x": 1}})
+    assert (made["workflow"], made["version"]) == (name, None)
+    assert api.finished(made["run_id"])["status"] == "COMPLETED"
+    assert api("GET", f"/workflows/{name}").status_code == 404
+
+
+def test_problems_of_such_a_definition_have_their_place_in_the_body(api: Api, name: str) -> None:
+    body = """{"params": {},
+        "definition": {
+            "nodes": [{"id": "a", "handler": "x"}],
+            "name": "NAME"}}""".replace("NAME", name)
+    answer = api("POST", "/runs", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert (error["code"], error["path"], error["line"]) == (
+        "unknown_handler",
+        "nodes[0].handler",
+        3,
+    )
+
+
+def test_one_key_makes_one_run_however_many_ask(api: Api, name: str) -> None:
+    api.register(flow(name))
+
+    def ask(_: int) -> tuple[int, Any]:
+        headers = {"idempotency-key": "k"}
+        answer = api("POST", f"/workflows/{name}/runs", json={"params": {"n": 1}}, headers=headers)
+        return answer.status_code, answer.json()
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(20)))
+    assert sorted(status for status, _ in answers) == [200] * 19 + [202]
+    assert all(body == answers[0][1] for _, body in answers)
+    api.finished(answers[0][1]["run_id"])
+    assert ask(0) == (200, answers[0][1])
+    assert len(api.get(f"/runs?workflow={name}")["items"]) == 1
+
+
+def test_one_key_with_another_body_is_a_conflict(api: Api, name: str) -> None:
+    api.register(flow(name))
+    headers = {"idempotency-key": "k"}
+    api.post(f"/workflows/{name}/runs", {"params": {"n": 1}}, headers=headers)
+    other = api("POST", f"/workflows/{name}/runs", json={"params": {"n": 2}}, headers=headers)
+    assert other.status_code == 409
+    ad_hoc = {"definition": flow(name), "params": {"n": 1}}
+    first = api.post("/runs", ad_hoc, headers=headers)  # another call, so another scope
+    assert api.post("/runs", ad_hoc, status=200, headers=headers) == first
+    long = {"idempotency-key": "k" * 300}
+    assert api("POST", f"/workflows/{name}/runs", headers=long).status_code == 422
+
+
+def test_the_list_is_newest_first_and_filtered(api: Api, name: str) -> None:
+    api.register(flow(name))
+    failing = f"{name}-fails"
+    api.register(flow(failing, node("a", "fail", config={"message": "no"})))
+    made = [api.post(f"/workflows/{name}/runs")["run_id"] for _ in range(3)]
+    failed = api.post(f"/workflows/{failing}/runs")["run_id"]
+    for run_id in (*made, failed):
+        api.finished(run_id)
+    found, cursor = [], ""
+    while cursor is not None:
+        page = api.get(f"/runs?workflow={name}&limit=2{cursor and '&cursor='}{cursor}")
+        found += [item["run_id"] for item in page["items"]]
+        assert all("nodes" not in item for item in page["items"])
+        cursor = page["next_cursor"]
+    assert found == made[::-1]
+    (item,) = api.get(f"/runs?workflow={failing}&status=FAILED")["items"]
+    assert item["run_id"] == failed
+    assert item["error"]["node"] == "a"
+    assert api.get(f"/runs?workflow={failing}&status=COMPLETED")["items"] == []
+    assert len(api.get("/runs?limit=100000")["items"]) >= 4
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "status=DONE",
+        "limit=0",
+        "limit=-1",
+        "limit=x",
+        "limit=" + "9" * 5000,
+        "cursor=x",
+        "cursor=-1",
+        "cursor=%ff%00",
+        "cursor=" + "9" * 300,
+    ],
+)
+def test_a_query_that_cannot_be_is_told(api: Api, query: str) -> None:
+    answer = api("GET", f"/runs?{query}")
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["path"] == query.split("=")[0]
+
+
+def test_a_wait_ends_with_the_run_or_with_its_time(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    api.register(flow(name, node("a", "until", config={"file": str(file)})))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    before = time.monotonic()
+    run = api.get(f"/runs/{run_id}?wait=0.3&nodes=false")
+    assert 0.3 <= time.monotonic() - before < 5
+    assert run["status"] == "RUNNING"
+    answer = api("GET", f"/runs/{run_id}/results")
+    assert answer.status_code == 409
+    assert "RUNNING" in answer.json()["detail"]
+    assert api.get(f"/runs/{run_id}/results?partial=true")["outputs"] == {}
+    assert [w["running"] for w in api.get("/workers")["items"]] == [1]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(api.finished, run_id)
+        time.sleep(0.1)
+        assert not waiting.done()
+        file.touch()
+        assert waiting.result(5)["status"] == "COMPLETED"
+    for wrong in ("-1", "inf", "nan", "x"):
+        assert api("GET", f"/runs/{run_id}?wait={wrong}").status_code == 422
+
+
+def test_it_is_explained_why_a_node_waits(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    waits = node("a", "until", config={"file": str(file)})
+    api.register(flow(name, waits, node("b", "output", "a")))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    wait_for((server.folder / f"{name}.started").exists, "the node started")
+    told = api.get(f"/runs/{run_id}/explain")
+    assert [(n["id"], n["code"]) for n in told["nodes"]] == [
+        ("a", "running"),
+        ("b", "waiting_for_parents"),
+    ]
+    file.touch()
+    api.finished(run_id)
+    assert api.get(f"/runs/{run_id}/explain")["nodes"] == []
+
+
+def test_a_retry_runs_again_what_did_not_complete(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    api.register(
+        flow(
+            name,
+            node("a"),
+            node("b", "needs", "a", config={"file": str(file)}),
+            node("c", "output", "b"),
+        )
+    )
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    assert api.finished(run_id)["status"] == "FAILED"
+    file.touch()
+    plan = api.post(f"/runs/{run_id}/retry", {"dry_run": True}, status=200)
+    assert plan == {"rerun": ["b", "c"], "reuse": ["a"]}
+    assert api.get(f"/runs/{run_id}")["epoch"] == 1
+    answer = api("POST", f"/runs/{run_id}/retry")
+    assert answer.status_code == 202
+    assert answer.json()["epoch"] == 2
+    run = api.finished(run_id)
+    assert run["status"] == "COMPLETED"
+    assert [n["epoch"] for n in run["nodes"]] == [1, 2, 2]
+    answer = api("POST", f"/runs/{run_id}/retry", json={})
+    assert answer.status_code == 409
+    assert "COMPLETED" in answer.json()["detail"]
+    plan = api.post(f"/runs/{run_id}/retry", {"from": "b", "dry_run": True}, status=200)
+    assert plan == {"rerun": ["b", "c"], "reuse": ["a"]}
+    assert api.post(f"/runs/{run_id}/retry", {"from": "b"})["epoch"] == 3
+    assert api.finished(run_id)["status"] == "COMPLETED"
+    assert api("POST", f"/runs/{run_id}/retry", json={"from": "nobody"}).status_code == 404
+    assert api("POST", f"/runs/{run_id}/retry", json={"from": 7}).status_code == 422
+    assert api("POST", f"/runs/{run_id}/retry", json={"form": "b"}).status_code == 422
+
+
+def test_a_cancel_ends_the_run_at_once_and_once(api: Api, server: Server, name: str) -> None:
+    waits = node("a", "until", config={"file": str(server.folder / name)})
+    api.register(flow(name, waits, node("b", "output", "a")))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    wait_for((server.folder / f"{name}.started").exists, "the node started")
+    run = api.post(f"/runs/{run_id}/cancel")
+    assert run["status"] == "CANCELLED"
+    assert [n["status"] for n in run["nodes"]] == ["CANCELLED", "CANCELLED"]
+    assert api("POST", f"/runs/{run_id}/cancel", json={}).status_code == 409
+    assert api("POST", f"/runs/{run_id}/cancel", json={"now": True}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("GET", "?wait=1"),
+        ("GET", "?nodes=false"),
+        ("GET", "/results"),
+        ("GET", "/explain"),
+        ("GET", "/events"),
+        ("POST", "/retry"),
+        ("POST", "/cancel"),
+    ],
+)
+@pytest.mark.parametrize("run_id", ["nobody", "%00", "%ff%fe", "%F0%9F%8D%B5", "..", "a" * 3000])
+def test_a_run_that_is_not_there(api: Api, method: str, path: str, run_id: str) -> None:
+    answer = api(method, f"/runs/{run_id}{path}")
+    assert answer.status_code == 404
+    assert "dovetail.db" not in answer.text

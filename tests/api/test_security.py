@@ -1,0 +1,255 @@
+"""Who may ask: names, origins and tokens; and that nobody listens to the world by accident."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from dovetail.api.envelope import Envelope
+from dovetail.api.security import Guard, Tokens, check_binding, host_and_port
+from dovetail.config import SettingsError
+
+from .conftest import Api, Server, flow
+
+TOKENS = "full-token,reading:read"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("guarded")
+    env = {"DOVETAIL_TOKENS": TOKENS, "DOVETAIL_ALLOWED_HOSTS": "dovetail.example,Other.Example:9"}
+    server = Server(folder, **env)
+    yield server
+    assert server.stop() == 0
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def every_call(api: Api) -> list[tuple[str, str]]:
+    return [
+        (method.upper(), "/" + path.replace("{", "").replace("}", ""))
+        for path, calls in api.server.document["paths"].items()
+        for method in calls
+    ]
+
+
+def test_every_call_needs_a_token_but_two(guarded: Server) -> None:
+    with_token = guarded.client(**bearer("full-token"))
+    calls = every_call(with_token)
+    assert len(calls) > 25
+    plain = guarded.client()
+    for method, path in [*calls, ("GET", "//nothing"), ("GET", "//metrics"), ("BREW", "//docs")]:
+        if path in ("//health/live", "//health/ready"):
+            assert plain(method, path).status_code == 200
+            continue
+        answer = plain(method, path)
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    for path in ("//health/live/", "//x/health/live", "//HEALTH/live", "//api/v1/health/live"):
+        assert plain("GET", path).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["Bearer wrong", "Bearer", "", "Basic full-token", "full-token", "Bearer reading:read",
+     "Bearer full-token:read", "Bearer full-token,reading:read", "Bearer full-toke",
+     "Bearer \xff", "Bearer full-token x"],
+)  # fmt: skip
+def test_a_wrong_token_is_401(guarded: Server, given: str) -> None:
+    headers = [(b"authorization", given.encode("latin-1"))]
+    answer = guarded.client()("GET", "/runs", headers=headers)
+    assert answer.status_code == 401
+
+
+def test_a_token_may_be_limited_to_reading(guarded: Server, name: str) -> None:
+    full, reading = (guarded.client(**bearer(token)) for token in ("full-token", "reading"))
+    full.register(flow(name))
+    run_id = full.post(f"/workflows/{name}/runs")["run_id"]
+    assert reading.get(f"/runs/{run_id}?wait=10")["status"] == "COMPLETED"
+    reading.post("/workflows/validate", flow(name), status=200)
+    assert reading.http.get(f"/api/v1/runs/{run_id}/events").status_code == 200
+    writes = [call for call in every_call(full) if call[0] != "GET"]
+    for method, path in writes:
+        if path != "//api/v1/workflows/validate":
+            assert reading(method, path).status_code == 403, path
+
+
+def test_two_authorizations_are_none(guarded: Server) -> None:
+    headers = [("authorization", "Bearer full-token"), ("authorization", "Bearer full-token")]
+    assert guarded.client()("GET", "/runs", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200), ("localhost:1", 200), ("LOCALHOST", 200), ("localhost.", 200),
+        ("[::1]:8700", 200), ("127.9.9.9", 200),
+        ("dovetail.example", 200), ("DOVETAIL.example:443", 200), ("other.example", 200),
+        ("evil.example", 403), ("dovetail.example.evil", 403), ("localhost.evil", 403),
+        ("evil@localhost", 403), ("localhost/x", 403), ("0.0.0.0", 403), ("10.0.0.1", 403),
+        ("", 403), ("[::1", 403), ("localhost:x", 403), ("x:99999999", 403),
+    ],
+)  # fmt: skip
+def test_only_its_own_names_are_answered(guarded: Server, host: str, status: int) -> None:
+    answer = guarded.client(**bearer("full-token"))("GET", "/runs", headers={"host": host})
+    assert answer.status_code == status
+    assert guarded.client()("GET", "//health/live", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "localhost:8700", 200),
+        ("http://localhost:8700", "localhost:8700", 200),
+        ("http://localhost", "localhost:80", 200),
+        ("https://dovetail.example", "dovetail.example", 200),
+        ("http://localhost:3000", "localhost:8700", 403),
+        ("http://127.0.0.1:8700", "localhost:8700", 403),
+        ("https://evil.example", "localhost:8700", 403),
+        ("null", "localhost:8700", 403),
+        ("", "localhost:8700", 403),
+        ("file://", "localhost:8700", 403),
+        ("http://localhost:8700@evil.example", "localhost:8700", 403),
+    ],
+)
+def test_a_page_of_another_site_cannot_write(
+    guarded: Server, origin: str | None, host: str, status: int
+) -> None:
+    headers = {"host": host, **bearer("full-token")}
+    if origin is not None:
+        headers["origin"] = origin
+    api = guarded.client()
+    path = "/workflows/validate"
+    answer = api("POST", path, json=flow("x"), headers=headers)
+    assert answer.status_code == status
+    assert api("GET", "/runs", headers=headers).status_code == 200
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_nothing_is_guessed_or_framed_or_kept(guarded: Server) -> None:
+    answer = guarded.client(**bearer("full-token"))("GET", "//docs")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert "server" not in answer.headers
+    assert "http" not in answer.text.replace("HTTP", "")  # no page of anybody else
+    assert "<script" not in answer.text
+
+
+# ── without a server ─────────────────────────────────────────────────────────────────────
+
+
+def test_beyond_loopback_a_token_is_needed() -> None:
+    check_binding(["127.0.0.1", "::1"], ())
+    check_binding(["0.0.0.0"], ("t",))
+    for addresses in (["0.0.0.0"], ["::"], ["127.0.0.1", "10.0.0.1"], ["fe80::1%eth0"]):
+        with pytest.raises(SettingsError, match="DOVETAIL_TOKENS"):
+            check_binding(addresses, ())
+
+
+def test_an_empty_token_stops_the_start() -> None:
+    for wrong in ((":read",), ("", "x")):
+        with pytest.raises(SettingsError, match="empty"):
+            Tokens(wrong)
+
+
+def test_a_token_that_is_listed_twice_has_its_larger_scope() -> None:
+    for given in (("t:read", "t"), ("t", "t:read")):
+        assert Tokens(given).access(b"t") == "full"
+    assert Tokens(("t:read",)).access(b"t") == "read"
+    assert Tokens(("t:read",)).access(b"t:read") == "none"
+
+
+def test_all_tokens_are_compared_also_after_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(known: bytes, asked: bytes) -> bool:
+        compared.append(known)
+        return known == asked
+
+    tokens = Tokens(("a", "b", "c"))
+    monkeypatch.setattr("dovetail.api.security.hmac.compare_digest", compare)
+    assert tokens.access(b"a") == "full"
+    assert len(compared) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a.example:1", ("a.example", "1")),
+        ("[::1]:8700", ("::1", "8700")),
+        ("A.Example.", ("a.example", "80")),
+        ("a:b", ("", "80")),
+        ("a/b", ("", "80")),
+        ("u@a", ("", "80")),
+    ],
+)
+def test_a_host_is_taken_apart(text: str, found: tuple[str, str]) -> None:
+    assert host_and_port(text, "80") == found
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("10.0.0.5:8700", 200),
+        ("[2001:DB8:0:0::1]:8700", 200),
+        ("a.example", 200),
+        ("0.0.0.0:8700", 403),
+        ("[::]:8700", 403),
+        ("10.0.0.6", 403),
+    ],
+)
+async def test_the_address_it_listens_on_is_a_name_unless_it_is_every_address(
+    host: str, status: int
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    listens_on = ["0.0.0.0", "::", "", "10.0.0.5", "2001:db8::1", "A.example"]
+    guard = Guard(app, hosts=listens_on, tokens=Tokens(()))
+    assert (await asked(guard, host=host)).status_code == status
+
+
+async def asked(app: Any, path: str = "/x", host: str = "localhost") -> httpx2.Response:
+    transport = httpx2.ASGITransport(app=app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.get(path, headers={"host": host})
+
+
+async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
+    release = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = Envelope(slow, closing=asyncio.Event(), most_at_once=2)
+    held = [asyncio.create_task(asked(app)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    refused = await asked(app)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert refused.headers["content-type"] == "application/problem+json"
+    health = asyncio.create_task(asked(app, "/health/live"))
+    release.set()
+    assert [(await one).status_code for one in (*held, health)] == [200, 200, 200]
+    assert (await asked(app)).status_code == 200
+
+
+async def test_what_is_no_request_passes_the_guard() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    guard: Callable[..., Any] = Guard(app, hosts=[], tokens=Tokens(["t"]))
+    await Envelope(guard, closing=asyncio.Event())({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"]

@@ -1,0 +1,145 @@
+"""Definitions over HTTP: registered, checked, versioned, named, forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Api, Server, flow, node, wait_for
+
+YAML = """\
+name: {name}
+nodes:
+  - id: a
+    handler: {handler}
+"""
+
+
+def test_new_content_is_a_new_version_and_known_content_is_not(api: Api, name: str) -> None:
+    first = api("POST", "/workflows", json=flow(name))
+    assert (first.status_code, first.json()) == (
+        201,
+        {"name": name, "version": 1, "created": True},
+    )
+    again = api("POST", "/workflows", json=flow(name))
+    assert (again.status_code, again.json()) == (
+        200,
+        {"name": name, "version": 1, "created": False},
+    )
+    other = api("POST", "/workflows", json=flow(name, node("c")))
+    assert (other.status_code, other.json()["version"]) == (201, 2)
+    assert api.get(first.headers["location"].removeprefix("/api/v1"))["version"] == 1
+
+
+@pytest.mark.parametrize("kind", ["application/yaml", "text/yaml; charset=utf-8"])
+def test_yaml_is_the_same_definition(api: Api, name: str, kind: str) -> None:
+    text = YAML.format(name=name, handler="input")
+    made = api("POST", "/workflows", content=text, headers={"content-type": kind})
+    assert made.status_code == 201
+    as_json = api(
+        "POST", "/workflows", json={"name": name, "nodes": [{"id": "a", "handler": "input"}]}
+    )
+    assert as_json.json() == {"name": name, "version": 1, "created": False}
+
+
+def test_every_problem_is_told_with_its_place(api: Api, name: str) -> None:
+    text = YAML.format(name=name, handler="inptu") + "    dependencies: [z]\n    colour: red\n"
+    answer = api("POST", "/workflows", content=text, headers={"content-type": "application/yaml"})
+    assert answer.status_code == 422
+    assert answer.json()["type"].endswith(":invalid_definition")
+    found = {(e["code"], e["path"], e["line"]) for e in answer.json()["errors"]}
+    assert found == {
+        ("unknown_handler", "nodes[0].handler", 4),
+        ("missing_dependency", "nodes[0].dependencies[0]", 5),
+        ("invalid_field", "nodes[0].colour", 6),
+    }
+
+
+def test_a_validation_answers_with_layers_or_with_errors(api: Api, name: str) -> None:
+    fine = api.post("/workflows/validate", flow(name), status=200)
+    assert fine == {"valid": True, "errors": [], "warnings": [], "layers": [["a"], ["b"]]}
+    wrong = api.post("/workflows/validate", flow(name, node("a", "nobody")), status=200)
+    assert not wrong["valid"]
+    assert [e["code"] for e in wrong["errors"]] == ["unknown_handler"]
+    assert api("GET", f"/workflows/{name}").status_code == 404
+
+
+def test_a_text_that_is_no_data_is_a_finding_of_the_validation(api: Api) -> None:
+    headers = {"content-type": "application/json"}
+    answer = api("POST", "/workflows/validate", content="{\n  oops", headers=headers)
+    assert answer.status_code == 200
+    assert not answer.json()["valid"]
+    assert answer.json()["errors"][0]["line"] == 2
+
+
+def test_a_workflow_may_be_called_validate(api: Api) -> None:
+    api.register(flow("validate"))
+    assert api.get("/workflows/validate")["name"] == "validate"
+    assert api("DELETE", "/workflows/validate").status_code == 204
+
+
+def test_versions_and_aliases(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api.register(flow(name, node("c")))
+    items = api.get(f"/workflows/{name}/versions")["items"]
+    assert sorted(item["version"] for item in items) == [1, 2]
+    assert all(len(item["sha256"]) == 64 for item in items)
+    put = api("PUT", f"/workflows/{name}/aliases/stable", json={"version": 1})
+    assert put.status_code == 200
+    found = api.get(f"/workflows/{name}?version=stable")
+    assert found["version"] == 1
+    assert found["aliases"] == {"stable": 1, "latest": 2}
+    assert [n["id"] for n in found["definition"]["nodes"]] == ["a", "b"]
+    assert api.get(f"/workflows/{name}")["version"] == 2
+    assert api.get(f"/workflows/{name}?version=1")["version"] == 1
+    assert api("GET", f"/workflows/{name}?version=9").status_code == 404
+    assert api("GET", f"/workflows/{name}?version=nobody").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("alias", "body", "status"),
+    [
+        ("latest", {"version": 1}, 409),
+        ("stable", {"version": 7}, 404),
+        ("stable", {"version": "1"}, 422),
+        ("stable", {"version": True}, 422),
+        ("stable", {}, 422),
+        ("12", {"version": 1}, 422),
+        ("a%20b", {"version": 1}, 422),
+    ],
+)
+def test_an_alias_that_cannot_be(
+    api: Api, name: str, alias: str, body: dict[str, object], status: int
+) -> None:
+    api.register(flow(name))
+    answer = api("PUT", f"/workflows/{name}/aliases/{alias}", json=body)
+    assert answer.status_code == status
+
+
+def test_the_list_has_pages(api: Api, name: str) -> None:
+    names = [api.register(flow(f"{name}-{i}")) for i in range(3)]
+    seen, cursor = [], ""
+    while cursor is not None:
+        page = api.get(f"/workflows?limit=1{cursor and '&cursor='}{cursor}")
+        assert len(page["items"]) <= 1
+        seen += [item["name"] for item in page["items"]]
+        cursor = page["next_cursor"]
+    assert [one for one in seen if one in names] == names
+    assert len(seen) == len(set(seen))
+
+
+def test_deleting_waits_for_runs_and_version_numbers_go_on(
+    api: Api, server: Server, name: str
+) -> None:
+    file = server.folder / name
+    api.register(flow(name, node("a", "until", config={"file": str(file)})))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    wait_for((server.folder / f"{name}.started").exists, "the node started")
+    assert api("DELETE", f"/workflows/{name}").status_code == 409
+    file.touch()
+    api.finished(run_id)
+    assert api("DELETE", f"/workflows/{name}").status_code == 204
+    assert api("GET", f"/workflows/{name}").status_code == 404
+    assert api("DELETE", f"/workflows/{name}").status_code == 404
+    assert api("POST", f"/workflows/{name}/runs").status_code == 404
+    assert api.get(f"/runs/{run_id}")["status"] == "COMPLETED"
+    assert api("POST", "/workflows", json=flow(name)).json()["version"] == 2

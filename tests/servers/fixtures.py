@@ -1,0 +1,83 @@
+"""The servers of the tests, as fixtures; tests/conftest.py hands them to every test.
+
+One Redis and one PostgreSQL serve the whole session. A test that kills its server, or wants it set
+otherwise, takes one of its own: `with RedisServer(fsync="always") as redis`. TEST_REDIS_URL and
+TEST_DATABASE_URL name running servers to use instead; those must be empty, and stay alive. A server
+that cannot be had is an error of every test that needs it, never a skip.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .binaries import NoServer
+from .postgres_server import Databases, PostgresServer
+from .redis_server import RedisServer
+
+if TYPE_CHECKING:
+    import redis
+
+
+class GivenRedis:
+    """A Redis that somebody else runs, at TEST_REDIS_URL. It can be used, and not be killed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self._connection() as connection:
+            if connection.dbsize():
+                raise NoServer(
+                    "the Redis at TEST_REDIS_URL holds keys, which the tests would flush: "
+                    "name an empty one, or unset it for one of our own"
+                )
+
+    def flush(self) -> None:
+        with self._connection() as connection:
+            connection.flushdb()
+
+    def _connection(self) -> redis.Redis:
+        import redis  # here: most test runs need no Redis and would pay for it
+
+        return redis.Redis.from_url(self.url)
+
+
+@pytest.fixture(scope="session")
+def redis_server(request: pytest.FixtureRequest) -> Iterator[RedisServer | GivenRedis]:
+    """Parametrized indirectly, the arguments of a RedisServer: {"cluster": True}."""
+    wanted = getattr(request, "param", {})
+    given = os.environ.get("TEST_REDIS_URL")
+    if given and not wanted:
+        server = GivenRedis(given)
+        yield server
+        server.flush()
+        return
+    with RedisServer(**wanted) as own:
+        yield own
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer | GivenRedis) -> str:
+    """A Redis that has forgotten what other tests did."""
+    redis_server.flush()
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Databases]:
+    given = os.environ.get("TEST_DATABASE_URL")
+    if given:
+        yield Databases(given)
+        return
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_server: Databases) -> Iterator[str]:
+    """An empty database for the tests of one file."""
+    url = postgres_server.new_database()
+    yield url
+    postgres_server.drop_database(url)

@@ -1,0 +1,231 @@
+"""Orchestrators and workers as processes of their own, over a real Redis; some of them die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config import Settings
+from dovetail.core.dag import build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import Cancel, Submit
+from dovetail.distributed import Parts, connected
+
+LEASE = 0.6
+SERVICE = """
+import asyncio, os, sys, time
+from dovetail.config import Settings
+from dovetail.distributed import orchestrate, working
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.registry import describe
+
+SIDE = sys.argv[2]
+
+def told(ctx):
+    file = os.open(SIDE, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}\\n".encode())
+    os.close(file)
+
+async def work(config, ctx):
+    told(ctx)
+    await asyncio.sleep(config.get("seconds", 0))
+    return {"n": sum(config.get("of", [])) + 1}
+
+async def main():
+    settings = Settings(redis_url=sys.argv[3], lease_seconds=%s, stale_result_timeout=1,
+                        stale_claim_interval=0.5, drain_seconds=5)
+    if sys.argv[1] == "orchestrator":
+        await orchestrate(settings)
+    registry = builtin_registry(settings)
+    registry.add(describe(work, name="work"))
+    async with working(settings, registry):
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class Services:
+    """Real processes, ended with the test."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.side = folder / "executions"
+        self._script = folder / "service.py"
+        self._script.write_text(textwrap.dedent(SERVICE % LEASE))
+        self._url = url
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def start(self, kind: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(self._script), kind, str(self.side), self._url]
+        process = subprocess.Popen(words)
+        self._all.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._all:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+    def executions(self) -> list[str]:
+        return self.side.read_text().splitlines() if self.side.exists() else []
+
+
+@pytest.fixture
+def services(tmp_path: Path, redis_url: str) -> Iterator[Services]:
+    found = Services(tmp_path, redis_url)
+    yield found
+    found.close()
+
+
+@asynccontextmanager
+async def parts_of(url: str) -> AsyncIterator[Parts]:
+    async with connected(Settings(redis_url=url, lease_seconds=LEASE)) as parts:
+        yield parts
+
+
+def graph(nodes: dict[str, dict[str, Any]]) -> Any:
+    listed = [{"id": name, "handler": "work", **fields} for name, fields in nodes.items()]
+    return build_graph(Workflow.model_validate({"name": "t", "nodes": listed}), {})
+
+
+DIAMOND = {
+    "a": {},
+    "b": {"dependencies": ["a"], "config": {"of": ["{{ a.n }}"]}},
+    "c": {"dependencies": ["a"], "config": {"of": ["{{ a.n }}"]}},
+    "d": {"dependencies": ["b", "c"], "config": {"of": ["{{ b.n }}", "{{ c.n }}"]}},
+}
+
+
+async def ended(parts: Parts, run_id: str, seconds: float = 20) -> RunState:
+    return await asyncio.wait_for(parts.store.wait(run_id), seconds)
+
+
+async def test_many_runs_over_two_of_each(services: Services, redis_url: str) -> None:
+    for kind in ("orchestrator", "orchestrator", "worker", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        compiled = graph(DIAMOND)
+        ids = [f"run{i}" for i in range(40)]
+        for run_id in ids:
+            await parts.orchestrator.submit(Submit(run_id, compiled, {}))
+        for run_id in ids:
+            run = await ended(parts, run_id)
+            assert run.status is RunStatus.COMPLETED
+            assert run.node("d").output == {"n": 5}
+    assert len(services.executions()) == 4 * len(ids)
+
+
+async def test_a_condition_is_decided_where_the_run_is_applied(
+    services: Services, redis_url: str
+) -> None:
+    nodes = {
+        **DIAMOND,
+        "b": {**DIAMOND["b"], "condition": "{{ a.n > 5 }}"},
+        "d": {"dependencies": ["b", "c"], "config": {"of": ["{{ c.n }}"]}},
+    }
+    services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        run = await ended(parts, "r")
+        assert (run.node("b").status, run.node("d").output) == ("SKIPPED", {"n": 3})
+
+
+async def test_a_workers_death_costs_its_lease_and_no_run(
+    services: Services, redis_url: str
+) -> None:
+    services.start("orchestrator")
+    doomed = services.start("worker")
+    async with parts_of(redis_url) as parts:
+        nodes = {"a": {"config": {"seconds": 1}}, "b": {"dependencies": ["a"]}}
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        async with asyncio.timeout(10):
+            while not services.executions():
+                await asyncio.sleep(0.01)
+        doomed.kill()
+        killed = time.monotonic()
+        services.start("worker")
+        run = await ended(parts, "r")
+        assert time.monotonic() - killed < LEASE + 2 + 5
+        assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
+    assert sorted(services.executions()) == ["r a 1 1", "r a 1 2", "r b 1 1"]
+
+
+async def test_an_orchestrators_death_strands_nothing(services: Services, redis_url: str) -> None:
+    doomed = services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        compiled = graph(
+            {
+                "a": {},
+                "b": {"dependencies": ["a"], "config": {"seconds": 0.2}},
+                "c": {"dependencies": ["b"]},
+            }
+        )
+        ids = [f"run{i}" for i in range(20)]
+        for run_id in ids:
+            await parts.orchestrator.submit(Submit(run_id, compiled, {}))
+        await asyncio.sleep(0.5)
+        doomed.kill()
+        services.start("orchestrator")
+        for run_id in ids:
+            assert (await ended(parts, run_id, 40)).status is RunStatus.COMPLETED
+
+
+async def test_lost_task_streams_are_published_again(services: Services, redis_url: str) -> None:
+    services.start("orchestrator")
+    async with parts_of(redis_url) as parts:
+        await parts.orchestrator.submit(Submit("r", graph(DIAMOND), {}))
+        await parts.pipe.call("DEL", "tasks:work")
+        services.start("worker")
+        run = await ended(parts, "r", LEASE + 20)
+        assert run.status is RunStatus.COMPLETED
+
+
+async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_url: str) -> None:
+    services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        nodes = {"a": {"config": {"seconds": 60}}}
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        async with asyncio.timeout(10):
+            while not services.executions():
+                await asyncio.sleep(0.01)
+        await parts.orchestrator.apply([Cancel("r")])
+        assert (await ended(parts, "r", 2)).status is RunStatus.CANCELLED
+
+
+async def test_what_a_sleeping_worker_says_too_late_changes_nothing(
+    services: Services, redis_url: str
+) -> None:
+    services.start("orchestrator")
+    sleeper = services.start("worker")
+    async with parts_of(redis_url) as parts:
+        nodes = {"a": {"config": {"seconds": 0.3}}}
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        async with asyncio.timeout(10):
+            while not services.executions():
+                await asyncio.sleep(0.01)
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        services.start("worker")
+        run = await ended(parts, "r")
+        assert run.node("a").attempt == 2
+        before = (await parts.store.load("r")).snapshot()["nodes"]
+        os.kill(sleeper.pid, signal.SIGCONT)
+        await asyncio.sleep(1)
+        assert (await parts.store.load("r")).snapshot()["nodes"] == before

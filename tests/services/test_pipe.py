@@ -1,0 +1,88 @@
+"""One connection for many: what is asked together travels together, and a break is survived."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dovetail.core.errors import StoreError
+from dovetail.pipe import Pipe, RedisError
+
+from ..servers.redis_server import RedisServer
+
+
+@pytest.fixture
+async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
+    async with Pipe(redis_url) as opened:
+        yield opened
+
+
+async def test_what_is_asked_in_one_turn_travels_in_one_go(pipe: Pipe) -> None:
+    before = pipe.roundtrips
+    answers = await asyncio.gather(*(pipe.call("INCR", "n") for _ in range(100)))
+    assert answers == list(range(1, 101))
+    assert pipe.roundtrips == before + 1
+
+
+async def test_an_answer_of_any_size_arrives_whole(pipe: Pipe) -> None:
+    text = b"x" * 3_000_000
+    await pipe.call("SET", "k", text)
+    assert await pipe.call("GET", "k") == text
+
+
+async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: Pipe) -> None:
+    await pipe.call("SET", "k", "text")
+    wrong, right = await asyncio.gather(
+        pipe.call("LPUSH", "k", 1), pipe.call("GET", "k"), return_exceptions=True
+    )
+    assert isinstance(wrong, RedisError)
+    assert right == b"text"
+
+
+async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: Pipe) -> None:
+    given_up = asyncio.ensure_future(pipe.call("SET", "a", 1))
+    other = asyncio.ensure_future(pipe.call("ECHO", "mine"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await other == b"mine"
+
+
+async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: Pipe) -> None:
+    source = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+    assert await pipe.script(source, ["n"], [2]) == 2
+    await pipe.call("SCRIPT", "FLUSH")
+    assert await pipe.script(source, ["n"], [2]) == 4
+    with pytest.raises(RedisError, match="script"):
+        await pipe.script("return redis.call('LPUSH', KEYS[1], 1)", ["n"], [])
+
+
+async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
+    with RedisServer(fsync="always") as server:
+        async with Pipe(server.url) as pipe:
+            await pipe.call("SET", "k", "kept")
+            server.kill()
+            asked = [asyncio.ensure_future(pipe.call("GET", "k")) for _ in range(5)]
+            await asyncio.sleep(0.2)
+            await asyncio.to_thread(server.start)
+            assert await asyncio.wait_for(asyncio.gather(*asked), 10) == [b"kept"] * 5
+            assert await pipe.script("return 7", [], []) == 7
+
+
+async def test_a_redis_that_is_not_there_is_told_in_words() -> None:
+    with RedisServer() as server:
+        url = server.url
+    with pytest.raises(StoreError, match="cannot be reached"):
+        async with Pipe(url):
+            pass
+
+
+async def test_a_closed_pipe_answers_nobody_and_says_so(redis_url: str) -> None:
+    async with Pipe(redis_url) as pipe:
+        blocked = asyncio.ensure_future(pipe.call("BLPOP", "nothing", 30))
+        await asyncio.sleep(0.05)
+    with pytest.raises(RedisError, match="closed"):
+        await asyncio.wait_for(blocked, 5)
+    with pytest.raises(RedisError, match="closed"):
+        await pipe.call("PING")

@@ -1,0 +1,151 @@
+"""Messages on streams: what goes out comes in, and what is no message of ours stops nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+import pytest
+
+from dovetail.core.events import Token
+from dovetail.core.templates import Deferred
+from dovetail.core.transitions import Complete, Fail, Stop
+from dovetail.engine.ports import Task
+from dovetail.pipe import Pipe
+from dovetail.transports.streams import (
+    DEAD,
+    RESULTS,
+    WORKERS,
+    StopFeed,
+    StreamInbox,
+    StreamReader,
+    StreamSender,
+    stream_of,
+)
+
+TOKEN = Token(1, 2, 0xABCDEF)
+TASK = Task(
+    "run",
+    "node",
+    TOKEN,
+    "h",
+    {"x": [1, "ü"]},
+    {"p": None},
+    {"parent": {"y": 1.5}},
+    12.5,
+    "tag",
+    (Deferred(("a", 0), "{{ secrets.S }}", {"params": {}}),),
+    ("key", 60.0),
+)
+
+
+class Ends:
+    def __init__(self, pipe: Pipe, inbox: StreamInbox, results: StreamReader) -> None:
+        self.pipe = pipe
+        self.sender = StreamSender(pipe)
+        self.inbox = inbox
+        self.results = results
+
+
+@pytest.fixture
+async def ends(redis_url: str) -> AsyncIterator[Ends]:
+    async with AsyncExitStack() as stack:
+        pipe, tasks, results = [await stack.enter_async_context(Pipe(redis_url)) for _ in range(3)]
+        reader = StreamReader(tasks, pipe, WORKERS, "w1")
+        inbox = StreamInbox(reader, pipe, ["h", "other"])
+        yield Ends(pipe, inbox, StreamReader(results, pipe, "orchestrators", "o1"))
+
+
+async def test_a_task_arrives_as_it_was_sent(ends: Ends) -> None:
+    await ends.sender.send([TASK])
+    ((_, task),) = await ends.inbox.tasks(10)
+    assert task == TASK
+    assert task.inputs() == {"parent": {"y": 1.5}}
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Complete("run", "node", TOKEN, {"a": [None, "ü"]}),
+        Complete("run", "node", TOKEN, None, ("key", 60.0)),
+        Fail("run", "node", TOKEN, {"type": "E", "message": "m"}, permanent=True),
+        Fail("run", "node", TOKEN, {"type": "E"}, after=1.5, at_least=2.5, chance=0.25),
+    ],
+)
+async def test_a_result_arrives_as_it_was_sent(ends: Ends, result: Any) -> None:
+    await ends.inbox.send([result])
+    (message,) = await ends.results.read([RESULTS], 10)
+    assert message.content == result
+
+
+async def test_a_settled_message_is_gone_for_good(ends: Ends) -> None:
+    await ends.sender.send([TASK] * 3)
+    found = await ends.inbox.tasks(10)
+    await ends.inbox.settle([message for message, _ in found])
+    assert len(found) == 3
+    assert await ends.pipe.call("XLEN", stream_of("h")) == 0
+    assert (await ends.pipe.call("XPENDING", stream_of("h"), WORKERS))[0] == 0
+
+
+async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -> None:
+    await ends.sender.send([TASK])
+    await ends.inbox.tasks(10)
+    other = StreamReader(ends.pipe, ends.pipe, WORKERS, "w2")
+    assert [m.content for m in await other.claim_stale(stream_of("h"), 0.0, 10)] == [TASK]
+    assert await other.claim_stale("tasks:nobody", 0.0, 10) == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["x", "y"],
+        ["run_id", "r", "node_id", "n", "token", "t", "handler", "h"],
+        [
+            *("run_id", "r", "node_id", "n", "token", "nonsense", "handler", "h"),
+            *("config", "{}", "params", "{}", "inputs", "{}"),
+        ],
+        [
+            *("run_id", "r", "node_id", "n", "token", "1.1.1", "handler", "h"),
+            *("config", "[1]", "params", "{}", "inputs", "{}"),
+        ],
+        [
+            *("run_id", b"\xff\xfe", "node_id", "n", "token", "1.1.1", "handler", "h"),
+            *("config", "{}", "params", "{}", "inputs", "{}"),
+        ],
+        [b"\x80\x04\x95", b"a pickle"],
+    ],
+)
+async def test_what_is_no_task_is_a_dead_letter_and_the_next_one_is_served(
+    ends: Ends, fields: list[str | bytes]
+) -> None:
+    await ends.pipe.call("XADD", stream_of("h"), "*", *fields)
+    await ends.sender.send([TASK])
+    ((_, task),) = await ends.inbox.tasks(10)
+    assert task == TASK
+    (letter,) = await ends.pipe.call("LRANGE", DEAD, 0, -1)
+    assert orjson.loads(letter)["stream"] == stream_of("h")
+
+
+async def test_a_deleted_stream_is_opened_again(ends: Ends) -> None:
+    await ends.sender.send([TASK])
+    await ends.inbox.tasks(10)
+    await ends.pipe.call("DEL", stream_of("h"), stream_of("other"))
+    await ends.sender.send([TASK])
+    found: list[Any] = []
+    for _ in range(3):
+        found += await ends.inbox.tasks(10)
+        if found:
+            break
+    assert [task for _, task in found] == [TASK]
+
+
+async def test_an_order_to_stop_reaches_who_listens(ends: Ends, redis_url: str) -> None:
+    old, new = Stop("old", "node", TOKEN), Stop("new", "node", TOKEN)
+    await ends.sender.stop(old)
+    async with Pipe(redis_url) as listening:
+        feed = StopFeed(listening)
+        assert await feed.next() == []  # what was ordered before concerns nobody here
+        await ends.sender.stop(new)
+        assert await feed.next() == [new]
