@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from dovetail.config import Settings
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import LocalLimits
+from dovetail.engine.limits import TokenBucket
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.shared import SharedOrchestrator
@@ -25,6 +26,8 @@ from dovetail.handlers.registry import Registry
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_limits import RedisLimits
 from dovetail.transports.streams import (
     ORCHESTRATORS,
     RESULTS,
@@ -104,12 +107,16 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worke
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, WORKERS, me)
+        buckets = {
+            tag: TokenBucket(limit.rate_per_second, limit.burst)
+            for tag, limit in settings.rate_limits.items()
+        }
         inbox = StreamInbox(reader, parts.pipe, list(registry))
         desk = RemoteDesk(
             inbox,
             parts.store,
             parts.orchestrator.agenda,
-            LocalLimits(),
+            RedisLimits(parts.pipe, buckets, clock=parts.clock),
             parts.clock,
             parts.orchestrator.apply,
             worker_id=me,
@@ -129,6 +136,7 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worke
             if not crashed.done():
                 crashed.set_exception(error)
 
+        fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         beside = [
@@ -136,6 +144,7 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worke
                 keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds)
             ),
             asyncio.create_task(_hear_stops(StopFeed(listening), worker)),
+            asyncio.create_task(_beat(fleet, worker, registry, settings, me)),
         ]
         try:
             yield worker
@@ -145,12 +154,33 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worke
                 task.cancel()
             await worker.close()
             await asyncio.gather(*beside, return_exceptions=True)
+            await fleet.leave(me)
 
 
 async def _hear_stops(feed: StopFeed, worker: Worker) -> None:
     while True:
         for order in await feed.next():
             worker.stop(order)
+
+
+async def _beat(
+    fleet: RedisFleet, worker: Worker, registry: Registry, settings: Settings, me: str
+) -> None:
+    """Say that this worker is alive, and what it can do."""
+    began = time.time()
+    while True:
+        await fleet.beat(
+            WorkerFacts(
+                worker_id=me,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                started_at=began,
+                handlers=sorted(registry),
+                running=len(worker.holding()),
+                concurrency=settings.concurrency,
+            )
+        )
+        await asyncio.sleep(settings.heartbeat_interval)
 
 
 def service_id() -> str:

@@ -21,7 +21,7 @@ from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
 from dovetail.engine.limits import LocalLimits, TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Calls, Store
+from dovetail.engine.ports import Calls, Finding, Store
 from dovetail.engine.ports import Limits as RateLimits
 from dovetail.engine.worker import Worker
 from dovetail.handlers.calls import RegistryCalls
@@ -153,6 +153,16 @@ async def attached(
             store.on_change = commands.read_rate_limits
             await commands.read_rate_limits()
             yield commands
+
+
+async def redis_findings(settings: Settings) -> list[Finding]:
+    """What a doctor has to say about the Redis of the settings, whether it is there or not."""
+    try:  # here: the embedded engine works without a client for Redis
+        from dovetail.stores.redis_doctor import reach
+    except ImportError as error:
+        message = f"the client for Redis is not installed: {error}"
+        return [Finding("redis", False, message, "pip install 'dovetail[redis]'")]
+    return await reach(settings)
 
 
 def _commands(

@@ -56,9 +56,26 @@ def test_handlers_that_do_not_load_are_told(command: Command) -> None:
 
 
 def test_a_place_that_is_not_known_yet_is_told(shell: Shell) -> None:
-    done = shell("doctor", DOVETAIL_REDIS_URL="redis://host")
+    done = shell("doctor", DOVETAIL_SERVER="http://host:8700")
     assert done.code == 1
-    assert "unset DOVETAIL_REDIS_URL" in done.out
+    assert "unset DOVETAIL_SERVER" in done.out
+
+
+def test_a_redis_is_examined_instead_of_the_file(shell: Shell, redis_url: str) -> None:
+    done = shell("doctor", "--json", DOVETAIL_REDIS_URL=redis_url)
+    assert done.code == 1
+    found = findings(done)
+    assert found["redis"]["ok"]
+    assert "appendfsync is everysec" in str(found["persistence"]["message"])
+    assert found["workers"]["fix"] == "dovetail worker"
+    assert "file" not in found
+
+
+def test_a_redis_that_is_not_there_is_told(shell: Shell) -> None:
+    done = shell("doctor", DOVETAIL_REDIS_URL="redis://127.0.0.1:1/0")
+    assert done.code == 1
+    assert "start it, or correct DOVETAIL_REDIS_URL" in done.out
+    assert "Traceback" not in done.err
 
 
 def test_runs_that_nobody_drives_are_told(command: Command, shell: Shell) -> None:

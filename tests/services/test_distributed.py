@@ -23,6 +23,7 @@ from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.distributed import Parts, connected
+from dovetail.stores.redis_fleet import RedisFleet
 
 LEASE = 0.6
 SERVICE = """
@@ -185,6 +186,23 @@ async def test_an_orchestrators_death_strands_nothing(services: Services, redis_
         services.start("orchestrator")
         for run_id in ids:
             assert (await ended(parts, run_id, 40)).status is RunStatus.COMPLETED
+
+
+async def test_workers_tell_that_they_live_and_hold_one_rate_together(
+    services: Services, redis_url: str
+) -> None:
+    for kind in ("orchestrator", "worker", "worker"):
+        services.start(kind)
+    async with parts_of(redis_url) as parts:
+        nodes = {f"n{i}": {"resource_tag": "slow"} for i in range(12)}
+        began = time.monotonic()
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        run = await ended(parts, "r")
+        assert run.status is RunStatus.COMPLETED
+        assert time.monotonic() - began > 1.0, "a tag that nobody configured: ten a second"
+        workers = await RedisFleet(parts.pipe).workers()
+        assert [worker["alive"] for worker in workers] == [True, True]
+        assert "work" in workers[0]["handlers"]
 
 
 async def test_lost_task_streams_are_published_again(services: Services, redis_url: str) -> None:

@@ -15,7 +15,7 @@ from dovetail.cli.text import Line, pad, plain
 from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import attached
+from dovetail.wiring import attached, redis_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,19 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
     yield Finding("settings", True, f"read from {source}")
     yield from _elsewhere(settings)
     yield _handlers(settings, handlers)
-    if settings.db.exists():
+    if settings.redis_url is not None:
+        yield from asyncio.run(_redis(settings))
+    elif settings.db.exists():
         yield from asyncio.run(_file(settings))
     else:
         yield _place_for_a_file(settings.db)
 
 
 def _elsewhere(settings: Settings) -> Iterator[Finding]:
-    for field in ("server", "redis_url"):
-        if getattr(settings, field) is not None:
-            message = f"{env_name(field)} is set, but this version only knows the embedded file"
-            yield Finding("place", False, message, f"unset {env_name(field)}")
+    if settings.server is not None:
+        name = env_name("server")
+        message = f"{name} is set, but this version only knows stores, not servers"
+        yield Finding("place", False, message, f"unset {name}")
 
 
 def _handlers(settings: Settings, specs: Sequence[str]) -> Finding:
@@ -96,6 +98,15 @@ async def _file(settings: Settings) -> list[Finding]:
             told = await commands.records.doctor()
     except StoreError as error:
         return [Finding("file", False, str(error), _another_file())]
+    return _told(told)
+
+
+async def _redis(settings: Settings) -> list[Finding]:
+    """What Redis has to say about itself; with it, no file is used."""
+    return _told(await redis_findings(settings))
+
+
+def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[Finding]:
     return [Finding(check, ok, message, fix or None) for check, ok, message, fix in told]
 
 

@@ -1,0 +1,374 @@
+-- The archive: its tables, and every statement that is run against it.
+-- A comment with a name opens a statement; a sentence under it says what it is for.
+--
+-- Everything is in a schema of its own, so that another program's tables do no harm. Whatever
+-- users or handlers wrote is bytes, not jsonb: that refuses U+0000 and rewrites numbers.
+-- `events` and `nodes` have no foreign key to `runs`: they are written under the lock of their
+-- run's row, and a check for every event would cost more than writing it.
+
+-- name: schema_1
+-- A definition by its content: shared by every run and version that has it.
+CREATE TABLE dovetail.definitions (
+  number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  sha256 TEXT COLLATE "C" NOT NULL UNIQUE,
+  content BYTEA NOT NULL
+);
+-- A registered name. A deleted one stays, so that its version numbers go on.
+CREATE TABLE dovetail.workflows (
+  name TEXT COLLATE "C" PRIMARY KEY,
+  latest BIGINT NOT NULL,
+  created_at FLOAT8 NOT NULL,
+  updated_at FLOAT8 NOT NULL,
+  deleted BOOLEAN NOT NULL
+);
+CREATE TABLE dovetail.versions (
+  name TEXT COLLATE "C" NOT NULL,
+  version BIGINT NOT NULL,
+  definition BIGINT NOT NULL REFERENCES dovetail.definitions (number),
+  created_at FLOAT8 NOT NULL,
+  PRIMARY KEY (name, version)
+);
+CREATE TABLE dovetail.aliases (
+  name TEXT COLLATE "C" NOT NULL,
+  alias TEXT COLLATE "C" NOT NULL,
+  version BIGINT NOT NULL,
+  PRIMARY KEY (name, alias)
+);
+CREATE TABLE dovetail.batches (
+  number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  batch_id TEXT COLLATE "C" NOT NULL UNIQUE,
+  workflow TEXT NOT NULL,
+  count BIGINT NOT NULL,
+  created_at FLOAT8 NOT NULL
+);
+-- A run as it was accepted; from `generation` on, what the archiver has seen of it since.
+-- `meta` is what Redis keeps of it beyond the columns.
+CREATE TABLE dovetail.runs (
+  number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  run_id TEXT COLLATE "C" NOT NULL UNIQUE,
+  workflow TEXT COLLATE "C" NOT NULL,
+  version BIGINT,
+  definition BIGINT NOT NULL REFERENCES dovetail.definitions (number),
+  retries BYTEA NOT NULL,
+  params BYTEA NOT NULL,
+  batch BIGINT REFERENCES dovetail.batches (number),
+  place BIGINT,
+  created_at FLOAT8 NOT NULL,
+  generation BIGINT NOT NULL DEFAULT 0,
+  last_seq BIGINT NOT NULL DEFAULT 0,
+  status TEXT NOT NULL DEFAULT 'PENDING',
+  epoch BIGINT NOT NULL DEFAULT 1,
+  started_at FLOAT8,
+  finished_at FLOAT8,
+  error BYTEA,
+  result BYTEA,
+  meta BYTEA
+);
+CREATE INDEX runs_by_status ON dovetail.runs (status, number);
+CREATE INDEX runs_by_workflow ON dovetail.runs (workflow, number);
+CREATE INDEX runs_unfinished ON dovetail.runs (number) WHERE finished_at IS NULL;
+CREATE INDEX runs_active ON dovetail.runs (workflow)
+  WHERE finished_at IS NULL AND version IS NOT NULL;
+CREATE UNIQUE INDEX runs_of_batch ON dovetail.runs (batch, place) WHERE batch IS NOT NULL;
+-- A node as Redis keeps it.
+CREATE TABLE dovetail.nodes (
+  run BIGINT NOT NULL,
+  place BIGINT NOT NULL,
+  state BYTEA NOT NULL,
+  output BYTEA,
+  ends BYTEA,
+  PRIMARY KEY (run, place)
+);
+-- The log, as Redis keeps it. A number is used again when Redis came back with an older tail:
+-- then under the next generation.
+CREATE TABLE dovetail.events (
+  run BIGINT NOT NULL,
+  generation BIGINT NOT NULL,
+  seq BIGINT NOT NULL,
+  event BYTEA NOT NULL,
+  PRIMARY KEY (run, generation, seq)
+);
+-- Which generations make up a run's log, and from where on each replaces those before it. Events
+-- of any other generation are kept and not shown: a finished run was finished.
+CREATE TABLE dovetail.generations (
+  run BIGINT NOT NULL,
+  generation BIGINT NOT NULL,
+  first_seq BIGINT NOT NULL,
+  PRIMARY KEY (run, generation)
+);
+-- Idempotency keys: what was asked under them, and the run or batch that it made.
+CREATE TABLE dovetail.keys (
+  scope TEXT COLLATE "C" NOT NULL,
+  key BYTEA NOT NULL,
+  body TEXT NOT NULL,
+  made TEXT NOT NULL,
+  PRIMARY KEY (scope, key)
+);
+CREATE TABLE dovetail.limits (
+  tag BYTEA PRIMARY KEY,
+  rate_per_second FLOAT8 NOT NULL,
+  burst BIGINT NOT NULL
+);
+CREATE TABLE dovetail.schema_version (
+  version BIGINT NOT NULL
+);
+INSERT INTO dovetail.schema_version (version) VALUES (0);
+
+-- ── the schema ──────────────────────────────────────────────────────────────────────────
+
+-- name: has_schema
+-- From the catalogue itself: to_regclass may still answer from what it knew before the lock.
+SELECT
+  EXISTS (SELECT FROM pg_namespace WHERE nspname = 'dovetail'),
+  EXISTS (
+    SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'dovetail' AND c.relname = 'schema_version'
+  );
+
+-- name: schema_version
+SELECT version FROM dovetail.schema_version;
+
+-- name: set_schema_version
+UPDATE dovetail.schema_version SET version = $1;
+
+-- name: lock_schema
+-- Of several processes one migrates; the others wait and find it done.
+SELECT pg_advisory_xact_lock($1);
+
+-- name: ping
+SELECT 1;
+
+-- ── runs are accepted ───────────────────────────────────────────────────────────────────
+
+-- name: add_definition
+INSERT INTO dovetail.definitions (sha256, content) VALUES ($1, $2) ON CONFLICT DO NOTHING;
+
+-- name: find_definition
+SELECT number FROM dovetail.definitions WHERE sha256 = $1;
+
+-- name: add_runs
+-- Fewer than given, if the definition is not there, or an id or a place in the batch is taken.
+INSERT INTO dovetail.runs (
+  workflow, version, definition, retries, batch, created_at, run_id, params, place
+)
+SELECT $1::TEXT, $2::BIGINT, d.number, $4::BYTEA, $5::BIGINT, $6::FLOAT8, new.run_id, new.params, new.place
+FROM dovetail.definitions d,
+  unnest($7::TEXT[], $8::BYTEA[], $9::BIGINT[]) WITH ORDINALITY
+  AS new (run_id, params, place, nth)
+WHERE d.sha256 = $3 ORDER BY new.nth
+ON CONFLICT DO NOTHING RETURNING run_id;
+
+-- name: find_place
+SELECT run_id FROM dovetail.runs WHERE batch = $1 AND place = $2;
+
+-- name: add_key
+-- Waits for whoever is about to use the key, and adds nothing if it is used.
+INSERT INTO dovetail.keys (scope, key, body, made) VALUES ($1, $2, $3, $4)
+ON CONFLICT DO NOTHING RETURNING made;
+
+-- name: find_key
+SELECT body, made FROM dovetail.keys WHERE scope = $1 AND key = $2;
+
+-- name: add_batch
+INSERT INTO dovetail.batches (batch_id, workflow, count, created_at) VALUES ($1, $2, $3, $4)
+ON CONFLICT DO NOTHING RETURNING number;
+
+-- name: read_batch
+SELECT number, batch_id, workflow, count, created_at FROM dovetail.batches WHERE batch_id = $1;
+
+-- name: batch_counts
+SELECT status, COUNT(*), COUNT(finished_at), MAX(finished_at) FROM dovetail.runs
+WHERE batch = $1 GROUP BY status;
+
+-- name: batch_runs
+SELECT place, run_id, status FROM dovetail.runs
+WHERE batch = $1 AND place >= $2 ORDER BY place LIMIT $3;
+
+-- ── runs are archived ───────────────────────────────────────────────────────────────────
+
+-- name: lock_runs
+-- In one order for everybody, so that two archivers never wait for each other.
+SELECT number, run_id, definition, generation, last_seq, epoch, finished_at FROM dovetail.runs
+WHERE run_id = ANY ($1::TEXT[]) ORDER BY run_id FOR NO KEY UPDATE;
+
+-- name: add_events
+INSERT INTO dovetail.events (run, generation, seq, event)
+SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::BYTEA[])
+ON CONFLICT DO NOTHING;
+
+-- name: forget_nodes
+-- A new generation begins: what the one before it had reached may not have happened.
+DELETE FROM dovetail.nodes WHERE run = ANY ($1::BIGINT[]);
+
+-- name: save_nodes
+-- One that is the same is not written again.
+INSERT INTO dovetail.nodes (run, place, state, output, ends)
+SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BYTEA[], $4::BYTEA[], $5::BYTEA[])
+ON CONFLICT (run, place) DO UPDATE SET
+  state = excluded.state, output = excluded.output, ends = excluded.ends
+WHERE (nodes.state, nodes.output, nodes.ends)
+  IS DISTINCT FROM (excluded.state, excluded.output, excluded.ends);
+
+-- name: project_runs
+UPDATE dovetail.runs r SET
+  generation = new.generation, last_seq = new.last_seq, status = new.status, epoch = new.epoch,
+  started_at = new.started_at, finished_at = new.finished_at, error = new.error,
+  result = new.result, meta = new.meta
+FROM unnest(
+  $1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[], $5::BIGINT[], $6::FLOAT8[],
+  $7::FLOAT8[], $8::BYTEA[], $9::BYTEA[], $10::BYTEA[]
+) AS new (
+  number, generation, last_seq, status, epoch, started_at, finished_at, error, result, meta
+)
+WHERE r.number = new.number;
+
+-- name: begin_generations
+-- From its first event on, be it one that came while the run was finished here.
+INSERT INTO dovetail.generations (run, generation, first_seq)
+SELECT new.run, new.generation, LEAST(
+  new.first_seq,
+  (SELECT MIN(e.seq) FROM dovetail.events e
+   WHERE e.run = new.run AND e.generation = new.generation)
+)
+FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[]) AS new (run, generation, first_seq)
+ON CONFLICT DO NOTHING;
+
+-- name: kept
+SELECT run_id, generation, last_seq, finished_at IS NOT NULL FROM dovetail.runs
+WHERE run_id = ANY ($1::TEXT[]);
+
+-- name: unfinished
+-- Oldest first, after a run that was listed before.
+SELECT run_id FROM dovetail.runs
+WHERE finished_at IS NULL AND created_at < $1
+  AND number > COALESCE((SELECT number FROM dovetail.runs WHERE run_id = $2), 0)
+ORDER BY number LIMIT $3;
+
+-- ── runs are read ───────────────────────────────────────────────────────────────────────
+
+-- name: read_run
+SELECT r.number, r.workflow, r.version, r.retries, r.params, r.created_at, r.generation,
+  r.result, r.meta, d.sha256, d.content
+FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
+WHERE r.run_id = $1;
+
+-- name: read_nodes
+SELECT place, state, output, ends FROM dovetail.nodes WHERE run = $1 ORDER BY place;
+
+-- name: read_events
+-- Each generation up to where a later one begins.
+SELECT e.seq, e.event FROM dovetail.generations g
+JOIN dovetail.events e ON e.run = g.run AND e.generation = g.generation
+WHERE g.run = $1 AND e.seq > $2 AND e.seq < COALESCE(
+  (SELECT MIN(later.first_seq) FROM dovetail.generations later
+   WHERE later.run = g.run AND later.generation > g.generation),
+  9223372036854775807
+)
+ORDER BY e.seq;
+
+-- name: read_definitions
+SELECT number, content FROM dovetail.definitions WHERE number = ANY ($1::BIGINT[]);
+
+-- name: definition_of_run
+SELECT r.number, r.definition, r.retries, d.content FROM dovetail.runs r
+JOIN dovetail.definitions d ON d.number = r.definition WHERE r.run_id = $1;
+
+-- name: find_runs
+SELECT run_id FROM dovetail.runs WHERE run_id >= $1 AND run_id < $2 ORDER BY run_id LIMIT 5;
+
+-- name: summaries
+-- Newest first, before a number; the conditions that are wanted follow it, each on an index.
+SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
+  finished_at, error, result
+FROM dovetail.runs WHERE number < $1 {conditions} ORDER BY number DESC LIMIT $2;
+
+-- name: summary
+SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
+  finished_at, error, result
+FROM dovetail.runs WHERE run_id = $1;
+
+-- ── registered workflows ────────────────────────────────────────────────────────────────
+
+-- name: claim_name
+-- A row to lock, also for a name that is new: it is nothing before it is saved.
+INSERT INTO dovetail.workflows (name, latest, created_at, updated_at, deleted)
+VALUES ($1, 0, $2, $2, TRUE) ON CONFLICT DO NOTHING;
+
+-- name: lock_workflow
+SELECT latest, deleted FROM dovetail.workflows WHERE name = $1 FOR UPDATE;
+
+-- name: read_workflow
+SELECT name, latest, created_at, updated_at FROM dovetail.workflows
+WHERE name = $1 AND NOT deleted;
+
+-- name: workflows
+SELECT w.name, w.latest, w.created_at, w.updated_at,
+  ARRAY(SELECT a.alias FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias),
+  ARRAY(SELECT a.version FROM dovetail.aliases a WHERE a.name = w.name ORDER BY a.alias)
+FROM dovetail.workflows w WHERE NOT w.deleted AND w.name > $1 ORDER BY w.name LIMIT $2;
+
+-- name: save_workflow
+UPDATE dovetail.workflows SET latest = $2, updated_at = $3,
+  created_at = CASE WHEN deleted THEN $3 ELSE created_at END, deleted = FALSE
+WHERE name = $1;
+
+-- name: delete_workflow
+UPDATE dovetail.workflows SET deleted = TRUE WHERE name = $1;
+
+-- name: drop_aliases
+DELETE FROM dovetail.aliases WHERE name = $1;
+
+-- name: drop_versions
+-- Runs keep their definitions; only the name lets go of them.
+DELETE FROM dovetail.versions WHERE name = $1;
+
+-- name: active_runs
+SELECT COUNT(*) FROM dovetail.runs
+WHERE workflow = $1 AND version IS NOT NULL AND finished_at IS NULL;
+
+-- name: add_version
+INSERT INTO dovetail.versions (name, version, definition, created_at) VALUES ($1, $2, $3, $4);
+
+-- name: read_version
+SELECT v.version, v.definition, v.created_at, d.content FROM dovetail.versions v
+JOIN dovetail.definitions d ON d.number = v.definition
+WHERE v.name = $1 AND v.version = $2;
+
+-- name: versions
+SELECT v.version, d.sha256, v.created_at FROM dovetail.versions v
+JOIN dovetail.definitions d ON d.number = v.definition
+WHERE v.name = $1 ORDER BY v.version;
+
+-- name: aliases
+SELECT alias, version FROM dovetail.aliases WHERE name = $1 ORDER BY alias;
+
+-- name: set_alias
+INSERT INTO dovetail.aliases (name, alias, version) VALUES ($1, $2, $3)
+ON CONFLICT (name, alias) DO UPDATE SET version = excluded.version;
+
+-- ── limits ──────────────────────────────────────────────────────────────────────────────
+
+-- name: limits
+SELECT tag, rate_per_second, burst FROM dovetail.limits ORDER BY tag;
+
+-- name: set_limit
+INSERT INTO dovetail.limits (tag, rate_per_second, burst) VALUES ($1, $2, $3)
+ON CONFLICT (tag) DO UPDATE SET
+  rate_per_second = excluded.rate_per_second, burst = excluded.burst;
+
+-- ── the doctor ──────────────────────────────────────────────────────────────────────────
+
+-- name: health
+SELECT
+  current_setting('server_version_num')::INT AS version,
+  current_setting('server_version') AS version_text,
+  pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,
+  current_setting('fsync') = 'on' AS fsync,
+  current_setting('synchronous_commit') AS synchronous_commit,
+  current_setting('max_connections')::INT AS max_connections,
+  (SELECT COUNT(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
+  pg_database_size(current_database()) AS size,
+  EXTRACT(EPOCH FROM clock_timestamp())::FLOAT8 AS time;
+
+-- name: count_unfinished
+SELECT COUNT(*) FROM dovetail.runs WHERE finished_at IS NULL;

@@ -1,0 +1,404 @@
+"""The PostgreSQL database itself: reached, brought to this version, and its failures in words.
+
+Nothing is opened before it is needed, and nothing is given up because the database was away: the
+next call tries again. What it must not know: what any table is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib import resources
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from dovetail.core.errors import StoreError
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+MOST_CONNECTIONS = 10
+CONNECT_SECONDS = 5.0
+STATEMENT_SECONDS = 10.0
+ANSWER_SECONDS = 12.0
+"""After the server's own time-out: only a server that says nothing at all gets here."""
+IDLE_TRANSACTION_SECONDS = 15.0
+"""A process that was stopped amid a transaction must not hold its locks for longer."""
+MIGRATION_SECONDS = 60.0
+"""How long to wait for another process that migrates."""
+LONGEST_MIGRATION_SECONDS = 3600.0
+READ_ONLY = "25006"
+UNWRITABLE = ("22000", "22021")
+"""What asyncpg says of a number too large and of half a character, and PostgreSQL of U+0000."""
+_LOCK = 0x444F5645
+"""Of the migration, in the numbers that all programs of a database share."""
+
+
+class Connection(Protocol):
+    """As much of asyncpg's as is used here."""
+
+    async def fetch(self, query: str, *values: Any) -> list[Any]: ...
+    async def fetchrow(self, query: str, *values: Any) -> Any: ...
+    async def fetchval(self, query: str, *values: Any) -> Any: ...
+    async def execute(self, query: str, *values: Any, timeout: float = ...) -> str: ...  # noqa: ASYNC109
+    def transaction(
+        self, *, isolation: str | None = None, readonly: bool = False
+    ) -> contextlib.AbstractAsyncContextManager[Any]: ...
+    def terminate(self) -> None: ...
+
+
+@cache
+def statements() -> dict[str, str]:
+    """The SQL of postgres.sql, by name."""
+    text = resources.files("dovetail.stores").joinpath("postgres.sql").read_text("utf-8")
+    found: dict[str, str] = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
+        found[name.strip()] = "\n".join(lines).strip()
+    return found
+
+
+class PostgresPool:
+    """A few connections that everything in this process shares.
+
+    Every failure of the database is raised as a `StoreError`.
+    """
+
+    def __init__(self, url: str, *, connections: int = MOST_CONNECTIONS) -> None:
+        self._url = url
+        self._connections = connections
+        self._pool: Any = None
+        self._opening: asyncio.Task[None] | None = None
+        self._migrated = False
+        self.where = _without_password(url)
+
+    async def __aenter__(self) -> PostgresPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        pool, self._pool, self._migrated = self._pool, None, False
+        if pool is None:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await pool.close()
+        except Exception:
+            pool.terminate()
+
+    # ── work ─────────────────────────────────────────────────────────────────────────────
+
+    async def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
+        """What a statement of postgres.sql finds; a condition is a column and its value."""
+        sql = statements()[name]
+        if "{conditions}" in sql:
+            numbered = enumerate(conditions, len(values) + 1)
+            sql = sql.format(conditions="".join(f"AND {name} = ${n} " for n, name in numbered))
+        try:
+            return await self._use(lambda c: c.fetch(sql, *values, *conditions.values()))
+        except _NeverWritten:
+            return []  # what cannot be written down cannot have been
+
+    async def row(self, name: str, *values: Any) -> Any:
+        found = await self.rows(name, *values)
+        return found[0] if found else None
+
+    async def execute(self, name: str, *values: Any) -> None:
+        await self._use(lambda connection: connection.execute(statements()[name], *values))
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """All of it or nothing.
+
+        The work is done again if the connection broke, even at the commit: then it may find
+        its own traces, and must take them for what they are.
+        """
+
+        async def whole(connection: Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self._use(whole)
+
+    async def look(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Read several things as they were at one moment."""
+
+        async def whole(connection: Connection) -> T:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                return await work(connection)
+
+        return await self._use(whole)
+
+    async def ping(self) -> None:
+        """Raises `StoreError` unless the database is there and of this version."""
+        await self._use(lambda connection: connection.fetchval(statements()["ping"]))
+
+    async def _use(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        again = True
+        while True:
+            await self._open()
+            connection = await self._taken()
+            try:
+                return await work(connection)
+            except Exception as error:
+                await self._distrust(connection, error)
+                if again and _is_passing(error):
+                    again = False
+                    continue
+                raise self._told_of(error) from error
+            finally:
+                await self._give_back(connection)
+
+    async def _taken(self) -> Connection:
+        try:
+            connection: Connection = await self._pool.acquire(timeout=ANSWER_SECONDS)
+            return connection
+        except ValueError:
+            raise _misnamed() from None  # its own text may have a piece of a password
+        except Exception as error:
+            raise self._told_of(error) from error
+
+    async def _distrust(self, connection: Connection, error: Exception) -> None:
+        broken = _is_broken(error)
+        if broken or isinstance(error, TimeoutError):
+            with contextlib.suppress(_library().InterfaceError):  # the pool may have been faster
+                connection.terminate()  # it may never answer
+        if broken or getattr(error, "sqlstate", None) == READ_ONLY:
+            # The server has gone, or is the primary no longer: what else is connected to it is of
+            # no more use, and a second try must not find another connection of that kind.
+            await self._pool.expire_connections()
+
+    async def _give_back(self, connection: Connection) -> None:
+        # It may break just now; what was asked of it is answered, and the pool makes another.
+        with contextlib.suppress(Exception):
+            await self._pool.release(connection, timeout=CONNECT_SECONDS)
+
+    # ── the way there ────────────────────────────────────────────────────────────────────
+
+    async def _open(self) -> None:
+        if self._migrated:
+            return
+        # One attempt for all who wait: a database that does not answer costs each of them one
+        # time-out and not as many as there are.
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._reach())
+            self._opening.add_done_callback(self._opened)
+        await asyncio.shield(self._opening)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; nobody may, any more
+
+    async def _reach(self) -> None:
+        asyncpg = _library()
+        try:
+            if self._pool is None:
+                self._pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=0,
+                    max_size=self._connections,
+                    timeout=CONNECT_SECONDS,
+                    command_timeout=ANSWER_SECONDS,
+                    reset=_nothing,
+                    server_settings={
+                        "application_name": "dovetail",
+                        "statement_timeout": _milliseconds(STATEMENT_SECONDS),
+                        "idle_in_transaction_session_timeout": _milliseconds(
+                            IDLE_TRANSACTION_SECONDS
+                        ),
+                    },
+                )
+        except ValueError:
+            raise _misnamed() from None
+        connection = await self._taken()
+        try:
+            await self._migrate(connection)
+        except Exception as error:
+            await self._distrust(connection, error)
+            raise self._told_of(error) from error
+        finally:
+            await self._give_back(connection)
+        self._migrated = True
+
+    async def _migrate(self, connection: Connection) -> None:
+        sql = statements()
+        if await self._version(connection) == SCHEMA_VERSION:
+            return
+        async with connection.transaction():
+            await connection.execute("SET LOCAL statement_timeout = 0")
+            limit = _milliseconds(MIGRATION_SECONDS)
+            await connection.execute(f"SET LOCAL lock_timeout = {limit}")
+            patience = MIGRATION_SECONDS + ANSWER_SECONDS
+            await connection.execute(sql["lock_schema"], _LOCK, timeout=patience)
+            version = await self._version(connection)  # somebody else may have done it meanwhile
+            has_schema, _ = await connection.fetchrow(sql["has_schema"])
+            if not has_schema:
+                await connection.execute("CREATE SCHEMA dovetail")
+            for number in range(version + 1, SCHEMA_VERSION + 1):
+                await connection.execute(sql[f"schema_{number}"], timeout=LONGEST_MIGRATION_SECONDS)
+            await connection.execute(sql["set_schema_version"], SCHEMA_VERSION)
+
+    async def _version(self, connection: Connection) -> int:
+        """Zero if there is nothing yet. Raises `StoreError` for one that we do not know."""
+        _, has_version = await connection.fetchrow(statements()["has_schema"])
+        version = await connection.fetchval(statements()["schema_version"]) if has_version else 0
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.where} was written by a newer Dovetail (schema {version}, this one knows "
+                f"{SCHEMA_VERSION}); upgrade Dovetail, or use another database with "
+                "DOVETAIL_DATABASE_URL"
+            )
+        return int(version)
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────
+
+    def _told_of(self, error: Exception) -> StoreError:
+        """What went wrong, and what would help. What is not of the database is raised as it is."""
+        asyncpg = _library()
+        if isinstance(error, asyncpg.PostgresError):
+            return self._refused(error)
+        if isinstance(error, TimeoutError):
+            return self._told(f"{self.where} did not answer in time; is it overloaded or cut off?")
+        if isinstance(error, OSError):
+            return self._told(
+                f"{self.where} cannot be reached ({_reason(error)}); is PostgreSQL running, and "
+                "is DOVETAIL_DATABASE_URL right?"
+            )
+        if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            return self._told(f"{self.where} broke the connection ({error}); try again in a moment")
+        raise error
+
+    def _refused(self, error: Any) -> StoreError:
+        code = error.sqlstate or ""
+        if code in UNWRITABLE:
+            return _NeverWritten(f"{self.where}: {error}")
+        for beginning, why in _REASONS:
+            if code.startswith(beginning):
+                return self._told(why.format(where=self.where, what=error))
+        return self._told(f"{self.where}: {error} ({code})")
+
+    def _told(self, what: str) -> StoreError:
+        return StoreError(f"{what} (nothing that was acknowledged is lost)")
+
+
+class _NeverWritten(StoreError):
+    """A value that PostgreSQL cannot hold: nothing with it can ever have been stored."""
+
+
+# By SQLSTATE, or its beginning; the first that fits.
+_REASONS = (
+    (
+        "28",
+        "{where} refuses the login ({what}); check the user and password in DOVETAIL_DATABASE_URL",
+    ),
+    (
+        "3D000",
+        "{where}: {what}; create it with createdb, or name another in DOVETAIL_DATABASE_URL",
+    ),
+    (
+        READ_ONLY,
+        "{where} is read-only; is it a replica? DOVETAIL_DATABASE_URL must name the primary",
+    ),
+    ("53100", "the disk of {where} is full ({what}); free some space"),
+    (
+        "53300",
+        "{where} has no connection left ({what}); raise its max_connections, or start fewer "
+        f"processes: each may open {MOST_CONNECTIONS}",
+    ),
+    ("53", "{where} has run out of something ({what}); see its log"),
+    (
+        "42501",
+        "{where}: {what}; its user needs the right to create the schema 'dovetail', or to own it: "
+        "GRANT CREATE ON DATABASE",
+    ),
+    (
+        "42P07",
+        "{where} has a schema 'dovetail' of another program ({what}); use another database with "
+        "DOVETAIL_DATABASE_URL",
+    ),
+    (
+        "42P01",
+        "{where} has lost its tables ({what}); restore them from a copy, or start Dovetail again "
+        "to begin anew",
+    ),
+    ("57014", f"{{where}} took more than {STATEMENT_SECONDS:g} s ({{what}}); is it overloaded?"),
+    (
+        "55P03",
+        f"another process has been migrating {{where}} for more than {MIGRATION_SECONDS:g} s; "
+        "wait for it, or see what it waits for",
+    ),
+    ("57P", "{where} is starting or stopping ({what}); try again in a moment"),
+    ("08", "{where} broke the connection ({what}); try again in a moment"),
+    ("58", "{where} cannot read or write its files ({what}); is its disk full or failing?"),
+    ("XX", "{where} may be damaged ({what}); see its log, and restore it from a copy"),
+)
+
+
+def _misnamed() -> StoreError:
+    return StoreError(
+        "DOVETAIL_DATABASE_URL cannot be understood; it is written like "
+        "postgresql://user:password@host:5432/database"
+    )
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether the connection is of no more use. asyncpg notices that in as many ways."""
+    asyncpg = _library()
+    kinds = (
+        ConnectionError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.AdminShutdownError,
+        asyncpg.CrashShutdownError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+    )
+    return isinstance(error, kinds)
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether a second try, on another connection, may well succeed."""
+    asyncpg = _library()
+    again = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+    return _is_broken(error) or isinstance(error, again)
+
+
+def _library() -> Any:
+    """asyncpg, when a database is first used: who has none need not install it."""
+    try:
+        import asyncpg  # type: ignore[import-untyped]
+    except ImportError:
+        raise StoreError(
+            "PostgreSQL needs the package asyncpg: pip install 'dovetail[postgres]'"
+        ) from None
+    return asyncpg
+
+
+async def _nothing(connection: Any) -> None:
+    """A connection is given back as it was taken: we set nothing on it, and a reset of its
+    session would be another roundtrip for every statement."""
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+def _without_password(url: str) -> str:
+    """What a message may name: a URL has a password in it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "localhost", parts.port or 5432
+    except ValueError:
+        return "PostgreSQL"
+    return f"PostgreSQL at {host}:{port}{parts.path}"
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__

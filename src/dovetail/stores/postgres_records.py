@@ -1,0 +1,445 @@
+"""What PostgreSQL keeps beside the state of runs: who asked for what, workflows, lists, limits.
+
+A trigger is here before it is answered, with its idempotency key, so that it survives the loss of
+Redis. Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem, StoreError
+from dovetail.core.replay import Entry
+from dovetail.core.transitions import Submit
+from dovetail.engine.ports import Finding, KeyUsed, Registered, WorkflowVersion
+from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.stores.definitions import Definitions, StoredDefinition
+from dovetail.stores.postgres_pool import (
+    MOST_CONNECTIONS,
+    SCHEMA_VERSION,
+    Connection,
+    PostgresPool,
+    statements,
+)
+from dovetail.stores.redis_moves import event_of
+
+SHORTEST_PREFIX = 4
+LATEST = "latest"
+MOST_LISTED = 1000
+LARGEST_NUMBER = (1 << 63) - 1
+OLDEST_SERVER = 120000
+MOST_APART_SECONDS = 5.0
+
+
+class PostgresRecords:
+    def __init__(self, pool: PostgresPool) -> None:
+        self._pool = pool
+        self._definitions = Definitions()
+
+    # ── runs are accepted ────────────────────────────────────────────────────────────────
+
+    async def accept(self, submit: Submit, now: float) -> None:
+        """Keep a trigger: it is durable when this returns. Raises `KeyUsed`.
+
+        Safe to repeat: a known id changes nothing.
+        """
+        stored = self._definitions.stored(submit.graph)
+
+        async def write(connection: Connection) -> None:
+            if submit.key is not None and not await _take_key(
+                connection, submit.key, submit.run_id
+            ):
+                return
+            batch, place = submit.place or (None, None)
+            if not await _add_runs(connection, stored, [submit], [place], batch, now) and batch:
+                taken = await connection.fetchval(statements()["find_place"], batch, place)
+                if taken not in (None, submit.run_id):
+                    raise KeyUsed(taken, same_body=True)
+
+        await self._pool.transact(write)
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+    ) -> None:
+        """Keep a batch and all its runs, or none of them. Raises `KeyUsed`. Safe to repeat."""
+        graph = submits[0].graph
+        stored = self._definitions.stored(graph)
+
+        async def write(connection: Connection) -> None:
+            number = await _add_batch(connection, batch_id, graph.name, len(submits), key, now)
+            if number is not None:
+                places = range(len(submits))
+                await _add_runs(connection, stored, submits, places, number, now)
+
+        await self._pool.transact(write)
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+        async def write(connection: Connection) -> WorkflowVersion:
+            sql = statements()
+            await connection.execute(sql["claim_name"], name, now)
+            latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
+            await connection.execute(sql["add_definition"], sha256, content)
+            number = await connection.fetchval(sql["find_definition"], sha256)
+            if not deleted:
+                same = await connection.fetchrow(sql["read_version"], name, latest)
+                if same is not None and same["definition"] == number:
+                    return WorkflowVersion(name, latest, created=False)
+            await connection.execute(sql["save_workflow"], name, latest + 1, now)
+            await connection.execute(sql["add_version"], name, latest + 1, number, now)
+            return WorkflowVersion(name, latest + 1, created=True)
+
+        return await self._pool.transact(write)
+
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        number = await self.version_of(name, version)
+        row = await self._pool.row("read_version", name, number)
+        if row is None:
+            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
+            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+        return Registered(
+            name, row["version"], row["definition"], row["content"], row["created_at"]
+        )
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        latest: int = (await self._workflow(name))["latest"]
+        if version is None or version == LATEST:
+            return latest
+        if isinstance(version, int):
+            return version
+        aliases = await self._aliases(name, latest)
+        if version in aliases:
+            return aliases[version]
+        if version.isascii() and version.isdigit():
+            return int(version[:18])
+        have = ", ".join(aliases)
+        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+    async def _workflow(self, name: str) -> Any:
+        row = await self._pool.row("read_workflow", name)
+        if row is None:
+            raise NotFound(f"no workflow '{name}' is registered in {self._pool.where}")
+        return row
+
+    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        return {
+            **{row[0]: row[1] for row in await self._pool.rows("aliases", name)},
+            LATEST: latest,
+        }
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
+        latest = (await self._workflow(name))["latest"]
+        return {
+            "name": name,
+            "version": found.version,
+            "definition": orjson.loads(found.content),
+            "aliases": await self._aliases(name, latest),
+            "created_at": timestamp(found.created_at),
+        }
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        limit = _limit(limit)
+        rows = await self._pool.rows("workflows", cursor or "", limit + 1)
+        items = [
+            {
+                "name": name,
+                "latest_version": latest,
+                "aliases": {**dict(zip(aliases, versions, strict=True)), LATEST: latest},
+                "created_at": timestamp(created_at),
+                "updated_at": timestamp(updated_at),
+            }
+            for name, latest, created_at, updated_at, aliases, versions in rows[:limit]
+        ]
+        return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        await self._workflow(name)
+        return {
+            "items": [
+                {"version": version, "sha256": sha256, "created_at": timestamp(created_at)}
+                for version, sha256, created_at in await self._pool.rows("versions", name)
+            ]
+        }
+
+    async def delete_workflow(self, name: str) -> None:
+        await self._workflow(name)
+
+        async def write(connection: Connection) -> int:
+            sql = statements()
+            await connection.fetchrow(sql["lock_workflow"], name)
+            active = int(await connection.fetchval(sql["active_runs"], name))
+            if not active:
+                for statement in ("delete_workflow", "drop_versions", "drop_aliases"):
+                    await connection.execute(sql[statement], name)
+            return active
+
+        active = await self._pool.transact(write)
+        if active:
+            runs = "1 run" if active == 1 else f"{active} runs"
+            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+        if alias == LATEST:
+            raise Conflict("'latest' always names the newest version and cannot be set")
+        found = await self.registered(name, version)
+        await self._pool.execute("set_alias", name, alias, found.version)
+        return {"name": name, "alias": alias, "version": found.version}
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        rows = await self._pool.rows("find_runs", prefix, prefix + "\U0010ffff")
+        found = [str(row[0]) for row in rows]
+        if prefix in found or len(found) == 1:
+            return prefix if prefix in found else found[0]
+        if not found or not prefix:
+            raise self._no_run(prefix)
+        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
+        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+
+    def _no_run(self, run_id: str) -> NotFound:
+        return NotFound(f"no run '{run_id}' in {self._pool.where}")
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        limit = _limit(limit)
+        number = None if batch is None else (await self._batch(batch))["number"]
+        wanted = {"status": status, "workflow": workflow, "batch": number}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        before = LARGEST_NUMBER if cursor is None else _place(cursor)
+        rows = await self._pool.rows("summaries", before, limit + 1, **given)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return {"items": [_summary(row) for row in rows[:limit]], "next_cursor": more}
+
+    async def summary(self, run_id: str) -> dict[str, Any]:
+        row = await self._pool.row("summary", run_id)
+        if row is None:
+            raise self._no_run(run_id)
+        return _summary(row)
+
+    async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+        """A run that lives in Redis has a log of events, and no journal of transitions."""
+        await self.summary(run_id)
+        raise Conflict(f"run {run_id} has no journal: {self._pool.where} keeps its events only")
+
+    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+        """As far as they are archived."""
+        row = await self._pool.row("definition_of_run", run_id)
+        if row is None:
+            raise self._no_run(run_id)
+        number, definition, retries, content = row
+        graph = self._definitions.graph(definition, retries, lambda: content)
+        rows = await self._pool.rows("read_events", number, after)
+        return [event_view(event_of(text, seq, graph)) for seq, text in rows]
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def _batch(self, batch_id: str) -> Any:
+        row = await self._pool.row("read_batch", batch_id)
+        if row is None:
+            raise NotFound(f"no batch '{batch_id}' in {self._pool.where}")
+        return row
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+        await self._pool.transact(
+            lambda connection: _add_batch(connection, batch_id, workflow, count, key, now)
+        )
+
+    async def batch_number(self, batch_id: str) -> int:
+        return int((await self._batch(batch_id))["number"])
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = _limit(limit)
+        first = 0 if cursor is None else _place(cursor)
+        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, 0.0
+        for status, runs, done, last in (
+            await self._pool.rows("batch_counts", number) if counts else ()
+        ):
+            by_status[status] = runs
+            finished += done
+            ended = max(ended, last or 0.0)
+        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": by_status,
+            "created_at": timestamp(created_at),
+            "finished_at": timestamp(ended or created_at) if finished == count else None,
+            "runs": [
+                {"index": index, "run_id": run_id, "status": status}
+                for index, run_id, status in rows[:limit]
+            ],
+            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
+        }
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────
+
+    async def limits(self) -> dict[str, tuple[float, int]]:
+        rows = await self._pool.rows("limits")
+        return {tag.decode(): (rate, burst) for tag, rate, burst in rows}
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await self._pool.execute("set_limit", tag.encode(), float(rate), min(burst, LARGEST_NUMBER))
+
+    # ── the doctor ───────────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[Finding]:
+        """What is found of the database; that it cannot be reached is a finding, too."""
+        before = time.time()
+        try:
+            seen = await self._pool.row("health")
+            unfinished = (await self._pool.row("count_unfinished"))[0]
+        except StoreError as error:
+            fix = "see to it that PostgreSQL runs and DOVETAIL_DATABASE_URL names it"
+            return [Finding("database", False, str(error), fix)]
+        after = time.time()
+        found = [
+            Finding(
+                "database",
+                True,
+                f"{self._pool.where}, version {seen['version_text']}, {seen['size']:,} bytes, "
+                f"{unfinished:,} unfinished runs",
+            ),
+            Finding("schema", True, f"version {SCHEMA_VERSION}"),
+        ]
+        fix = "" if seen["version"] >= OLDEST_SERVER else "upgrade PostgreSQL to 12 or newer"
+        if fix:
+            found.append(Finding("version", False, f"version {seen['version_text']} is old", fix))
+        fix = "name the primary in DOVETAIL_DATABASE_URL" if seen["read_only"] else ""
+        said = "it is read-only" if fix else "it can be written"
+        found.append(Finding("writable", not fix, said, fix))
+        found.append(_durability(seen["fsync"], seen["synchronous_commit"]))
+        free = seen["max_connections"] - seen["connections"]
+        fix = "" if free >= MOST_CONNECTIONS else "raise max_connections, or start fewer processes"
+        found.append(Finding("connections", not fix, f"{free} of its connections are free", fix))
+        apart = max(before - seen["time"], seen["time"] - after, 0.0)
+        fix = "" if apart <= MOST_APART_SECONDS else "set the clocks of both machines"
+        said = f"{apart:,.1f} s apart from this machine's" if apart else "as on this machine"
+        found.append(Finding("database clock", not fix, said, fix))
+        return found
+
+
+def _durability(fsync: bool, synchronous_commit: str) -> Finding:
+    if not fsync:
+        said = "fsync is off: a power cut may destroy the database"
+        return Finding("durability", False, said, "ALTER SYSTEM SET fsync = on")
+    if synchronous_commit == "off":
+        said = "synchronous_commit is off: a crash may lose runs that were acknowledged"
+        return Finding("durability", False, said, "ALTER SYSTEM SET synchronous_commit = on")
+    return Finding("durability", True, "a commit survives a crash")
+
+
+# ── in a transaction ─────────────────────────────────────────────────────────────────────
+
+
+async def _take_key(connection: Connection, key: tuple[str, str, str], made: str) -> bool:
+    """False if it was us who took it, before the connection broke. Raises `KeyUsed`."""
+    scope, name, body = key
+    sql = statements()
+    if await connection.fetchval(sql["add_key"], scope, name.encode(), body, made) is not None:
+        return True
+    known_body, known = await connection.fetchrow(sql["find_key"], scope, name.encode())
+    if known != made:
+        raise KeyUsed(known, known_body == body)
+    return False
+
+
+async def _add_batch(
+    connection: Connection,
+    batch_id: str,
+    workflow: str,
+    count: int,
+    key: tuple[str, str, str] | None,
+    now: float,
+) -> int | None:
+    """The number of a new batch; None if it was made before. Raises `KeyUsed`."""
+    if key is not None and not await _take_key(connection, key, batch_id):
+        return None
+    number: int | None = await connection.fetchval(
+        statements()["add_batch"], batch_id, workflow, count, now
+    )
+    return number
+
+
+async def _add_runs(
+    connection: Connection,
+    stored: StoredDefinition,
+    submits: Sequence[Submit],
+    places: Sequence[int | None],
+    batch: int | None,
+    now: float,
+) -> int:
+    """How many are new."""
+    sql = statements()
+    first = submits[0]
+    values = (
+        first.graph.name,
+        first.version,
+        stored.sha256,
+        stored.retries,
+        batch,
+        now,
+        [submit.run_id for submit in submits],
+        [orjson.dumps(submit.params) for submit in submits],
+        list(places),
+    )
+    added = await connection.fetch(sql["add_runs"], *values)
+    if not added:  # most definitions are known, so that is looked at only now
+        await connection.execute(sql["add_definition"], stored.sha256, stored.content)
+        added = await connection.fetch(sql["add_runs"], *values)
+    return len(added)
+
+
+def _summary(row: Any) -> dict[str, Any]:
+    _, run_id, workflow, version, status, epoch, params, *rest = row
+    created_at, started_at, finished_at, error, result = rest
+    return summary_view(
+        run_id=run_id,
+        workflow=workflow,
+        version=version,
+        status=status,
+        epoch=epoch,
+        params=orjson.loads(params),
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        error=None if error is None else orjson.loads(error),
+        result=None if result is None else orjson.loads(result),
+    )
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(limit, MOST_LISTED))
+
+
+def _place(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+        raise InvalidParams([Problem("invalid_field", message, "cursor")])
+    return int(cursor)

@@ -1,0 +1,267 @@
+"""What was asked for and is not made yet: idempotency keys, places in batches, whole batches.
+
+A key, a place and a run are in different slots, so they cannot be written together. Whatever is
+claimed first keeps all that is needed to make the rest, with the ids it was given: if its maker
+dies, whoever asks again makes the same runs, and so does an orchestrator that finds them `unmade`.
+
+What it must not know: how a run is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.core.errors import NotFound
+from dovetail.core.transitions import Submit
+from dovetail.engine.ports import KeyUsed
+from dovetail.pipe import Pipe
+from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_lists import batch_key, source
+
+ACCEPTED = "wf:accepted"
+"""What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
+Key = tuple[str, str, str]
+
+
+class Unmade(NamedTuple):
+    """Something that was accepted; `made` is to be told its name once its runs are there."""
+
+    name: str
+    submits: list[Submit]
+    created_at: float
+
+
+def batch_number(batch_id: str) -> int:
+    """Its id, read as a number: so there is nothing to keep that tells one from the other."""
+    return int.from_bytes(batch_id.encode(), "big")
+
+
+def batch_of(number: int) -> str:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
+
+
+class Acceptance:
+    def __init__(self, pipe: Pipe, definitions: Definitions) -> None:
+        self._pipe = pipe
+        self._definitions = definitions
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        """Claim the run's key and its place in a batch, before it is made.
+
+        Returns what is to be made: under another id if it was accepted before and its maker
+        died. Raises `KeyUsed` if the run is there, or if the key was used for something else.
+        """
+        if submit.key is not None:
+            submit = await self._claim_key(submit, submit.key, now)
+        if submit.place is not None:
+            submit = await self._claim_place(submit, submit.place)
+        return submit
+
+    async def made(self, submit: Submit) -> None:
+        """The run is there, so what was kept to make it is not needed any more."""
+        if submit.key is not None:
+            await self.settle(_key_name(submit.key))
+
+    async def _claim_key(self, submit: Submit, key: Key, now: float) -> Submit:
+        name = _key_name(key)
+        body, made = await self._pipe.call("HMGET", name, "body", "made")
+        if made is not None and await self._is_forgotten(made.decode()):
+            await self.unclaim(name, made.decode())
+            made = None
+        if made is None:
+            todo = await self._todo([submit], None, now)
+            # Together, so that nobody finds the one for long without the other.
+            _, (body, made) = await asyncio.gather(
+                self._pipe.call("ZADD", ACCEPTED, "NX", repr(now), name),
+                self._pipe.script(source("records_claim"), [name], [key[2], submit.run_id, todo]),
+            )
+        if body.decode() != key[2]:
+            raise KeyUsed(made.decode(), same_body=False)
+        submit = submit._replace(run_id=made.decode())
+        if await self._is_there(submit.run_id):
+            raise KeyUsed(submit.run_id, same_body=True)
+        # So that whoever forgets the run forgets the key with it.
+        await self._pipe.call("HSET", keys_of(submit.run_id)[0], "key", name)
+        return submit
+
+    async def _claim_place(self, submit: Submit, place: tuple[int, int]) -> Submit:
+        batch_id, index = batch_of(place[0]), place[1]
+        places = f"{batch_key(batch_id)}:places"
+        await self._pipe.call("HSETNX", places, index, submit.run_id)
+        made = (await self._pipe.call("HGET", places, index)).decode()
+        if made != submit.run_id:
+            if submit.key is not None:  # it is for a run that will never be
+                await self._release(_key_name(submit.key), submit.run_id)
+            submit = submit._replace(run_id=made)
+            if await self._is_there(made) or await self._is_forgotten(made):
+                raise KeyUsed(made, same_body=True)
+        meta = keys_of(submit.run_id)[0]
+        await self._pipe.call("HSET", meta, "batch", batch_id, "place", index)
+        return submit
+
+    async def _release(self, name: str, run_id: str) -> None:
+        await self.unclaim(name, run_id)
+        await self._pipe.call("DEL", keys_of(run_id)[0])
+        await self._pipe.call("ZREM", ACCEPTED, name)
+
+    async def unclaim(self, name: str, made: str) -> None:
+        """The key is free again, if it is for that run or batch."""
+        await self._pipe.script(source("records_unclaim"), [name], [made])
+
+    async def _is_forgotten(self, run_id: str) -> bool:
+        """It ended long ago, and somebody is about to take it off the lists."""
+        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "dropped"))
+
+    async def _is_there(self, run_id: str) -> bool:
+        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+        await self._write_batch(batch_id, workflow, count, key, now, todo=b"")
+        await self._claim_for_batch(batch_id, key)
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Submit]:
+        """Make a batch; from now on all its runs will be made. Raises `KeyUsed`.
+
+        Returns them with their places. `batch_made` is to be told once they are there.
+        """
+        number = batch_number(batch_id)
+        placed = [one._replace(place=(number, index)) for index, one in enumerate(submits)]
+        todo = await self._todo(placed, batch_id, now)
+        workflow = placed[0].graph.name
+        await self._write_batch(batch_id, workflow, len(placed), key, now, todo)
+        await self._claim_for_batch(batch_id, key)
+        await asyncio.gather(*(self.accept(one, now) for one in placed))
+        return placed
+
+    async def batch_made(self, batch_id: str) -> None:
+        await self.settle(batch_key(batch_id))
+
+    async def _write_batch(
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float, todo: bytes
+    ) -> None:
+        name = batch_key(batch_id)
+        fields: list[str | bytes | int] = ["workflow", workflow, "count", count]
+        fields += ["created_at", repr(now)]
+        if key is not None:
+            fields += ["key", _key_name(key), "body", key[2]]
+        if todo:
+            fields += ["todo", todo]
+            await self._pipe.call("ZADD", ACCEPTED, repr(now), name)
+        await self._pipe.call("HSET", name, *fields)
+
+    async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
+        if key is None:
+            return
+        known = await self._claimed(_key_name(key), key[2], batch_id)
+        if known is not None:
+            await self._forget_batch(batch_id)
+            raise known
+
+    async def _claimed(self, name: str, body: str, batch_id: str) -> KeyUsed | None:
+        kept, made = await self._pipe.script(source("records_claim"), [name], [body, batch_id, ""])
+        if made.decode() == batch_id:
+            return None
+        return KeyUsed(made.decode(), same_body=kept.decode() == body)
+
+    async def _forget_batch(self, batch_id: str) -> None:
+        name = batch_key(batch_id)
+        await self._pipe.call("DEL", name, f"{name}:places")
+        await self._pipe.call("ZREM", ACCEPTED, name)
+
+    # ── what a maker left behind ─────────────────────────────────────────────────────────
+
+    async def unmade(self, accepted_before: float, limit: int = 100) -> list[Unmade]:
+        """What was accepted before that time and has runs that are not there."""
+        names = await self._pipe.call(
+            "ZRANGEBYSCORE", ACCEPTED, "-inf", repr(accepted_before), "LIMIT", 0, limit
+        )
+        found = []
+        for name in names:
+            left = await self._left_of(name.decode())
+            if left is None:
+                await self._pipe.call("ZREM", ACCEPTED, name)
+            elif not left.submits:
+                await self.settle(left.name)
+            else:
+                found.append(left)
+        return found
+
+    async def _left_of(self, name: str) -> Unmade | None:
+        todo, key, body = await self._pipe.call("HMGET", name, "todo", "key", "body")
+        if todo is None:
+            return None
+        kept = orjson.loads(todo)
+        batch_id = kept["batch"]
+        own_key: Key | None = None
+        if batch_id is None:
+            scope, text = name.removeprefix(_KEYS).split(":", 1)
+            own_key = (scope, text, body.decode())
+        # Its maker may have died before it claimed the batch's key: then it is claimed now.
+        elif key is not None and await self._claimed(key.decode(), body.decode(), batch_id):
+            await self._forget_batch(batch_id)
+            return None
+        content = await self._pipe.call("GET", f"wf:def:{kept['definition']}")
+        if content is None:
+            raise NotFound(f"the definition {kept['definition']} is not in Redis any more")
+        graph = self._definitions.graph(
+            int(kept["definition"], 16), kept["retries"].encode(), lambda: content
+        )
+        submits = []
+        for run_id, params, place in kept["runs"]:
+            submit = Submit(
+                run_id,
+                graph,
+                params,
+                kept["version"],
+                key=own_key,
+                place=None if place is None else (batch_number(place[0]), place[1]),
+            )
+            try:
+                submits.append(await self.accept(submit, kept["created_at"]))
+            except KeyUsed:
+                continue  # it is there
+        return Unmade(name, submits, kept["created_at"])
+
+    async def settle(self, name: str) -> None:
+        await self._pipe.call("HDEL", name, "todo")
+        await self._pipe.call("ZREM", ACCEPTED, name)
+
+    async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
+        first = submits[0]
+        stored = self._definitions.stored(first.graph)
+        await self._pipe.call("SET", f"wf:def:{stored.sha256}", stored.content, "NX")
+        kept: dict[str, Any] = {
+            "version": first.version,
+            "definition": stored.sha256,
+            "retries": stored.retries.decode(),
+            "created_at": now,
+            "batch": batch_id,
+            "runs": [[one.run_id, one.params, _place(one)] for one in submits],
+        }
+        return orjson.dumps(kept)
+
+
+_KEYS = "wf:key:"
+
+
+def _key_name(key: Key) -> str:
+    scope, text, _ = key
+    return f"{_KEYS}{scope}:{text}"
+
+
+def _place(submit: Submit) -> tuple[str, int] | None:
+    return None if submit.place is None else (batch_of(submit.place[0]), submit.place[1])

@@ -1,0 +1,277 @@
+"""What could keep a set-up with Redis from working, each with what to do about it.
+
+Asked of Redis alone: what it is, what it keeps through a crash, who is there, what lies about.
+What it must not know: how anybody is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dovetail.config import Settings, env_name
+from dovetail.engine.ports import Finding
+from dovetail.pipe import Pipe, RedisError
+from dovetail.stores.redis_fleet import DEAD, RedisFleet
+
+OLDEST_VERSION = (6, 2)
+MOST_SKEW_SECONDS = 1.0
+FULLEST = 0.9
+OLDEST_RESULT_SECONDS = 30.0
+TASKS, RESULTS = "tasks:", "wf:stream:results"
+PATIENCE_SECONDS = 5.0
+
+
+async def examine(
+    pipe: Pipe, settings: Settings, clock: Callable[[], float] = time.time
+) -> list[Finding]:
+    """Everything there is to say about the Redis of this connection."""
+    info = await _info(pipe)
+    found = [_server(info)]
+    found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
+    found += [await _cluster(pipe, info), _memory(info), _role(info), await _clock(pipe, clock)]
+    workers = await RedisFleet(pipe).workers()
+    found += [_workers(workers), await _backlog(pipe, workers), await _results(pipe)]
+    found.append(await _dead_letters(pipe))
+    return [*found, *disagreements(settings)]
+
+
+async def reach(settings: Settings, clock: Callable[[], float] = time.time) -> list[Finding]:
+    """The same, of the Redis that the settings name; of one that cannot be reached, only that."""
+    if settings.redis_url is None:
+        return []
+    fix = f"start it, or correct {env_name('redis_url')}"
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS), Pipe(settings.redis_url) as pipe:
+            return await examine(pipe, settings, clock)
+    except RedisError as error:
+        return [Finding("redis", False, str(error), fix)]
+    except TimeoutError:
+        return [Finding("redis", False, f"no answer within {PATIENCE_SECONDS:g} s", fix)]
+
+
+async def _info(pipe: Pipe) -> dict[str, str]:
+    text = (await pipe.call("INFO")).decode()
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+# ── what it is ───────────────────────────────────────────────────────────────────────────
+
+
+def _server(info: dict[str, str]) -> Finding:
+    version = info.get("redis_version", "0")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_VERSION:
+        least = ".".join(map(str, OLDEST_VERSION))
+        message = f"version {version} is too old: at least {least} is needed"
+        return Finding("redis", False, message, f"upgrade Redis to {least} or newer")
+    return Finding("redis", True, f"version {version}, reachable")
+
+
+async def _persistence(pipe: Pipe, settings: Settings, info: dict[str, str]) -> Finding:
+    check = "persistence"
+    if info.get("aof_enabled") != "1":
+        message = "nothing is logged (appendonly no): what is not in a snapshot dies with Redis"
+        fix = "redis-cli CONFIG SET appendonly yes, and the same in redis.conf"
+        return Finding(check, False, message, fix)
+    if info.get("aof_last_write_status", "ok") != "ok":
+        message = "the last write to its log failed"
+        return Finding(check, False, message, "free some space on the disk of Redis")
+    fsync = await _setting(pipe, "appendfsync")
+    alone = settings.database_url is None
+    if fsync is None:
+        if not alone:
+            return Finding(check, True, "logged; how often it is synced cannot be read")
+        message = "how often its log is synced cannot be read (CONFIG is forbidden)"
+        fix = f"make sure that appendfsync is always, or set {env_name('database_url')}"
+        return Finding(check, False, message, fix)
+    if fsync == "no" or (alone and fsync != "always"):
+        why = "without PostgreSQL only 'always' keeps every run that was answered"
+        if not alone:
+            why = "a crash of the machine may cost half a minute"
+        fix = f"redis-cli CONFIG SET appendfsync {'always' if alone else 'everysec'}"
+        if alone:
+            fix += f", or let {env_name('database_url')} name a PostgreSQL"
+        return Finding(check, False, f"appendfsync is {fsync}: {why}", fix)
+    return Finding(check, True, f"logged, appendfsync {fsync}")
+
+
+async def _eviction(pipe: Pipe, info: dict[str, str]) -> Finding:
+    policy = info.get("maxmemory_policy") or await _setting(pipe, "maxmemory-policy")
+    if policy != "noeviction":
+        message = f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
+        fix = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+        return Finding("eviction", False, message, fix)
+    return Finding("eviction", True, "nothing is evicted (noeviction)")
+
+
+async def _cluster(pipe: Pipe, info: dict[str, str]) -> Finding:
+    if info.get("cluster_enabled") != "1":
+        return Finding("cluster", True, "a single server")
+    told = (await pipe.call("CLUSTER", "INFO")).decode()
+    state = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    if state.get("cluster_state") != "ok":
+        message = f"the cluster's state is {state.get('cluster_state')}"
+        return Finding("cluster", False, message, "redis-cli CLUSTER INFO says which slots lack")
+    if state.get("cluster_size") != "1":
+        message = (
+            f"a cluster of {state.get('cluster_size')}: one connection reaches only one of them"
+        )
+        fix = f"let {env_name('redis_url')} name a proxy of the cluster, or a single server"
+        return Finding("cluster", False, message, fix)
+    return Finding("cluster", True, "a cluster of 1")
+
+
+def _memory(info: dict[str, str]) -> Finding:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    shown = f"{used >> 20:,} MiB used"
+    if most and used > most * FULLEST:
+        message = f"{shown} of {most >> 20:,}: soon nothing can be written"
+        fix = f"raise maxmemory, or keep finished runs for less long: {env_name('retention_days')}"
+        return Finding("memory", False, message, fix)
+    return Finding("memory", True, shown + (f" of {most >> 20:,}" if most else ", no limit"))
+
+
+def _role(info: dict[str, str]) -> Finding:
+    if info.get("role") != "master":
+        where = f"{info.get('master_host')}:{info.get('master_port')}"
+        fix = f"let {env_name('redis_url')} name its master, {where}"
+        return Finding("role", False, "it is a replica, which cannot be written", fix)
+    return Finding("role", True, "it can be written")
+
+
+async def _clock(pipe: Pipe, clock: Callable[[], float]) -> Finding:
+    before = clock()
+    seconds, micros = await pipe.call("TIME")
+    there = int(seconds) + int(micros) / 1e6
+    apart = there - (before + clock()) / 2
+    if abs(apart) > MOST_SKEW_SECONDS:
+        way = "ahead of" if apart > 0 else "behind"
+        message = f"the clock of Redis is {abs(apart):,.1f} s {way} the one here"
+        return Finding("clock", False, message, "let both machines keep their time by NTP")
+    return Finding("clock", True, f"{abs(apart) * 1000:,.0f} ms apart")
+
+
+async def _setting(pipe: Pipe, name: str) -> str | None:
+    """None where the provider forbids to ask."""
+    try:
+        found = await pipe.call("CONFIG", "GET", name)
+    except RedisError:
+        return None
+    return found[1].decode() if found else None
+
+
+# ── who is there, and what lies about ────────────────────────────────────────────────────
+
+
+def _workers(workers: list[dict[str, Any]]) -> Finding:
+    alive = [one for one in workers if one["alive"]]
+    dead = len(workers) - len(alive)
+    lost = f", {dead} fell silent within a day" if dead else ""
+    if not alive:
+        return Finding("workers", False, f"none is alive{lost}", "dovetail worker")
+    running = sum(one["running"] for one in alive)
+    room = sum(one["concurrency"] for one in alive)
+    return Finding("workers", True, f"{len(alive)} alive, {running} of {room} slots busy{lost}")
+
+
+async def _backlog(pipe: Pipe, workers: list[dict[str, Any]]) -> Finding:
+    """Tasks that wait, by handler. One that was done has left its stream."""
+    served = {name for one in workers if one["alive"] for name in one["handlers"]}
+    waiting: dict[str, int] = {}
+    for key in await _streams(pipe):
+        length = int(await pipe.call("XLEN", key))
+        if length:
+            waiting[key.removeprefix(TASKS)] = length
+    if not waiting:
+        return Finding("backlog", True, "no task waits")
+    most = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))
+    shown = ", ".join(f"{name} {count:,}" for name, count in most[:5])
+    message = f"{sum(waiting.values()):,} tasks wait or run: {shown}"
+    orphans = sorted(set(waiting) - served)
+    if orphans:
+        names = ", ".join(f"'{name}'" for name in orphans[:5])
+        fix = "start a worker that loads them: dovetail worker --handlers FILE"
+        return Finding("backlog", False, f"{message}; no live worker knows {names}", fix)
+    return Finding("backlog", True, message)
+
+
+async def _streams(pipe: Pipe) -> list[str]:
+    found: set[str] = set()
+    cursor: Any = b"0"
+    while True:
+        cursor, keys = await pipe.call(
+            "SCAN", cursor, "MATCH", f"{TASKS}*", "COUNT", 1000, "TYPE", "stream"
+        )
+        found.update(key.decode() for key in keys)
+        if cursor == b"0":
+            return sorted(found)
+
+
+async def _results(pipe: Pipe) -> Finding:
+    """Results are read within moments, if an orchestrator is there to read them."""
+    oldest = await pipe.call("XRANGE", RESULTS, "-", "+", "COUNT", 1)
+    if not oldest:
+        return Finding("results", True, "none waits")
+    seconds, _ = await pipe.call("TIME")
+    age = max(0.0, int(seconds) - int(oldest[0][0].split(b"-")[0]) / 1000)
+    message = f"{int(await pipe.call('XLEN', RESULTS)):,} wait, the oldest for {age:,.0f} s"
+    fix = "" if age <= OLDEST_RESULT_SECONDS else "dovetail orchestrator"
+    return Finding("results", not fix, message, fix)
+
+
+async def _dead_letters(pipe: Pipe) -> Finding:
+    count = int(await pipe.call("LLEN", DEAD))
+    if not count:
+        return Finding("dead letters", True, "none")
+    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {DEAD}"
+    return Finding("dead letters", False, f"{count:,} messages were refused", fix)
+
+
+# ── settings against each other ──────────────────────────────────────────────────────────
+
+
+def disagreements(settings: Settings) -> list[Finding]:
+    """Settings that are fine by themselves and not together."""
+    found = [Finding("agreement", False, what, fix) for what, fix in _disagreements(settings)]
+    return found or [Finding("agreement", True, "the settings go together")]
+
+
+def _disagreements(settings: Settings) -> Iterator[tuple[str, str]]:
+    interval, timeout = settings.heartbeat_interval, settings.heartbeat_timeout
+    if timeout < 2 * interval:
+        yield (
+            f"{env_name('heartbeat_timeout')} ({timeout:g}) is less than two heartbeats "
+            f"({interval:g}): a worker counts as dead after one that is late",
+            f"set it to {3 * interval:g} or more",
+        )
+    if settings.stale_result_timeout <= settings.lease_seconds:
+        yield (
+            f"{env_name('stale_result_timeout')} ({settings.stale_result_timeout:g}) is not above "
+            f"{env_name('lease_seconds')} ({settings.lease_seconds:g}): results would be taken "
+            "from orchestrators that are alive",
+            f"set it to {3 * settings.lease_seconds:g} or more",
+        )
+    if settings.stale_claim_interval > settings.stale_result_timeout:
+        yield (
+            f"{env_name('stale_claim_interval')} ({settings.stale_claim_interval:g}) is above "
+            f"{env_name('stale_result_timeout')} ({settings.stale_result_timeout:g}): results "
+            "of a dead orchestrator lie about for longer than they need",
+            f"set it to {settings.stale_result_timeout / 2:g} or less",
+        )
+    if settings.database_url is not None and settings.recovery_timeout < settings.lease_seconds:
+        yield (
+            f"{env_name('recovery_timeout')} ({settings.recovery_timeout:g}) is below "
+            f"{env_name('lease_seconds')} ({settings.lease_seconds:g}): runs may be restored "
+            "while they are still being made",
+            f"set it to {settings.lease_seconds:g} or more",
+        )
+    if settings.broker_url is not None and settings.transport != "celery":
+        yield (
+            f"{env_name('broker_url')} is set, and {env_name('transport')} is not celery: "
+            "nobody uses it",
+            f"unset it, or set {env_name('transport')}=celery",
+        )

@@ -1,0 +1,113 @@
+"""Who runs nodes, and which messages nobody could read, as workers leave it in Redis.
+
+A worker is alive while its own key is there; the key goes if the worker falls silent. What it was
+is remembered for a day: a worker that died shall be seen, and what handlers there are is known
+also while all workers are away. What it must not know: what a worker does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.engine.views import timestamp
+from dovetail.pipe import Argument, Pipe
+from dovetail.stores.redis_lists import source
+
+WORKERS = "wf:workers"
+DEAD = "wf:dead"
+REMEMBERED_SECONDS = 86400.0
+MOST_SHOWN = 1000
+
+
+class WorkerFacts(NamedTuple):
+    """What a worker says of itself with every heartbeat."""
+
+    worker_id: str
+    host: str
+    pid: int
+    started_at: float
+    handlers: Sequence[str]
+    running: int
+    concurrency: int
+
+
+class RedisFleet:
+    def __init__(self, pipe: Pipe, *, heartbeat_timeout: float = 15.0) -> None:
+        self._pipe = pipe
+        self._heartbeat_timeout = heartbeat_timeout
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────
+
+    async def beat(self, worker: WorkerFacts) -> None:
+        """It is alive, for as long as a heartbeat may take."""
+        fields: list[Argument] = [
+            *("worker_id", worker.worker_id, "host", worker.host, "pid", worker.pid),
+            *("started_at", repr(worker.started_at), "handlers", orjson.dumps(worker.handlers)),
+            *("running", worker.running, "concurrency", worker.concurrency),
+        ]
+        life = max(1, int(self._heartbeat_timeout * 1000))
+        now = await self._pipe.script(
+            source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
+        )
+        await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
+
+    async def leave(self, worker_id: str) -> None:
+        """It has ended as it should: nobody need look for it. Its handlers are still known."""
+        await self._pipe.call("DEL", _worker(worker_id))
+        kept = await self._pipe.call("HGET", WORKERS, worker_id)
+        if kept is not None:
+            await self._remember(worker_id, {**orjson.loads(kept), "running": 0, "left": True})
+
+    async def _remember(self, worker_id: str, known: dict[str, Any]) -> None:
+        await self._pipe.call("HSET", WORKERS, worker_id, orjson.dumps(known))
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """In the fields of `GET /workers`; those that died within a day included."""
+        known = [one for one in await self._remembered() if "left" not in one]
+        alive = await asyncio.gather(
+            *(self._pipe.call("EXISTS", _worker(one["worker_id"])) for one in known)
+        )
+        return [
+            {
+                "worker_id": one["worker_id"],
+                "host": one["host"],
+                "pid": one["pid"],
+                "started_at": timestamp(one["started_at"]),
+                "last_heartbeat": timestamp(one["last_heartbeat"]),
+                "handlers": sorted(one["handlers"]),
+                "running": one["running"] if is_alive else 0,
+                "concurrency": one["concurrency"],
+                "alive": bool(is_alive),
+            }
+            for one, is_alive in zip(known, alive, strict=True)
+        ]
+
+    async def handlers(self) -> frozenset[str]:
+        """Every handler that a worker announced within the last day."""
+        return frozenset(name for one in await self._remembered() for name in one["handlers"])
+
+    async def _remembered(self) -> list[dict[str, Any]]:
+        seconds, _ = await self._pipe.call("TIME")
+        since = int(seconds) - REMEMBERED_SECONDS
+        told = [orjson.loads(text) for text in await self._pipe.call("HVALS", WORKERS)]
+        old = [one["worker_id"] for one in told if one["last_heartbeat"] < since]
+        if old:
+            await self._pipe.call("HDEL", WORKERS, *old)
+        recent = [one for one in told if one["last_heartbeat"] >= since]
+        return sorted(recent, key=lambda one: (one["started_at"], one["worker_id"]))
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """Messages that were refused as malformed or poison, the newest first."""
+        texts = await self._pipe.call("LRANGE", DEAD, 0, MOST_SHOWN - 1)
+        letters = [orjson.loads(text) for text in texts]
+        return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+
+
+def _worker(worker_id: str) -> str:
+    return f"wf:worker:{worker_id}"

@@ -1,0 +1,210 @@
+"""Which runs there are: lists of them in Redis by age, status, workflow and batch.
+
+Indexes, not truth: a run is what its own keys say. Lists are in other slots than runs, so they are
+written beside a run's script and not within it. `refresh` reads the run and lists it accordingly,
+as often as one likes; it is called for whatever was made or changed its status, before that run
+leaves the agenda: should its caller die in between, the sweep finds the run there. Who reads a
+list looks at each run as well, so that nobody is shown a status that is no longer true.
+
+What it must not know: any rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from dovetail.core.errors import InvalidParams, Problem
+from dovetail.core.states import RunStatus
+from dovetail.pipe import Argument, Pipe
+from dovetail.stores.redis import keys_of
+
+RUNS = "wf:list:{runs}"
+STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
+"""A run is stored once it was started."""
+_ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
+AT_ONCE = 200
+
+
+def workflow_key(name: str) -> str:
+    return f"wf:workflow:{{{name}}}"
+
+
+def batch_key(batch_id: str) -> str:
+    return f"wf:batch:{{{batch_id}}}"
+
+
+@cache
+def source(name: str) -> str:
+    return resources.files("dovetail.stores").joinpath("lua", f"{name}.lua").read_text("utf-8")
+
+
+class Born(NamedTuple):
+    """What of a run never changes and says where it is listed."""
+
+    created_at: float
+    workflow: str
+    batch: str | None
+    place: int
+
+    def entry(self, run_id: str) -> str:
+        """In the order of the alphabet, entries are in the order of time and place."""
+        return f"{int(self.created_at * 1e6):017d}{self.place:08d}-{run_id}"
+
+
+def run_id_of(entry: bytes) -> str:
+    return entry[26:].decode()
+
+
+def born(created_at: bytes, workflow: bytes, batch: bytes | None, place: bytes | None) -> Born:
+    batch_id = None if batch is None else batch.decode()
+    return Born(float(created_at), workflow.decode(), batch_id, int(place or 0))
+
+
+class Facts(NamedTuple):
+    """What of a run decides where it is listed."""
+
+    status: str
+    finished_at: float | None
+    registered: bool
+    born: Born
+
+
+class RunLists:
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    # ── written ──────────────────────────────────────────────────────────────────────────
+
+    async def refresh(self, run_ids: Iterable[str]) -> None:
+        """List these runs as they are now."""
+        await asyncio.gather(*map(self._refresh, dict.fromkeys(run_ids)))
+
+    async def _refresh(self, run_id: str) -> None:
+        facts = await self._facts(run_id)
+        while facts is not None:
+            await self._put(run_id, facts)
+            # Another one may have listed what came after, and we have just undone it.
+            again = await self._facts(run_id)
+            if again is None:
+                await self.take_out(run_id, facts.born)
+            if again == facts:
+                return
+            facts = again
+
+    async def _facts(self, run_id: str) -> Facts | None:
+        names = ("status", "finished_at", "version", "created_at", "workflow", "batch", "place")
+        status, finished_at, version, *birth = await self._pipe.call(
+            "HMGET", keys_of(run_id)[0], *names
+        )
+        if status is None:
+            return None
+        ended = float(finished_at) if finished_at else None
+        return Facts(status.decode(), ended, bool(version), born(*birth))
+
+    async def _put(self, run_id: str, facts: Facts) -> None:
+        entry = facts.born.entry(run_id)
+        ended = "" if facts.finished_at is None else repr(facts.finished_at)
+        is_open = facts.registered and facts.finished_at is None
+        by_status = [(s, "0" if s == facts.status else "", entry) for s in STATUSES]
+        common = [("all", "0", entry), *by_status]
+        work = [
+            self._list(RUNS, [*common, ("ids", "0", run_id), ("finished", ended, run_id)]),
+            self._list(
+                workflow_key(facts.born.workflow),
+                [*common, ("open", "0" if is_open else "", run_id)],
+            ),
+        ]
+        if facts.born.batch is not None:
+            batch = batch_key(facts.born.batch)
+            work.append(self._list(batch, [*common, ("finished", ended, run_id)]))
+        await asyncio.gather(*work)
+
+    async def take_out(self, run_id: str, born: Born) -> None:
+        """The run is no more. It stays in `finished`, where its end is found again."""
+        entry = born.entry(run_id)
+        common = [(name, "", entry) for name in ("all", *STATUSES)]
+        work = [
+            self._list(workflow_key(born.workflow), [*common, ("open", "", run_id)]),
+            self._list(RUNS, [*common, ("ids", "", run_id)]),
+        ]
+        if born.batch is not None:
+            work.append(self._list(batch_key(born.batch), [*common, ("finished", "", run_id)]))
+        await asyncio.gather(*work)
+
+    async def _list(self, where: str, lists: Sequence[tuple[str, str, str]]) -> None:
+        keys = [f"{where}:{name}" for name, _, _ in lists]
+        given: list[Argument] = [part for _, *places in lists for part in places]
+        await self._pipe.script(source("records_list"), keys, given)
+
+    # ── read ─────────────────────────────────────────────────────────────────────────────
+
+    async def page(
+        self,
+        where: str,
+        status: str | None,
+        limit: int,
+        cursor: str | None,
+        show: Callable[[str], Awaitable[dict[str, Any] | None]],
+    ) -> dict[str, Any]:
+        """Runs of a list, newest first, as `show` makes them; None for one that is gone."""
+        key = f"{where}:{status or 'all'}"
+        below = "+" if cursor is None else f"({_checked(cursor)}"
+        found: list[tuple[bytes, dict[str, Any]]] = []
+        misplaced = []
+        while len(found) <= limit:
+            wanted = min(limit + 1 - len(found), AT_ONCE)
+            entries = await self._pipe.call("ZREVRANGEBYLEX", key, below, "-", "LIMIT", 0, wanted)
+            shown = await asyncio.gather(*(show(run_id_of(entry)) for entry in entries))
+            for entry, view in zip(entries, shown, strict=True):
+                if view is None:
+                    continue
+                if status is None or view["status"] == status:
+                    found.append((entry, view))
+                else:
+                    misplaced.append(run_id_of(entry))
+            if len(entries) < wanted:
+                break
+            below = f"({entries[-1].decode()}"
+        await self.refresh(misplaced)
+        more = found[limit - 1][0].decode() if len(found) > limit else None
+        return {"items": [view for _, view in found[:limit]], "next_cursor": more}
+
+    async def beginning_with(self, prefix: str, limit: int) -> list[str]:
+        found = await self._pipe.call(
+            *("ZRANGEBYLEX", f"{RUNS}:ids", f"[{prefix}", f"[{prefix}\U0010ffff"),
+            *("LIMIT", 0, limit),
+        )
+        return [run_id.decode() for run_id in found]
+
+    async def count(self, where: str, name: str) -> int:
+        return int(await self._pipe.call("ZCARD", f"{where}:{name}"))
+
+    async def last_end(self, where: str) -> float | None:
+        """When the last of a list's finished runs ended."""
+        found = await self._pipe.call("ZREVRANGE", f"{where}:finished", 0, 0, "WITHSCORES")
+        return float(found[1]) if found else None
+
+
+def _checked(cursor: str) -> str:
+    if not _ENTRY.fullmatch(cursor) or not is_text(cursor):
+        raise no_cursor(cursor)
+    return cursor
+
+
+def is_text(text: str) -> bool:
+    """Whether it can be a name: half of a character, as JSON can say it, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def no_cursor(cursor: str) -> InvalidParams:
+    message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+    return InvalidParams([Problem("invalid_field", message, "cursor")])

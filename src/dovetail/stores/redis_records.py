@@ -1,0 +1,492 @@
+"""What Redis keeps beside runs where no PostgreSQL does: workflows, lists, batches, keys, limits.
+
+Everything is given in the fields of the HTTP API, as `sqlite_records.py` gives it. No script and
+no command touches keys of two slots. Nothing that is live has a time to live: what belongs to a
+run goes when `expire` finds it long finished. What it must not know: how a run moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.dag import Graph
+from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.replay import Entry
+from dovetail.core.transitions import Submit
+from dovetail.engine.ports import Finding, Registered, WorkflowVersion
+from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.pipe import Pipe
+from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_acceptance import Acceptance, Key, Unmade, batch_number
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_lists import (
+    RUNS,
+    STATUSES,
+    RunLists,
+    batch_key,
+    born,
+    is_text,
+    no_cursor,
+    source,
+    workflow_key,
+)
+from dovetail.stores.redis_moves import event_of
+
+WORKFLOWS = "wf:workflows"
+"""Every name that was ever registered: one that was deleted still has a number to go on from."""
+SHORTEST_PREFIX = 4
+LATEST = "latest"
+MOST_LISTED = 1000
+MOST_CHECKED = 1000
+RETENTION_SECONDS = 7 * 86400.0
+
+_SUMMARY = (
+    *("status", "epoch", "workflow", "version", "params"),
+    *("created_at", "finished_at", "error", "definition", "retries"),
+)
+
+
+class RedisRecords:
+    def __init__(
+        self,
+        pipe: Pipe,
+        *,
+        limits: RedisLimits | None = None,
+        retention_seconds: float = RETENTION_SECONDS,
+        examine: Callable[[], Awaitable[list[Finding]]] | None = None,
+    ) -> None:
+        """`examine` is what a doctor finds of this Redis."""
+        self._pipe = pipe
+        self._limits = limits or RedisLimits(pipe)
+        self._retention_seconds = retention_seconds
+        self._examine = examine
+        self._definitions = Definitions()
+        self._lists = RunLists(pipe)
+        self._acceptance = Acceptance(pipe, self._definitions)
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+        await self._pipe.call("SET", f"wf:def:{sha256}", content, "NX")
+        await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
+        key = workflow_key(name)
+        version, created = await self._pipe.script(
+            source("records_register"), [key, f"{key}:versions"], [sha256, repr(now)]
+        )
+        return WorkflowVersion(name, version, created=bool(created))
+
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        number = await self.version_of(name, version)
+        kept = await self._pipe.call("HGET", f"{workflow_key(name)}:versions", number)
+        if kept is None:
+            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
+            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+        sha256, created_at = kept.decode().split(" ")
+        content = await self._pipe.call("GET", f"wf:def:{sha256}")
+        return Registered(name, number, int(sha256, 16), content, float(created_at))
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        latest = await self._latest(name)
+        if version is None or version == LATEST:
+            return latest
+        if isinstance(version, int):
+            return version
+        aliases = await self._aliases(name, latest)
+        if version in aliases:
+            return aliases[version]
+        if version.isascii() and version.isdigit():
+            return int(version[:18])
+        have = ", ".join(aliases)
+        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+    async def _latest(self, name: str) -> int:
+        latest, deleted = None, None
+        if is_text(name):
+            latest, deleted = await self._pipe.call(
+                "HMGET", workflow_key(name), "latest", "deleted"
+            )
+        if latest is None or deleted == b"1":
+            raise NotFound(f"no workflow '{name}' is registered in Redis")
+        return int(latest)
+
+    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        flat = await self._pipe.call("HGETALL", f"{workflow_key(name)}:aliases")
+        kept = sorted((flat[at].decode(), int(flat[at + 1])) for at in range(0, len(flat), 2))
+        return {**dict(kept), LATEST: latest}
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
+        return {
+            "name": name,
+            "version": found.version,
+            "definition": orjson.loads(found.content),
+            "aliases": await self._aliases(name, await self._latest(name)),
+            "created_at": timestamp(found.created_at),
+        }
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        limit = _limit(limit)
+        items: list[dict[str, Any]] = []
+        after = f"({cursor}" if cursor else "-"
+        while len(items) <= limit:
+            wanted = limit + 1 - len(items)
+            names = await self._pipe.call("ZRANGEBYLEX", WORKFLOWS, after, "+", "LIMIT", 0, wanted)
+            found = await asyncio.gather(*(self._listed(name.decode()) for name in names))
+            items += [item for item in found if item is not None]
+            if len(names) < wanted:
+                break
+            after = f"({names[-1].decode()}"
+        more = items[limit - 1]["name"] if len(items) > limit else None
+        return {"items": items[:limit], "next_cursor": more}
+
+    async def _listed(self, name: str) -> dict[str, Any] | None:
+        names = ("latest", "created_at", "updated_at", "deleted")
+        latest, created_at, updated_at, deleted = await self._pipe.call(
+            "HMGET", workflow_key(name), *names
+        )
+        if latest is None or deleted == b"1":
+            return None
+        return {
+            "name": name,
+            "latest_version": int(latest),
+            "aliases": await self._aliases(name, int(latest)),
+            "created_at": timestamp(float(created_at)),
+            "updated_at": timestamp(float(updated_at)),
+        }
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        await self._latest(name)
+        flat = await self._pipe.call("HGETALL", f"{workflow_key(name)}:versions")
+        items = []
+        for version, kept in sorted((int(flat[at]), flat[at + 1]) for at in range(0, len(flat), 2)):
+            sha256, created_at = kept.decode().split(" ")
+            when = timestamp(float(created_at))
+            items.append({"version": version, "sha256": sha256, "created_at": when})
+        return {"items": items}
+
+    async def delete_workflow(self, name: str) -> None:
+        await self._latest(name)
+        active = await self._delete(name)
+        if active:  # as the list has it, which may be behind
+            key = f"{workflow_key(name)}:open"
+            await self._refresh_named(await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1))
+            active = await self._delete(name)
+        if active:
+            runs = "1 run" if active == 1 else f"{active} runs"
+            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+    async def _delete(self, name: str) -> int:
+        key = workflow_key(name)
+        keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", "open"))]
+        return int(await self._pipe.script(source("records_delete"), keys, []))
+
+    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+        if alias == LATEST:
+            raise Conflict("'latest' always names the newest version and cannot be set")
+        found = await self.registered(name, version)
+        key = workflow_key(name)
+        await self._pipe.script(
+            source("records_alias"), [f"{key}:versions", f"{key}:aliases"], [alias, found.version]
+        )
+        return {"name": name, "alias": alias, "version": found.version}
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def refresh(self, run_ids: Iterable[str]) -> None:
+        """List these runs as they are now: they were made, or their status is another.
+
+        To be called before such a run leaves the agenda, where it is found if its caller dies.
+        """
+        await self._lists.refresh(run_ids)
+
+    async def _refresh_named(self, names: Sequence[bytes]) -> None:
+        await self._lists.refresh(name.decode() for name in names)
+
+    async def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        if prefix and len(prefix) < SHORTEST_PREFIX:
+            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        found = await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
+        if prefix in found or len(found) == 1:
+            return prefix if prefix in found else found[0]
+        if not found or not prefix:
+            raise NotFound(f"no run '{prefix}' in Redis")
+        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
+        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        where = RUNS if workflow is None else workflow_key(workflow)
+        if batch is not None:
+            of, _, _ = await self._batch(batch)
+            if workflow not in (None, of):
+                return {"items": [], "next_cursor": None}
+            where = batch_key(batch)
+        if not is_text(where):
+            return {"items": [], "next_cursor": None}
+        return await self._lists.page(where, status, _limit(limit), cursor, self._summary)
+
+    async def summary(self, run_id: str) -> dict[str, Any]:
+        view = await self._summary(run_id) if is_text(run_id) else None
+        if view is None:
+            raise _no_run(run_id)
+        return view
+
+    async def _summary(self, run_id: str) -> dict[str, Any] | None:
+        meta, _, _, out, *_ = keys_of(run_id)
+        kept = dict(zip(_SUMMARY, await self._pipe.call("HMGET", meta, *_SUMMARY), strict=True))
+        if kept["status"] is None:
+            return None
+        created_at = float(kept["created_at"])
+        error, result = None, None
+        if kept["error"] or kept["finished_at"]:
+            graph = await self._graph(kept["definition"], kept["retries"])
+            if kept["error"]:
+                told = orjson.loads(kept["error"])
+                error = {**told["error"], "node": graph.nodes[told["at"]].id}
+            if kept["finished_at"]:
+                result = await self._result(out, graph)
+        return summary_view(
+            run_id=run_id,
+            workflow=kept["workflow"].decode(),
+            version=int(kept["version"]) if kept["version"] else None,
+            status=kept["status"].decode(),
+            epoch=int(kept["epoch"]),
+            params=orjson.loads(kept["params"]),
+            created_at=created_at,
+            started_at=created_at,
+            finished_at=float(kept["finished_at"]) if kept["finished_at"] else None,
+            error=error,
+            result=result,
+        )
+
+    async def _result(self, out: str, graph: Graph) -> Any:
+        """As `views.result` says it, from the outputs that it needs and no others."""
+        single = graph.output_node is not None
+        places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
+        kept = await self._pipe.call("HMGET", out, *places)
+        found = [None if value is None else orjson.loads(value) for value in kept]
+        if single:
+            return found[0]
+        return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
+
+    async def _graph(self, digest: bytes, retries: bytes) -> Graph:
+        try:
+            return self._definitions.graph(int(digest, 16), retries, _not_compiled)
+        except LookupError:
+            content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
+            return self._definitions.graph(int(digest, 16), retries, lambda: content)
+
+    async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+        """A run in Redis has a log of events, and no journal of transitions."""
+        await self.summary(run_id)
+        raise Conflict(f"run {run_id} has no journal: Redis keeps its events only")
+
+    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+        if not is_text(run_id):
+            raise _no_run(run_id)
+        meta, *_, log, _ = keys_of(run_id)
+        status, digest, retries = await self._pipe.call(
+            "HMGET", meta, "status", "definition", "retries"
+        )
+        if status is None:
+            raise _no_run(run_id)
+        graph = await self._graph(digest, retries)
+        texts = await self._pipe.call("LRANGE", log, after, -1)
+        return [event_view(event_of(text, seq, graph)) for seq, text in enumerate(texts, after + 1)]
+
+    # ── what is asked for, and made afterwards ───────────────────────────────────────────
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        """See `Acceptance.accept`: to be made is what it returns, under the id it has there."""
+        return await self._acceptance.accept(submit, now)
+
+    async def made(self, submit: Submit) -> None:
+        """What was accepted is there."""
+        await self._acceptance.made(submit)
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Submit]:
+        return await self._acceptance.accept_batch(batch_id, submits, key, now)
+
+    async def batch_made(self, batch_id: str) -> None:
+        await self._acceptance.batch_made(batch_id)
+
+    async def unmade(self, accepted_before: float) -> list[Unmade]:
+        """What was accepted before that time and whose maker died; see `settle`."""
+        return await self._acceptance.unmade(accepted_before)
+
+    async def settle(self, unmade: Unmade) -> None:
+        """The runs that were left unmade are there."""
+        await self._acceptance.settle(unmade.name)
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def _batch(self, batch_id: str) -> tuple[str, int, float]:
+        workflow, count, created_at = None, b"", b""
+        if is_text(batch_id):
+            workflow, count, created_at = await self._pipe.call(
+                "HMGET", batch_key(batch_id), "workflow", "count", "created_at"
+            )
+        if workflow is None:
+            raise NotFound(f"no batch '{batch_id}' in Redis")
+        return workflow.decode(), int(count), float(created_at)
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+        await self._acceptance.open_batch(batch_id, workflow, count, key, now)
+
+    async def batch_number(self, batch_id: str) -> int:
+        await self._batch(batch_id)
+        return batch_number(batch_id)
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = _limit(limit)
+        workflow, count, created_at = await self._batch(batch_id)
+        first = 0 if cursor is None else _place(cursor)
+        runs = await self._runs_of(batch_id, first, count, limit + 1)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, None
+        if counts:
+            where = batch_key(batch_id)
+            numbers = await asyncio.gather(*(self._lists.count(where, s) for s in STATUSES))
+            by_status = {s: n for s, n in zip(STATUSES, numbers, strict=True) if n}
+            finished = await self._lists.count(where, "finished")
+            ended = await self._lists.last_end(where)
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": by_status,
+            "created_at": timestamp(created_at),
+            "finished_at": timestamp(ended or created_at) if finished == count else None,
+            "runs": runs[:limit],
+            "next_cursor": str(runs[limit]["index"]) if len(runs) > limit else None,
+        }
+
+    async def _runs_of(
+        self, batch_id: str, first: int, count: int, limit: int
+    ) -> list[dict[str, Any]]:
+        """Those that are there, in order; a place may be taken later, or its run made later."""
+        runs: list[dict[str, Any]] = []
+        while first < count and len(runs) < limit:
+            places = range(first, min(count, first + limit))
+            kept = await self._pipe.call("HMGET", f"{batch_key(batch_id)}:places", *places)
+            taken = [(at, r.decode()) for at, r in zip(places, kept, strict=True) if r is not None]
+            statuses = await asyncio.gather(
+                *(self._pipe.call("HGET", keys_of(run_id)[0], "status") for _, run_id in taken)
+            )
+            runs += [
+                {"index": at, "run_id": run_id, "status": status.decode()}
+                for (at, run_id), status in zip(taken, statuses, strict=True)
+                if status is not None
+            ]
+            first = places.stop
+        return runs[:limit]
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────
+
+    async def limits(self) -> dict[str, tuple[float, int]]:
+        return await self._limits.all()
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await self._limits.set(tag, rate, burst)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────
+
+    async def expire(self, now: float, limit: int = 100) -> int:
+        """Forget runs that ended long ago, with their keys; how many were looked at.
+
+        The runs of a batch go when the last of them ended long ago, and the batch with them.
+        """
+        long_ago = now - self._retention_seconds
+        due = await self._pipe.call(
+            "ZRANGEBYSCORE", f"{RUNS}:finished", "-inf", repr(long_ago), "LIMIT", 0, limit
+        )
+        for name in due:
+            await self._expire(name.decode(), long_ago, now)
+        return len(due)
+
+    async def _expire(self, run_id: str, long_ago: float, now: float) -> None:
+        keys = keys_of(run_id)
+        batch = await self._pipe.call("HGET", keys[0], "batch")
+        if batch is not None:
+            where = batch_key(batch.decode())
+            unfinished = await self._lists.count(where, "all") - await self._lists.count(
+                where, "finished"
+            )
+            last = now if unfinished > 0 else await self._lists.last_end(where)
+            if last is not None and last > long_ago:
+                # Not before that; until then it is not in the way of others.
+                await self._pipe.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
+                return
+        if await self._pipe.script(source("records_drop"), keys, [repr(long_ago)]):
+            # What is left of it says where it is listed: a crash here, and we come again.
+            await self._take_out(run_id)
+        else:
+            await self._lists.refresh([run_id])  # it was retried
+        if not await self._pipe.call("EXISTS", keys[0]):
+            await self._pipe.call("ZREM", f"{RUNS}:finished", run_id)
+
+    async def _take_out(self, run_id: str) -> None:
+        meta = keys_of(run_id)[0]
+        names = ("key", "created_at", "workflow", "batch", "place")
+        key, *birth = await self._pipe.call("HMGET", meta, *names)
+        if key is not None:
+            await self._acceptance.unclaim(key.decode(), run_id)
+        was = born(*birth)
+        await self._lists.take_out(run_id, was)
+        if was.batch is not None:
+            await self._pipe.call("HDEL", f"{batch_key(was.batch)}:places", was.place)
+            if not await self._lists.count(batch_key(was.batch), "all"):
+                await self._drop_batch(was.batch)
+        await self._pipe.call("DEL", meta)
+
+    async def _drop_batch(self, batch_id: str) -> None:
+        name = batch_key(batch_id)
+        key = await self._pipe.call("HGET", name, "key")
+        if key is not None:
+            await self._acceptance.unclaim(key.decode(), batch_id)
+        await self._pipe.call("DEL", name, f"{name}:places")
+
+    # ── the doctor ───────────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[Finding]:
+        return [] if self._examine is None else await self._examine()
+
+
+def _not_compiled() -> bytes:
+    raise LookupError
+
+
+def _no_run(run_id: str) -> NotFound:
+    return NotFound(f"no run '{run_id}' in Redis")
+
+
+def _limit(limit: int) -> int:
+    return max(1, min(limit, MOST_LISTED))
+
+
+def _place(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        raise no_cursor(cursor)
+    return int(cursor)

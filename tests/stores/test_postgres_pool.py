@@ -1,0 +1,465 @@
+"""The way to PostgreSQL: what happens when it is away, refuses, breaks off or is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.core.dag import build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.errors import StoreError
+from dovetail.core.transitions import Submit
+from dovetail.engine.ports import Finding
+from dovetail.stores import postgres_pool
+from dovetail.stores.postgres import PostgresArchive
+from dovetail.stores.postgres_pool import MOST_CONNECTIONS, SCHEMA_VERSION, PostgresPool
+from dovetail.stores.postgres_records import PostgresRecords
+
+from ..servers.postgres_server import Databases, PostgresServer
+from ..servers.server import free_port
+
+GRAPH = build_graph(
+    Workflow.model_validate({"name": "one", "nodes": [{"id": "a", "handler": "h"}]}), {}
+)
+
+
+def submit(**fields: Any) -> Submit:
+    return Submit(os.urandom(16).hex(), GRAPH, {}, **fields)
+
+
+@pytest.fixture
+def url(postgres_server: Databases) -> Iterator[str]:
+    """An empty database for one test."""
+    made = postgres_server.new_database()
+    yield made
+    postgres_server.drop_database(made)
+
+
+@pytest.fixture
+async def pool(url: str) -> AsyncIterator[PostgresPool]:
+    async with PostgresPool(url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """One that a test may kill, and has to start again."""
+    with PostgresServer() as server:
+        yield server
+
+
+class TestTheWayThere:
+    async def test_nothing_is_opened_before_it_is_needed(self) -> None:
+        async with PostgresPool(f"postgresql://nobody@127.0.0.1:{free_port()}/none"):
+            pass
+
+    async def test_many_who_come_at_once_all_get_there(self, url: str) -> None:
+        pools = [PostgresPool(url) for _ in range(6)]
+        await asyncio.gather(*(pool.ping() for pool in pools for _ in range(5)))
+        assert [row[0] for row in await pools[0].rows("schema_version")] == [SCHEMA_VERSION]
+        await asyncio.gather(*(pool.close() for pool in pools))
+
+    def test_processes_that_migrate_at_once_do_no_harm(self, url: str) -> None:
+        script = (
+            "import asyncio, sys\n"
+            "from dovetail.stores.postgres_pool import PostgresPool\n"
+            "async def main():\n"
+            "    async with PostgresPool(sys.argv[1]) as pool:\n"
+            "        await pool.ping()\n"
+            "asyncio.run(main())\n"
+        )
+        processes = [
+            subprocess.Popen([sys.executable, "-c", script, url], stderr=subprocess.PIPE)
+            for _ in range(4)
+        ]
+        for process in processes:
+            _, told = process.communicate(timeout=60)
+            assert process.returncode == 0, told.decode()
+
+    async def test_a_pool_is_bounded(self, pool: PostgresPool, url: str) -> None:
+        async with PostgresPool(url) as other:
+            await asyncio.gather(
+                *(other.transact(lambda c: c.execute("SELECT pg_sleep(0.05)")) for _ in range(40)),
+                pool.ping(),
+            )
+            count = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()"
+            used = await pool.look(lambda c: c.fetchval(count))
+        assert used == MOST_CONNECTIONS + 1
+
+    async def test_a_connection_is_given_back_without_another_roundtrip(
+        self, pool: PostgresPool, url: str
+    ) -> None:
+        await pool.ping()
+        last = "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
+        async with PostgresPool(url) as other:
+            own = await other.look(lambda c: c.fetchval("SELECT pg_backend_pid()"))
+            assert await other.look(lambda c: c.fetchval(last, own)) == "SELECT 1;"
+
+    async def test_a_pool_that_was_closed_opens_again(self, pool: PostgresPool) -> None:
+        await pool.ping()
+        await pool.close()
+        await pool.ping()
+
+    async def test_who_has_not_installed_the_library_is_told(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "asyncpg", None)
+        with pytest.raises(StoreError, match=r"dovetail\[postgres\]"):
+            await PostgresPool(url).ping()
+
+    def test_importing_it_loads_no_library(self) -> None:
+        script = (
+            "import sys, dovetail.stores.postgres, dovetail.stores.postgres_records\n"
+            "sys.exit('asyncpg' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+class TestTheSchema:
+    async def test_a_newer_one_is_refused(self, pool: PostgresPool, url: str) -> None:
+        await pool.ping()
+        await pool.execute("set_schema_version", SCHEMA_VERSION + 1)
+        async with PostgresPool(url) as other:
+            for _ in range(2):
+                with pytest.raises(StoreError, match=r"newer Dovetail.*upgrade Dovetail"):
+                    await other.ping()
+            await pool.execute("set_schema_version", SCHEMA_VERSION)
+            await other.ping()
+
+    async def test_another_programs_tables_do_no_harm(
+        self, postgres_server: Databases, url: str, pool: PostgresPool
+    ) -> None:
+        postgres_server.execute("CREATE TABLE runs (x INT); CREATE TABLE events (y INT)", url)
+        await PostgresRecords(pool).accept(submit(), 1.0)
+
+    async def test_but_its_schema_is_not_taken_for_ours(
+        self, postgres_server: Databases, url: str, pool: PostgresPool
+    ) -> None:
+        postgres_server.execute("CREATE SCHEMA dovetail; CREATE TABLE dovetail.runs (x INT)", url)
+        with pytest.raises(StoreError, match="of another program"):
+            await pool.ping()
+        postgres_server.execute("DROP TABLE dovetail.runs", url)
+        await pool.ping()
+
+    async def test_a_migration_that_fails_leaves_nothing(
+        self, url: str, pool: PostgresPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(
+            postgres_pool.statements(), "schema_1", "CREATE TABLE dovetail.half (x INT); nonsense"
+        )
+        with pytest.raises(StoreError, match="syntax error"):
+            await pool.ping()
+        monkeypatch.undo()
+        await pool.ping()
+
+    async def test_a_user_without_the_right_is_told_which(
+        self, postgres_server: Databases, url: str
+    ) -> None:
+        role = f"guest_{os.urandom(4).hex()}"
+        postgres_server.execute(f"CREATE ROLE {role} LOGIN", url)
+        guest = url.replace("//dovetail@", f"//{role}@")
+        assert guest != url
+        async with PostgresPool(guest) as pool:
+            with pytest.raises(StoreError, match="GRANT CREATE ON DATABASE"):
+                await pool.ping()
+            postgres_server.execute(f"CREATE SCHEMA dovetail AUTHORIZATION {role}", url)
+            await pool.ping()  # a schema of its own will do as well
+        postgres_server.execute(f"DROP OWNED BY {role}; DROP ROLE {role}", url)
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("code", "told"),
+        [
+            ("53100", "disk .* is full.*free some space"),
+            ("53300", "no connection left.*max_connections"),
+            ("53200", "run out of something"),
+            ("25006", "read-only.*primary"),
+            ("28P01", "refuses the login.*user and password"),
+            ("57P03", "starting or stopping.*try again"),
+            ("58030", "disk full or failing"),
+            ("XX001", "damaged"),
+            ("55P03", "migrating"),
+            ("22012", r"told so \(22012\)"),
+        ],
+    )
+    async def test_what_postgresql_refuses_is_explained(
+        self, pool: PostgresPool, code: str, told: str
+    ) -> None:
+        sql = f"DO $$ BEGIN RAISE EXCEPTION 'told so' USING ERRCODE = '{code}'; END $$"
+        with pytest.raises(StoreError, match=told) as raised:
+            await pool.transact(lambda c: c.execute(sql))
+        assert "told so" in str(raised.value) or code == "25006" or code == "55P03"
+        assert "nothing that was acknowledged is lost" in str(raised.value)
+        await pool.ping()
+
+    async def test_one_that_is_not_there_is_told_at_once(self) -> None:
+        port = free_port()
+        url = f"postgresql://user:geheim@127.0.0.1:{port}/runs?password=geheim"
+        async with PostgresPool(url) as pool:
+            with pytest.raises(StoreError, match=r"cannot be reached.*is PostgreSQL running") as at:
+                await pool.ping()
+        assert f"127.0.0.1:{port}/runs" in str(at.value)
+        assert "geheim" not in str(at.value)
+
+    async def test_an_unknown_user_or_database_is_told(self, url: str) -> None:
+        async with PostgresPool(url.replace("//dovetail@", "//nobody:geheim@")) as pool:
+            with pytest.raises(StoreError, match="refuses the login") as raised:
+                await pool.ping()
+            assert "geheim" not in str(raised.value)
+        async with PostgresPool(url + "_not") as pool:
+            with pytest.raises(StoreError, match="does not exist; create it with createdb"):
+                await pool.ping()
+
+    @pytest.mark.parametrize(
+        "wrong", ["postgresql://h:port/x", "postgresql://u:a#b@h/x", "mysql://h/x", "nonsense"]
+    )
+    async def test_an_address_that_is_none_is_told(self, wrong: str) -> None:
+        async with PostgresPool(wrong) as pool:
+            with pytest.raises(StoreError, match="DOVETAIL_DATABASE_URL"):
+                await pool.ping()
+
+    async def test_a_read_only_database_is_told_and_left_for_the_primary(
+        self, postgres_server: Databases, url: str, pool: PostgresPool
+    ) -> None:
+        await pool.ping()
+        name = url.rpartition("/")[2]
+        postgres_server.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        records = PostgresRecords(pool)
+        await pool.close()
+        with pytest.raises(StoreError, match="read-only"):
+            await records.accept(submit(), 1.0)
+        postgres_server.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        await records.accept(submit(), 1.0)  # on a connection of its own, made after that
+
+    async def test_a_statement_that_takes_too_long_is_given_up(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_pool, "STATEMENT_SECONDS", 0.1)
+        async with PostgresPool(url) as pool:
+            with pytest.raises(StoreError, match="took more than"):
+                await pool.transact(lambda c: c.execute("SELECT pg_sleep(5)"))
+            await pool.ping()
+
+    async def test_tables_that_were_dropped_are_not_made_anew_behind_our_back(
+        self, postgres_server: Databases, url: str, pool: PostgresPool
+    ) -> None:
+        await pool.ping()
+        postgres_server.execute("DROP SCHEMA dovetail CASCADE", url)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="lost its tables"):
+                await pool.rows("limits")
+
+    async def test_a_broken_connection_is_replaced_and_the_work_done_again(
+        self, pool: PostgresPool
+    ) -> None:
+        tries = []
+
+        async def work(connection: Any) -> int:
+            tries.append(1)
+            if len(tries) == 1:
+                await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+            return len(tries)
+
+        assert await pool.transact(work) == 2
+
+    async def test_but_not_for_ever(self, pool: PostgresPool) -> None:
+        tries = []
+
+        async def work(connection: Any) -> None:
+            tries.append(1)
+            await connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        with pytest.raises(StoreError):
+            await pool.transact(work)
+        assert len(tries) == 2
+        await pool.ping()
+
+    async def test_what_is_raised_inside_is_raised_outside_and_undoes_the_work(
+        self, pool: PostgresPool
+    ) -> None:
+        async def work(connection: Any) -> None:
+            await connection.execute("INSERT INTO dovetail.limits VALUES ('x', 1, 1)")
+            raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            await pool.transact(work)
+        assert await pool.rows("limits") == []
+
+    async def test_who_is_cancelled_gives_the_connection_back(self, url: str) -> None:
+        async with PostgresPool(url, connections=1) as pool:
+            await pool.ping()
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await pool.transact(lambda c: c.execute("SELECT pg_sleep(5)"))
+            began = time.monotonic()
+            await pool.ping()
+            assert time.monotonic() - began < 2
+
+
+class TestRepeats:
+    """The answer to a commit may be lost: whoever asks again finds what was made."""
+
+    async def test_a_trigger_that_is_asked_again_is_the_same(self, pool: PostgresPool) -> None:
+        records = PostgresRecords(pool)
+        run = submit(key=("run", "k", "body"))
+        for _ in range(2):
+            await records.accept(run, 1.0)
+        assert len((await records.list_runs())["items"]) == 1
+
+    @pytest.mark.parametrize("key", [None, ("batch", "k", "body")])
+    async def test_a_batch_that_is_asked_again_is_the_same(
+        self, pool: PostgresPool, key: tuple[str, str, str] | None
+    ) -> None:
+        records = PostgresRecords(pool)
+        runs = [submit(), submit()]
+        for _ in range(2):
+            await records.accept_batch("batch", runs, key, 1.0)
+        assert len((await records.get_batch("batch"))["runs"]) == 2
+
+
+class TestServerAway:
+    async def test_what_was_acknowledged_is_there_after_kill_9(
+        self, own_server: PostgresServer
+    ) -> None:
+        async with PostgresPool(own_server.new_database()) as pool:
+            records, archive = PostgresRecords(pool), PostgresArchive(pool)
+            accepted = []
+
+            async def trigger() -> None:
+                while True:
+                    run = submit(key=("run", os.urandom(8).hex(), "b"))
+                    await records.accept(run, 1.0)
+                    accepted.append(run.run_id)
+
+            triggers = [asyncio.create_task(trigger()) for _ in range(8)]
+            while len(accepted) < 100:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(own_server.kill)
+            ended = await asyncio.gather(*triggers, return_exceptions=True)
+            assert {type(error) for error in ended} == {StoreError}, ended
+            with pytest.raises(StoreError):
+                await records.accept(submit(), 1.0)
+            with pytest.raises(StoreError):
+                await pool.ping()
+            await asyncio.to_thread(own_server.start)
+            await pool.ping()
+            known = set()
+            after = None
+            while page := await archive.unfinished(2.0, 1000, after):
+                known |= set(page)
+                after = page[-1]
+            assert known >= set(accepted)
+
+    async def test_a_restart_between_two_calls_is_not_noticed(
+        self, own_server: PostgresServer
+    ) -> None:
+        async with PostgresPool(own_server.new_database()) as pool:
+            records = PostgresRecords(pool)
+            for _ in range(3):
+                await asyncio.gather(*(records.accept(submit(), 1.0) for _ in range(20)))
+                own_server.restart()  # our loop sees nothing of it before the next call
+            assert len((await records.list_runs(limit=100))["items"]) == 60
+
+    async def test_one_that_does_not_answer_costs_a_bounded_time(
+        self, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgres_pool, "ANSWER_SECONDS", 0.4)
+        monkeypatch.setattr(postgres_pool, "CONNECT_SECONDS", 0.4)
+        async with (
+            PostgresPool(own_server.new_database()) as pool,
+            PostgresPool(own_server.new_database()) as unopened,
+        ):
+            await asyncio.gather(*(pool.rows("limits") for _ in range(5)))
+            stopped = _stop(own_server)
+            began = time.monotonic()
+            for tried in (pool, unopened):
+                told = await asyncio.gather(
+                    *(tried.rows("limits") for _ in range(20)), return_exceptions=True
+                )
+                assert {type(error) for error in told} == {StoreError}, told
+                assert all("did not answer" in str(error) for error in told), told
+                with pytest.raises(StoreError, match="did not answer"):
+                    await PostgresRecords(tried).accept(submit(), 1.0)
+            assert time.monotonic() - began < 8
+            _go_on(stopped)
+            for tried in (pool, unopened):
+                await _patiently(tried)
+
+
+def _stop(server: PostgresServer) -> list[int]:
+    """SIGSTOP the server with every child that serves a connection."""
+    assert server.pid is not None
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    pids = [server.pid, *map(int, children)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def _go_on(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def _patiently(pool: PostgresPool) -> None:
+    for _ in range(50):
+        try:
+            await pool.rows("limits")
+            return
+        except StoreError:
+            await asyncio.sleep(0.1)
+    await pool.rows("limits")
+
+
+class TestDoctor:
+    async def test_a_sound_database_is_found_sound(self) -> None:
+        with PostgresServer(durable=True) as server:
+            async with PostgresPool(server.url) as pool:
+                found = await PostgresRecords(pool).doctor()
+        assert [finding for finding in found if not finding.ok] == []
+        assert {"database", "schema", "writable", "durability"} <= {f.check for f in found}
+
+    @pytest.mark.parametrize(
+        ("setting", "check", "fix"),
+        [
+            ("synchronous_commit = off", "durability", "synchronous_commit = on"),
+            ("default_transaction_read_only = on", "writable", "primary"),
+        ],
+    )
+    async def test_a_setting_that_endangers_runs_is_found(
+        self, own_server: PostgresServer, setting: str, check: str, fix: str
+    ) -> None:
+        url = own_server.new_database()
+        async with PostgresPool(url) as pool:
+            await pool.ping()
+        own_server.execute(f'ALTER DATABASE "{url.rpartition("/")[2]}" SET {setting}')
+        async with PostgresPool(url) as pool:
+            found = await _findings(pool)
+        assert not found["durability"].ok, "our test server has fsync off"
+        assert found[check].fix
+
+    async def test_fsync_off_is_found(self, own_server: PostgresServer) -> None:
+        async with PostgresPool(own_server.new_database()) as pool:
+            found = (await _findings(pool))["durability"]
+        assert (found.ok, found.fix) == (False, "ALTER SYSTEM SET fsync = on")
+
+    async def test_a_database_that_is_away_is_a_finding(self) -> None:
+        async with PostgresPool(f"postgresql://u@127.0.0.1:{free_port()}/x") as pool:
+            (found,) = await PostgresRecords(pool).doctor()
+        assert not found.ok
+        assert "DOVETAIL_DATABASE_URL" in found.fix
+
+
+async def _findings(pool: PostgresPool) -> dict[str, Finding]:
+    return {found.check: found for found in await PostgresRecords(pool).doctor()}

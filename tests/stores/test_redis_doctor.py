@@ -1,0 +1,221 @@
+"""What the doctor finds of a Redis, each with what would help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dovetail.config import Settings, load_settings
+from dovetail.engine.ports import Finding
+from dovetail.pipe import Pipe
+from dovetail.stores.redis_doctor import disagreements, examine, reach
+from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+
+from ..servers.redis_server import RedisServer
+from ..servers.server import free_port
+
+WORKER = WorkerFacts("w", "host", 7, 0.0, ["sleep"], 1, 4)
+SAFE = {"database_url": "postgresql://host/db"}
+
+
+def settings(**given: Any) -> Settings:
+    return load_settings(environ={}, **given)
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    assert all(found.fix for found in findings if not found.ok), "what would help?"
+    assert not any(found.fix for found in findings if found.ok)
+    return {found.check: found for found in findings}
+
+
+@pytest.fixture
+async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
+    async with Pipe(redis_url) as pipe:
+        yield pipe
+
+
+async def found_of(pipe: Pipe, **given: Any) -> dict[str, Finding]:
+    return by_check(await examine(pipe, settings(**{**SAFE, **given})))
+
+
+async def test_all_is_well_with_a_log_a_database_and_a_worker(pipe: Pipe) -> None:
+    await RedisFleet(pipe).beat(WORKER)
+    found = await found_of(pipe)
+    assert [check for check, one in found.items() if not one.ok] == []
+    assert found["workers"].message == "1 alive, 1 of 4 slots busy"
+    assert found["persistence"].message == "logged, appendfsync everysec"
+
+
+async def test_without_postgresql_every_write_must_reach_the_disk() -> None:
+    with RedisServer() as server:
+        alone = settings(redis_url=server.url)
+        found = by_check(await reach(alone))["persistence"]
+        assert not found.ok
+        assert "appendfsync is everysec" in found.message
+        assert "CONFIG SET appendfsync always" in found.fix
+        server.ask("CONFIG", "SET", "appendfsync", "always")
+        assert by_check(await reach(alone))["persistence"].ok
+
+
+async def test_a_redis_that_forgets_is_told() -> None:
+    wrong = {"appendonly": "no", "maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
+    with RedisServer(settings=wrong) as server:
+        found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
+        assert "appendonly yes" in found["persistence"].fix
+        assert "noeviction" in found["eviction"].fix
+        assert found["memory"].message.endswith("of 100")
+        server.ask("CONFIG", "SET", "maxmemory", "1mb")
+        full = by_check(await reach(settings(redis_url=server.url, **SAFE)))["memory"]
+        assert not full.ok
+        server.ask("CONFIG", "SET", "appendonly", "yes")
+        server.ask("CONFIG", "SET", "appendfsync", "no")
+        assert not by_check(await reach(settings(redis_url=server.url, **SAFE)))["persistence"].ok
+
+
+async def test_a_redis_whose_settings_may_not_be_asked_is_judged_by_what_it_tells() -> None:
+    with RedisServer() as server:
+        server.ask("ACL", "SETUSER", "default", "-config")
+        found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
+        assert found["persistence"].ok
+        assert found["eviction"].ok
+        alone = by_check(await reach(settings(redis_url=server.url)))["persistence"]
+        assert "cannot be read" in alone.message
+
+
+async def test_a_redis_that_cannot_be_reached_is_one_finding() -> None:
+    (only,) = await reach(settings(redis_url=f"redis://127.0.0.1:{free_port()}/0"))
+    assert (only.check, only.ok) == ("redis", False)
+    assert "DOVETAIL_REDIS_URL" in only.fix
+    assert await reach(settings()) == []
+
+
+async def test_a_redis_that_wants_another_password_is_told() -> None:
+    with RedisServer() as server:
+        server.ask("CONFIG", "SET", "requirepass", "right")
+        url = server.url.replace("redis://", "redis://:wrong@")
+        (only,) = await reach(settings(redis_url=url))
+        assert not only.ok
+        assert "wrong" not in only.message.replace("WRONGPASS", "")
+
+
+async def test_a_redis_that_does_not_answer_is_told() -> None:
+    with RedisServer() as server:
+        server.pause()
+        try:
+            (only,) = await reach(settings(redis_url=server.url))
+        finally:
+            server.resume()
+        assert "no answer" in only.message
+
+
+async def test_a_cluster_is_told(pipe: Pipe) -> None:
+    assert (await found_of(pipe))["cluster"].message == "a single server"
+    with RedisServer(cluster=True) as server:
+        found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
+        assert found["cluster"].message == "a cluster of 1"
+
+
+class Told:
+    """A Redis that gives another answer to one command."""
+
+    def __init__(self, pipe: Pipe, command: str, answers: dict[str, str]) -> None:
+        self._pipe = pipe
+        self._command = command
+        self._answers = answers
+        self.script = pipe.script
+
+    async def call(self, *command: Any) -> Any:
+        reply = await self._pipe.call(*command)
+        if command[0] != self._command:
+            return reply
+        text = reply.decode()
+        for old, new in self._answers.items():
+            assert old in text
+            text = text.replace(old, new)
+        return text.encode()
+
+
+async def test_a_cluster_that_one_connection_does_not_reach_is_told() -> None:
+    with RedisServer(cluster=True) as server:
+        async with Pipe(server.url) as pipe:
+            for answers in (
+                {"cluster_size:1": "cluster_size:3"},
+                {"cluster_state:ok": "cluster_state:fail"},
+            ):
+                found = await found_of(Told(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
+                assert not found["cluster"].ok
+
+
+async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(pipe: Pipe) -> None:
+    answers = {"redis_version:": "redis_version:5.0.", "write_status:ok": "write_status:err"}
+    found = await found_of(Told(pipe, "INFO", answers))  # type: ignore[arg-type]
+    assert found["redis"].fix == "upgrade Redis to 6.2 or newer"
+    assert found["persistence"].message == "the last write to its log failed"
+
+
+async def test_a_replica_is_told() -> None:
+    with RedisServer() as master, RedisServer() as replica:
+        replica.ask("REPLICAOF", "127.0.0.1", str(master.port))
+        found = by_check(await reach(settings(redis_url=replica.url, **SAFE)))["role"]
+        assert not found.ok
+        assert str(master.port) in found.fix
+
+
+@pytest.mark.parametrize(("skew", "word"), [(5.0, "behind"), (-5.0, "ahead of")])
+async def test_clocks_that_differ_are_told(pipe: Pipe, skew: float, word: str) -> None:
+    found = by_check(await examine(pipe, settings(**SAFE), lambda: time.time() + skew))["clock"]
+    assert not found.ok
+    assert word in found.message
+
+
+async def test_work_that_no_worker_can_do_is_told(pipe: Pipe) -> None:
+    found = await found_of(pipe)
+    assert (found["workers"].message, found["workers"].fix) == ("none is alive", "dovetail worker")
+    assert found["backlog"].message == "no task waits"
+    await RedisFleet(pipe).beat(WORKER)
+    await pipe.call("XADD", "tasks:sleep", "*", "x", "1")
+    assert (await found_of(pipe))["backlog"] == Finding(
+        "backlog", True, "1 tasks wait or run: sleep 1"
+    )
+    for _ in range(3):
+        await pipe.call("XADD", "tasks:mine", "*", "x", "1")
+    backlog = (await found_of(pipe))["backlog"]
+    assert backlog.message == "4 tasks wait or run: mine 3, sleep 1; no live worker knows 'mine'"
+
+
+async def test_results_that_nobody_reads_are_told(pipe: Pipe) -> None:
+    await pipe.call("XADD", "wf:stream:results", "*", "x", "1")
+    assert (await found_of(pipe))["results"].ok, "an orchestrator may be at it"
+    await pipe.call("DEL", "wf:stream:results")
+    await pipe.call("XADD", "wf:stream:results", f"{int(time.time() - 60) * 1000}-1", "x", "1")
+    assert (await found_of(pipe))["results"].fix == "dovetail orchestrator"
+
+
+async def test_dead_letters_are_told(pipe: Pipe) -> None:
+    await pipe.call("LPUSH", "wf:dead", "{}")
+    assert (await found_of(pipe))["dead letters"].message == "1 messages were refused"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"heartbeat_interval": 10, "heartbeat_timeout": 15}, "DOVETAIL_HEARTBEAT_TIMEOUT"),
+        ({"lease_seconds": 30}, "DOVETAIL_STALE_RESULT_TIMEOUT"),
+        ({"stale_claim_interval": 31}, "DOVETAIL_STALE_CLAIM_INTERVAL"),
+        ({"recovery_timeout": 5, **SAFE}, "DOVETAIL_RECOVERY_TIMEOUT"),
+        ({"broker_url": "amqp://host"}, "DOVETAIL_BROKER_URL"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_told(given: dict[str, Any], names: str) -> None:
+    (found,) = disagreements(settings(**given))
+    assert not found.ok
+    assert found.message.startswith(names)
+    assert found.fix
+
+
+def test_the_defaults_go_together() -> None:
+    (found,) = disagreements(settings())
+    assert found.ok

@@ -1,0 +1,455 @@
+"""Records in Redis: the suite of every keeper of records, and what only Redis has to show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
+from dovetail.engine.ports import KeyUsed
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore, keys_of
+from dovetail.stores.redis_acceptance import batch_number, batch_of
+from dovetail.stores.redis_records import RedisRecords
+
+from ..servers.redis_server import RedisServer
+from .test_records import (
+    NOW,
+    Key,
+    TestBatches,
+    TestKeys,
+    TestLimits,
+    TestRuns,
+    TestWorkflows,
+    graph,
+    register,
+    submit,
+)
+
+__all__ = ["TestBatches", "TestKeys", "TestLimits", "TestRuns", "TestWorkflows"]
+
+DAY = 86400.0
+
+
+class RedisKeeper:
+    """Accepts, makes and lists runs, as an orchestrator does."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.store = RedisStore(pipe)
+        self.records = RedisRecords(pipe)
+
+    async def accept(self, asked: Submit, now: float) -> Decision:
+        accepted = await self.records.accept(asked, now)
+        decision = await self.store.create(accepted, now)
+        await self.records.made(accepted)
+        await self.records.refresh([accepted.run_id])
+        if accepted.run_id != asked.run_id:
+            raise KeyUsed(accepted.run_id, same_body=True)
+        return decision
+
+    async def accept_batch(
+        self, batch_id: str, asked: list[Submit], key: Key | None, now: float
+    ) -> None:
+        accepted = await self.records.accept_batch(batch_id, asked, key, now)
+        for one in accepted:
+            await self.store.create(one, now)
+        await self.records.batch_made(batch_id)
+        await self.records.refresh(one.run_id for one in accepted)
+
+    async def cancel(self, run: Submit, now: float) -> None:
+        await self.store.apply([Cancel(run.run_id)], now)
+        await self.records.refresh([run.run_id])
+
+    async def complete(self, run: Submit, decision: Decision, output: Any, now: float) -> None:
+        """Its only node."""
+        token = decision.dispatch[0].token
+        claim = Claim(run.run_id, "a", token, "w", now + 10)
+        await self.store.apply([claim, Complete(run.run_id, "a", token, output)], now)
+        await self.records.refresh([run.run_id])
+
+    async def make_up(self, before: float) -> list[str]:
+        """What an orchestrator does for makers that died."""
+        made = []
+        for left in await self.records.unmade(before):
+            for one in left.submits:
+                await self.store.create(one, left.created_at)
+                made.append(one.run_id)
+            await self.records.settle(left)
+            await self.records.refresh(one.run_id for one in left.submits)
+        return made
+
+    async def statuses(self, **wanted: Any) -> list[str]:
+        listed = await self.records.list_runs(limit=1000, **wanted)
+        return [item["run_id"] for item in listed["items"]]
+
+    async def keys(self) -> set[str]:
+        return {key.decode() for key in await self.pipe.call("KEYS", "*")}
+
+
+@pytest.fixture(params=["single", "cluster"], scope="module")
+def server(request: pytest.FixtureRequest) -> Any:
+    if request.param == "single":
+        yield request.getfixturevalue("redis_server")
+        return
+    with RedisServer(cluster=True) as own:
+        yield own
+
+
+@pytest.fixture
+async def keeper(server: Any) -> AsyncIterator[RedisKeeper]:
+    server.flush()
+    async with Pipe(server.url) as pipe:
+        yield RedisKeeper(pipe)
+
+
+# --- lists are indexes, not truth ----------------------------------------------------------------
+
+
+async def test_a_finished_run_has_its_result_in_the_list(keeper: RedisKeeper) -> None:
+    run = submit()
+    await keeper.complete(run, await keeper.accept(run, NOW), {"x": [1, None]}, NOW + 1.5)
+    (item,) = (await keeper.records.list_runs(status="COMPLETED"))["items"]
+    assert (item["result"], item["duration"]) == ({"a": {"x": [1, None]}}, 1.5)
+    single = submit(graph("out", nodes=[{"id": "a", "handler": "output"}]))
+    await keeper.complete(single, await keeper.accept(single, NOW), 7, NOW + 1)
+    assert (await keeper.records.summary(single.run_id))["result"] == 7
+
+
+async def test_a_failed_run_has_its_error_and_its_node_in_the_list(keeper: RedisKeeper) -> None:
+    run = submit()
+    decision = await keeper.accept(run, NOW)
+    token = decision.dispatch[0].token
+    error = {"type": "ValueError", "message": "broken"}
+    moves = [Claim(run.run_id, "a", token, "w", NOW + 10)]
+    await keeper.store.apply([*moves, Fail(run.run_id, "a", token, error)], NOW + 1)
+    await keeper.records.refresh([run.run_id])
+    (item,) = (await keeper.records.list_runs(status="FAILED"))["items"]
+    assert item["error"] == {**error, "node": "a"}
+
+
+async def test_a_status_that_is_no_longer_true_is_not_shown_and_is_mended(
+    keeper: RedisKeeper,
+) -> None:
+    runs = [submit() for _ in range(5)]
+    for at, run in enumerate(runs):
+        await keeper.accept(run, NOW + at)
+    await keeper.store.apply([Cancel(runs[2].run_id)], NOW + 9)  # and its orchestrator dies
+    shown = await keeper.statuses(status="RUNNING")
+    assert shown == [runs[at].run_id for at in (4, 3, 1, 0)]
+    assert await keeper.statuses(status="CANCELLED") == [runs[2].run_id]
+
+
+async def test_refreshing_again_and_from_many_sides_ends_with_the_truth(
+    keeper: RedisKeeper,
+) -> None:
+    runs = [submit() for _ in range(20)]
+    for run in runs:
+        await keeper.accept(run, NOW)
+
+    async def end(run: Submit) -> None:
+        await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+        await keeper.records.refresh([run.run_id])
+
+    ids = [run.run_id for run in runs]
+    others = [keeper.records.refresh(ids) for _ in range(10)]
+    await asyncio.gather(*others[:5], *map(end, runs), *others[5:])
+    assert await keeper.statuses(status="RUNNING") == []
+    assert sorted(await keeper.statuses(status="CANCELLED")) == sorted(ids)
+
+
+async def test_one_who_lists_what_was_true_a_moment_ago_sets_it_right(keeper: RedisKeeper) -> None:
+    run = submit()
+    await keeper.accept(run, NOW)
+    slow = Overtaken(keeper.pipe, lambda: keeper.cancel(run, NOW + 1))
+    await RedisRecords(slow).refresh([run.run_id])  # type: ignore[arg-type]
+    assert await keeper.pipe.call("ZCARD", "wf:list:{runs}:RUNNING") == 0
+    assert await keeper.statuses(status="CANCELLED") == [run.run_id]
+
+
+class Overtaken:
+    """A connection of a process that is held up between reading a run and listing it."""
+
+    def __init__(self, pipe: Pipe, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self.call = pipe.call
+        self._pipe = pipe
+        self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
+
+    async def script(self, *given: Any) -> Any:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await self._pipe.script(*given)
+
+
+async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -> None:
+    run = submit(version=1)
+    await keeper.accept(run, NOW)
+    await keeper.cancel(run, NOW + 1)
+    await keeper.store.apply([Retry(run.run_id)], NOW + 2)
+    await keeper.records.refresh([run.run_id])
+    assert await keeper.statuses(status="RUNNING", workflow="test") == [run.run_id]
+    assert await keeper.statuses(status="CANCELLED", workflow="test") == []
+    assert await keeper.records.expire(NOW + 30 * DAY) == 0
+
+
+async def test_pages_by_status_and_workflow_cost_what_they_show(keeper: RedisKeeper) -> None:
+    for at in range(300):
+        run = submit(graph("many"))
+        await keeper.accept(run, NOW + at)
+        if at % 100 == 0:
+            await keeper.cancel(run, NOW + at)
+    before = keeper.pipe.commands
+    page = await keeper.records.list_runs(status="CANCELLED", workflow="many", limit=2)
+    assert [item["workflow"] for item in page["items"]] == ["many"] * 2
+    assert keeper.pipe.commands - before < 12
+    rest = await keeper.records.list_runs(
+        status="CANCELLED", workflow="many", limit=2, cursor=page["next_cursor"]
+    )
+    assert (len(rest["items"]), rest["next_cursor"]) == (1, None)
+
+
+async def test_a_batch_of_one_workflow_has_no_runs_of_another(keeper: RedisKeeper) -> None:
+    await keeper.accept_batch("batch", [submit(), submit()], None, NOW)
+    assert len(await keeper.statuses(batch="batch", workflow="test")) == 2
+    assert await keeper.statuses(batch="batch", workflow="other") == []
+    assert len(await keeper.statuses(batch="batch", status="RUNNING")) == 2
+
+
+async def test_a_workflow_can_be_deleted_though_the_list_is_behind(keeper: RedisKeeper) -> None:
+    await register(keeper.records)
+    run = submit(version=1)
+    await keeper.accept(run, NOW)
+    with pytest.raises(Conflict, match="1 run not finished"):
+        await keeper.records.delete_workflow("test")
+    await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+    await keeper.records.delete_workflow("test")
+
+
+async def test_a_run_has_events_and_no_journal(keeper: RedisKeeper) -> None:
+    run = submit()
+    await keeper.accept(run, NOW)
+    with pytest.raises(Conflict, match="no journal"):
+        await keeper.records.entries(run.run_id)
+
+
+# --- what was accepted is made -------------------------------------------------------------------
+
+
+async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: RedisKeeper) -> None:
+    asked = submit(params={"x": 1}, key=("run", "k", "body"))
+    await keeper.records.accept(asked, NOW)  # and the maker dies
+    with pytest.raises(KeyUsed) as known:
+        await keeper.accept(submit(params={"x": 1}, key=("run", "k", "body")), NOW + 1)
+    assert (known.value.made, known.value.same_body) == (asked.run_id, True)
+    assert await keeper.statuses() == [asked.run_id]
+    assert await keeper.make_up(NOW + 100) == []
+
+
+async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisKeeper) -> None:
+    params = {"x": [1, "é\0"]}
+    asked = submit(params=params, version=2, key=("run of test", "a:b {c}", "body"))
+    await keeper.records.accept(asked, NOW)
+    assert await keeper.make_up(NOW - 1) == [], "its maker may still be at it"
+    assert await keeper.make_up(NOW) == [asked.run_id]
+    shown = await keeper.records.summary(asked.run_id)
+    assert (shown["params"], shown["version"]) == (params, 2)
+    assert await keeper.make_up(NOW + 100) == []
+    with pytest.raises(KeyUsed) as known:
+        await keeper.accept(submit(key=("run of test", "a:b {c}", "other")), NOW)
+    assert (known.value.made, known.value.same_body) == (asked.run_id, False)
+
+
+async def test_a_run_that_is_made_keeps_no_second_copy_of_its_params(keeper: RedisKeeper) -> None:
+    run = submit(params={"x": "y" * 10_000}, key=("run", "k", "body"))
+    await keeper.accept(run, NOW)
+    fields = await keeper.pipe.call("HGETALL", "wf:key:run:k")
+    assert sorted(fields[::2]) == [b"body", b"made"]
+    assert not await keeper.pipe.call("EXISTS", "wf:accepted")
+
+
+async def test_a_batch_whose_maker_died_is_made_whole(keeper: RedisKeeper) -> None:
+    asked = [submit(params={"x": at}) for at in range(5)]
+    accepted = await keeper.records.accept_batch("batch", asked, ("batch", "k", "body"), NOW)
+    await keeper.store.create(accepted[0], NOW)  # and the maker dies
+    await keeper.make_up(NOW)
+    batch = await keeper.records.get_batch("batch")
+    assert [run["run_id"] for run in batch["runs"]] == [one.run_id for one in asked]
+    assert [run["index"] for run in batch["runs"]] == list(range(5))
+    assert await keeper.make_up(NOW + 100) == []
+
+
+async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: RedisKeeper) -> None:
+    key = ("batch", "k", "body")
+    asked = [submit(), submit()]
+    await keeper.records.accept_batch("batch", asked, key, NOW)
+    await keeper.pipe.call("DEL", "wf:key:batch:k")  # as if it had not come so far
+    assert sorted(await keeper.make_up(NOW)) == sorted(one.run_id for one in asked)
+    with pytest.raises(KeyUsed) as known:
+        await keeper.accept_batch("other", [submit()], key, NOW + 1)
+    assert known.value.made == "batch"
+
+
+async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKeeper) -> None:
+    key = ("batch", "k", "body")
+    await keeper.records.accept_batch("late", [submit(), submit()], key, NOW)
+    await keeper.pipe.call("HSET", "wf:key:batch:k", "made", "early")
+    assert await keeper.make_up(NOW) == []
+    with pytest.raises(NotFound, match="no batch 'late'"):
+        await keeper.records.get_batch("late")
+    assert await keeper.statuses() == []
+
+
+async def test_a_place_whose_maker_died_is_made_with_the_same_id(keeper: RedisKeeper) -> None:
+    await keeper.records.open_batch("batch", "test", 2, ("batch", "k", "b"), NOW)
+    number = await keeper.records.batch_number("batch")
+    first = submit(place=(number, 0))
+    await keeper.records.accept(first, NOW)  # and the maker dies
+    assert (await keeper.records.get_batch("batch"))["runs"] == []
+    with pytest.raises(KeyUsed) as known:
+        await keeper.accept(submit(place=(number, 0)), NOW)
+    assert known.value.made == first.run_id
+    (only,) = (await keeper.records.get_batch("batch"))["runs"]
+    assert only == {"index": 0, "run_id": first.run_id, "status": "RUNNING"}
+
+
+@pytest.mark.parametrize("batch_id", ["b", "batch", "00ff", os.urandom(16).hex(), "ä-1"])
+def test_a_batch_is_found_by_its_number(batch_id: str) -> None:
+    assert batch_of(batch_number(batch_id)) == batch_id
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+async def test_a_run_goes_a_week_after_its_end_and_everything_of_it(keeper: RedisKeeper) -> None:
+    await register(keeper.records)
+    before = await keeper.keys()
+    run = submit(version=1, key=("run of test", "k", "body"))
+    other = submit()
+    await keeper.accept(other, NOW)
+    await keeper.complete(run, await keeper.accept(run, NOW), 1, NOW + 1)
+    await keeper.records.expire(NOW + 7 * DAY)
+    assert (await keeper.records.summary(run.run_id))["status"] == "COMPLETED"
+    await keeper.records.expire(NOW + 1 + 7 * DAY)
+    with pytest.raises(NotFound):
+        await keeper.records.summary(run.run_id)
+    assert await keeper.statuses() == [other.run_id], "what is not finished stays"
+    await keeper.cancel(other, NOW + 2)
+    await keeper.records.expire(NOW + 9 * DAY)
+    assert await keeper.keys() == before
+    await keeper.accept(submit(version=1, key=("run of test", "k", "other")), NOW + 10 * DAY)
+
+
+async def test_a_batch_goes_a_week_after_the_end_of_its_last_run(keeper: RedisKeeper) -> None:
+    runs = [submit(), submit(), submit()]
+    await keeper.accept_batch("batch", runs, ("batch", "k", "body"), NOW)
+    before = await keeper.keys()
+    await keeper.cancel(runs[0], NOW + 1)
+    assert await keeper.records.expire(NOW + 8 * DAY) == 1
+    assert await keeper.records.expire(NOW + 8 * DAY) == 0, "it is not in the way of others"
+    await keeper.cancel(runs[1], NOW + 9 * DAY)
+    await keeper.cancel(runs[2], NOW + 10 * DAY)
+    while await keeper.records.expire(NOW + 16.5 * DAY):
+        pass
+    batch = await keeper.records.get_batch("batch")
+    assert batch["counts"] == {"CANCELLED": 3}
+    assert len(before) > 5
+    while await keeper.records.expire(NOW + 17 * DAY):
+        pass
+    left = {key for key in await keeper.keys() if not key.startswith("wf:def:")}
+    assert left == set()
+
+
+async def test_a_run_that_was_retried_is_not_dropped_whatever_the_list_says(
+    keeper: RedisKeeper,
+) -> None:
+    run = submit()
+    await keeper.accept(run, NOW)
+    await keeper.cancel(run, NOW + 1)
+    await keeper.store.apply([Retry(run.run_id)], NOW + 2)  # and nobody refreshes it
+    assert await keeper.records.expire(NOW + 30 * DAY) == 1
+    assert (await keeper.records.summary(run.run_id))["status"] == "RUNNING"
+    assert await keeper.records.expire(NOW + 30 * DAY) == 0
+
+
+@pytest.mark.parametrize("crash", range(1, 12))
+async def test_a_crash_in_the_middle_of_dropping_leaves_nothing_behind(
+    keeper: RedisKeeper, crash: int
+) -> None:
+    runs = [submit(key=("run", "k", "b")), submit()]
+    await keeper.accept(runs[0], NOW)
+    await keeper.cancel(runs[0], NOW)
+    await keeper.accept_batch("batch", [runs[1]], ("batch", "k", "b"), NOW)
+    await keeper.cancel(runs[1], NOW)
+    records = RedisRecords(Crashing(keeper.pipe, crash))  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError):
+        await records.expire(NOW + 8 * DAY)
+    while await keeper.records.expire(NOW + 8 * DAY):
+        pass
+    assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
+
+
+async def test_a_key_is_free_as_soon_as_its_run_is_forgotten(keeper: RedisKeeper) -> None:
+    old = submit(key=("run", "k", "b"))
+    await keeper.accept(old, NOW)
+    await keeper.cancel(old, NOW)
+    dropping = RedisRecords(Crashing(keeper.pipe, 3))  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError):
+        await dropping.expire(NOW + 8 * DAY)
+    assert await keeper.pipe.call("HEXISTS", keys_of(old.run_id)[0], "dropped")
+    new = submit(key=("run", "k", "other"))
+    await keeper.accept(new, NOW + 8 * DAY)
+    await keeper.records.expire(NOW + 8 * DAY)
+    assert await keeper.statuses() == [new.run_id]
+    with pytest.raises(KeyUsed):
+        await keeper.accept(submit(key=("run", "k", "other")), NOW + 8 * DAY)
+
+
+class Crashing:
+    """A connection of a process that dies after so many commands."""
+
+    def __init__(self, pipe: Pipe, commands: int) -> None:
+        self._pipe = pipe
+        self._left = commands
+
+    async def call(self, *command: Any) -> Any:
+        self._count()
+        return await self._pipe.call(*command)
+
+    async def script(self, *given: Any) -> Any:
+        self._count()
+        return await self._pipe.script(*given)
+
+    def _count(self) -> None:
+        if not self._left:
+            raise ConnectionError
+        self._left -= 1
+
+
+async def test_nothing_that_lives_has_a_time_to_live(keeper: RedisKeeper) -> None:
+    await register(keeper.records)
+    await keeper.records.set_alias("test", "stable", 1)
+    await keeper.records.set_limit("t", 1, 1)
+    await keeper.accept(submit(version=1, key=("run of test", "k", "b")), NOW)
+    await keeper.accept_batch("batch", [submit(), submit()], ("batch", "k", "b"), NOW)
+    run = submit()
+    await keeper.accept(run, NOW)
+    await keeper.cancel(run, NOW + 1)
+    for key in await keeper.keys():
+        assert await keeper.pipe.call("TTL", key) == -1, key
+
+
+async def test_what_is_not_there_any_more_is_not_listed(keeper: RedisKeeper) -> None:
+    runs = [submit() for _ in range(4)]
+    for at, run in enumerate(runs):
+        await keeper.accept(run, NOW + at)
+    await keeper.pipe.call("DEL", *keys_of(runs[3].run_id))
+    page = await keeper.records.list_runs(limit=2)
+    assert [item["run_id"] for item in page["items"]] == [runs[2].run_id, runs[1].run_id]
+    rest = await keeper.records.list_runs(limit=2, cursor=page["next_cursor"])
+    assert [item["run_id"] for item in rest["items"]] == [runs[0].run_id]
