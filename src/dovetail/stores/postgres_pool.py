@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import cache
-from importlib import resources
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dovetail.core.errors import StoreError
+from dovetail.stores.listing import named_statements
 
 T = TypeVar("T")
 
@@ -52,13 +52,7 @@ class Connection(Protocol):
 @cache
 def statements() -> dict[str, str]:
     """The SQL of postgres.sql, by name."""
-    text = resources.files("dovetail.stores").joinpath("postgres.sql").read_text("utf-8")
-    found: dict[str, str] = {}
-    for piece in text.split("-- name: ")[1:]:
-        name, _, body = piece.partition("\n")
-        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
-        found[name.strip()] = "\n".join(lines).strip()
-    return found
+    return named_statements("postgres.sql")
 
 
 class PostgresPool:

@@ -12,12 +12,13 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem, StoreError
+from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding, KeyUsed, Registered, WorkflowVersion
-from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.engine.views import event_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
+from dovetail.stores.listing import page_size, place_in_list, summary_of
 from dovetail.stores.postgres_pool import (
     MOST_CONNECTIONS,
     SCHEMA_VERSION,
@@ -29,7 +30,6 @@ from dovetail.stores.redis_moves import event_of
 
 SHORTEST_PREFIX = 4
 LATEST = "latest"
-MOST_LISTED = 1000
 LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
 MOST_APART_SECONDS = 5.0
@@ -146,7 +146,7 @@ class PostgresRecords:
         }
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         rows = await self._pool.rows("workflows", cursor or "", limit + 1)
         items = [
             {
@@ -220,20 +220,20 @@ class PostgresRecords:
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         number = None if batch is None else (await self._batch(batch))["number"]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
-        before = LARGEST_NUMBER if cursor is None else _place(cursor)
+        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
         rows = await self._pool.rows("summaries", before, limit + 1, **given)
         more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [_summary(row) for row in rows[:limit]], "next_cursor": more}
+        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
 
     async def summary(self, run_id: str) -> dict[str, Any]:
         row = await self._pool.row("summary", run_id)
         if row is None:
             raise self._no_run(run_id)
-        return _summary(row)
+        return summary_of(row)
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """A run that lives in Redis has a log of events, and no journal of transitions."""
@@ -272,8 +272,8 @@ class PostgresRecords:
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
-        limit = _limit(limit)
-        first = 0 if cursor is None else _place(cursor)
+        limit = page_size(limit)
+        first = 0 if cursor is None else place_in_list(cursor)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
         by_status: dict[str, int] = {}
         finished, ended = 0, 0.0
@@ -414,32 +414,3 @@ async def _add_runs(
         await connection.execute(sql["add_definition"], stored.sha256, stored.content)
         added = await connection.fetch(sql["add_runs"], *values)
     return len(added)
-
-
-def _summary(row: Any) -> dict[str, Any]:
-    _, run_id, workflow, version, status, epoch, params, *rest = row
-    created_at, started_at, finished_at, error, result = rest
-    return summary_view(
-        run_id=run_id,
-        workflow=workflow,
-        version=version,
-        status=status,
-        epoch=epoch,
-        params=orjson.loads(params),
-        created_at=created_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        error=None if error is None else orjson.loads(error),
-        result=None if result is None else orjson.loads(result),
-    )
-
-
-def _limit(limit: int) -> int:
-    return max(1, min(limit, MOST_LISTED))
-
-
-def _place(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
-        raise InvalidParams([Problem("invalid_field", message, "cursor")])
-    return int(cursor)

@@ -21,6 +21,7 @@ from dovetail.engine.ports import Finding, Registered, WorkflowVersion
 from dovetail.engine.views import event_view, summary_view, timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.listing import page_size, place_in_list
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_acceptance import Acceptance, Key, Unmade, batch_number
 from dovetail.stores.redis_limits import RedisLimits
@@ -31,7 +32,6 @@ from dovetail.stores.redis_lists import (
     batch_key,
     born,
     is_text,
-    no_cursor,
     source,
     workflow_key,
 )
@@ -41,7 +41,6 @@ WORKFLOWS = "wf:workflows"
 """Every name that was ever registered: one that was deleted still has a number to go on from."""
 SHORTEST_PREFIX = 4
 LATEST = "latest"
-MOST_LISTED = 1000
 MOST_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
 
@@ -132,7 +131,7 @@ class RedisRecords:
         }
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         items: list[dict[str, Any]] = []
         after = f"({cursor}" if cursor else "-"
         while len(items) <= limit:
@@ -238,7 +237,7 @@ class RedisRecords:
             where = batch_key(batch)
         if not is_text(where):
             return {"items": [], "next_cursor": None}
-        return await self._lists.page(where, status, _limit(limit), cursor, self._summary)
+        return await self._lists.page(where, status, page_size(limit), cursor, self._summary)
 
     async def summary(self, run_id: str) -> dict[str, Any]:
         view = await self._summary(run_id) if is_text(run_id) else None
@@ -360,9 +359,9 @@ class RedisRecords:
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         workflow, count, created_at = await self._batch(batch_id)
-        first = 0 if cursor is None else _place(cursor)
+        first = 0 if cursor is None else place_in_list(cursor)
         runs = await self._runs_of(batch_id, first, count, limit + 1)
         by_status: dict[str, int] = {}
         finished, ended = 0, None
@@ -480,13 +479,3 @@ def _not_compiled() -> bytes:
 
 def _no_run(run_id: str) -> NotFound:
     return NotFound(f"no run '{run_id}' in Redis")
-
-
-def _limit(limit: int) -> int:
-    return max(1, min(limit, MOST_LISTED))
-
-
-def _place(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise no_cursor(cursor)
-    return int(cursor)

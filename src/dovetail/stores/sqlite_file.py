@@ -8,11 +8,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from dovetail.core.errors import StoreError
+from dovetail.stores.listing import named_statements
 
 APPLICATION_ID = 0x444F5645
 """Written into the file's header, so that another program's database is not taken for ours."""
@@ -25,13 +25,7 @@ _RETRY_SECONDS = 0.01
 @cache
 def statements() -> dict[str, str]:
     """The SQL of sqlite.sql, by name."""
-    text = resources.files("dovetail.stores").joinpath("sqlite.sql").read_text("utf-8")
-    found: dict[str, str] = {}
-    for piece in text.split("-- name: ")[1:]:
-        name, _, body = piece.partition("\n")
-        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
-        found[name.strip()] = "\n".join(lines).strip()
-    return found
+    return named_statements("sqlite.sql")
 
 
 class SqliteFile:

@@ -12,18 +12,18 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem, StoreError
+from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
 from dovetail.engine.ports import Finding, Registered, WorkflowVersion
-from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.engine.views import event_view, timestamp
 from dovetail.stores.journal import decoded
+from dovetail.stores.listing import page_size, place_in_list, summary_of
 from dovetail.stores.sqlite import SqliteStore
 from dovetail.stores.sqlite_file import SCHEMA_VERSION, statements
 from dovetail.stores.sqlite_writer import PIECES, add_batch, definition_number, piece
 
 SHORTEST_PREFIX = 4
 LATEST = "latest"
-MOST_LISTED = 1000
 _LAST_NUMBER = 1 << 62
 LEAST_FREE_BYTES = 64 << 20
 MOST_AHEAD_SECONDS = 60.0
@@ -103,7 +103,7 @@ class SqliteRecords:
         }
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         rows = self._store.rows("workflows", cursor or "", limit + 1)
         items = [
             {
@@ -175,20 +175,20 @@ class SqliteRecords:
         limit: int = 50,
         cursor: str | None = None,
     ) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         number = None if batch is None else self._batch(batch)[0]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
-        before = _LAST_NUMBER if cursor is None else _place(cursor)
+        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
         rows = self._store.rows("summaries", before, limit + 1, **given)
         more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [_summary(row) for row in rows[:limit]], "next_cursor": more}
+        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
 
     async def summary(self, run_id: str) -> dict[str, Any]:
         row = self._one("summary", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
-        return _summary(row)
+        return summary_of(row)
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
@@ -231,7 +231,7 @@ class SqliteRecords:
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
-        limit = _limit(limit)
+        limit = page_size(limit)
         number, batch_id, workflow, count, created_at = self._batch(batch_id)
         by_status: dict[str, int] = {}
         finished, ended = 0, 0.0
@@ -239,7 +239,7 @@ class SqliteRecords:
             by_status[status] = runs
             finished += done
             ended = max(ended, last or 0.0)
-        first = 0 if cursor is None else _place(cursor)
+        first = 0 if cursor is None else place_in_list(cursor)
         rows = self._store.rows("batch_runs", number, first, limit + 1)
         return {
             "batch_id": batch_id,
@@ -315,32 +315,3 @@ class SqliteRecords:
 def _touch(connection: sqlite3.Connection) -> None:
     """A write that changes nothing."""
     connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
-
-
-def _summary(row: Any) -> dict[str, Any]:
-    _, run_id, workflow, version, status, epoch, params, *rest = row
-    created_at, started_at, finished_at, error, result = rest
-    return summary_view(
-        run_id=run_id,
-        workflow=workflow,
-        version=version,
-        status=status,
-        epoch=epoch,
-        params=orjson.loads(params),
-        created_at=created_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        error=None if error is None else orjson.loads(error),
-        result=None if result is None else orjson.loads(result),
-    )
-
-
-def _limit(limit: int) -> int:
-    return max(1, min(limit, MOST_LISTED))
-
-
-def _place(cursor: str) -> int:
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
-        raise InvalidParams([Problem("invalid_field", message, "cursor")])
-    return int(cursor)

@@ -1,0 +1,56 @@
+"""What every store needs to read its SQL and to answer in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+import orjson
+
+from dovetail.core.errors import InvalidParams, Problem
+from dovetail.engine.views import summary_view
+
+MOST_LISTED = 1000
+
+
+def named_statements(file: str) -> dict[str, str]:
+    """The statements of an SQL file of this folder, by the names in its comments."""
+    text = resources.files("dovetail.stores").joinpath(file).read_text("utf-8")
+    found: dict[str, str] = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
+        found[name.strip()] = "\n".join(lines).strip()
+    return found
+
+
+def page_size(limit: int) -> int:
+    return max(1, min(limit, MOST_LISTED))
+
+
+def place_in_list(cursor: str) -> int:
+    """Where a page begins. Raises `InvalidParams` for what is no cursor of ours."""
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+        raise InvalidParams([Problem("invalid_field", message, "cursor")])
+    return int(cursor)
+
+
+def summary_of(row: Sequence[Any]) -> dict[str, Any]:
+    """A run of a list, from its row: number, id, workflow and on, as the summaries select it."""
+    _, run_id, workflow, version, status, epoch, params, *rest = row
+    created_at, started_at, finished_at, error, result = rest
+    return summary_view(
+        run_id=run_id,
+        workflow=workflow,
+        version=version,
+        status=status,
+        epoch=epoch,
+        params=orjson.loads(params),
+        created_at=created_at,
+        started_at=started_at,
+        finished_at=finished_at,
+        error=None if error is None else orjson.loads(error),
+        result=None if result is None else orjson.loads(result),
+    )
