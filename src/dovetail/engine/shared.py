@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
+from dovetail.core.errors import NotFound
 from dovetail.core.events import Token
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
@@ -149,7 +150,7 @@ class SharedOrchestrator:
         run_id, name, token = start
         try:
             node = (await self._store.load(run_id)).node(name)
-        except LookupError:
+        except NotFound:
             await self.agenda.released([start])
             return
         if node.status is NodeStatus.RUNNING and node.token == token and node.lease_until:
@@ -187,7 +188,7 @@ class SharedOrchestrator:
     async def _find(self, run_id: str) -> RunState | None:
         try:
             return await self._store.load(run_id)
-        except LookupError:
+        except NotFound:
             return None
 
     async def run(self) -> None:
