@@ -51,6 +51,17 @@ class Agenda(Protocol):
     async def ended(self, run_ids: Iterable[str]) -> None: ...
 
 
+class Notices(Protocol):
+    """Who else must know that runs have moved."""
+
+    async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
+        """These have new events; of `turned` the status is another, or they are new.
+
+        Told before such a run leaves the agenda: if the teller dies, the sweep tells it again.
+        """
+        ...
+
+
 class SharedStore(Store, Protocol):
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided."""
@@ -69,10 +80,12 @@ class SharedOrchestrator:
         *,
         lease_seconds: float,
         max_crashes: int,
+        notices: Notices | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
         self.agenda = agenda
+        self.notices = notices
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._max_crashes = max_crashes
@@ -97,6 +110,7 @@ class SharedOrchestrator:
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
         moved: dict[str, None] = {}
+        turned: dict[str, None] = {}
         ended: dict[str, None] = {}
         work: list[Awaitable[object]] = []
         for run_id, decision in decided:
@@ -105,15 +119,19 @@ class SharedOrchestrator:
             work += [self._transport.stop(order) for order in decision.stop]
             if run_id and decision:
                 (ended if decision.ended else moved)[run_id] = None
+                if any(event.node is None for event in decision.events):
+                    turned[run_id] = None
         if dispatches:
             work.append(self._transport.publish(dispatches))
         if wakes:
             work.append(self.agenda.delay(wakes))
         if still := [run_id for run_id in moved if run_id not in ended]:
             work.append(self.agenda.moved(still, self._clock()))
-        if ended:
-            work.append(self.agenda.ended(ended))
+        if self.notices is not None and (moved or ended):
+            work.append(self.notices.moved([*moved, *ended], [*turned]))
         await asyncio.gather(*work)
+        if ended:
+            await self.agenda.ended(ended)
 
     # ── duties ───────────────────────────────────────────────────────────────────────────
 
@@ -168,6 +186,8 @@ class SharedOrchestrator:
         """Make everything that is outstanding of a run known again, from the run itself."""
         now = self._clock()
         run = await self._find(run_id)
+        if run is not None and self.notices is not None:
+            await self.notices.moved([run_id], [run_id])
         if run is None or run.finished:
             await self.agenda.ended([run_id])
             return
