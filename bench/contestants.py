@@ -19,9 +19,8 @@ from collections.abc import Callable, Coroutine
 from functools import cache
 from typing import Any
 
-from workloads import Graph, Workload, definition, node
+from workloads import Graph, Outputs, Workload, definition, node
 
-Outputs = list[dict[str, Any]]
 Run = Callable[[], Outputs]
 Prepare = Callable[[Workload], Run]
 

@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from apart import Job, Opener
-from workloads import Workload, definition, node
-
-Outputs = list[dict[str, Any]]
+from workloads import Outputs, Workload, compared, definition, is_chain, node
 
 SYNC = ["OFF", "NORMAL", "FULL", "EXTRA"]
 
@@ -67,11 +65,6 @@ def sync_seconds(folder: Path) -> float:
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def compared(workload: Workload, run: Callable[[], Outputs]) -> Callable[[], None]:
-    """Runs it, and does not believe it."""
-    return lambda: workload.check(run())
 
 
 # --- Dovetail --------------------------------------------------------------------------------
@@ -206,7 +199,7 @@ def _dbos_runs(work: Workload, loop: asyncio.AbstractEventLoop) -> Callable[[], 
     from dbos import DBOS
 
     waves = work.waves()
-    if all(len(wave) == 1 for wave in waves) and work.runs == 1:
+    if is_chain(work) and work.runs == 1:
         step = DBOS.step()(node)
 
         @DBOS.workflow()

@@ -35,6 +35,17 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def cpu_taken(work: Callable[[], object]) -> Callable[[], float]:
+    """Work that answers the CPU seconds it took in this process, those of its threads included."""
+
+    def measured() -> float:
+        began = time.process_time()
+        work()
+        return time.process_time() - began
+
+    return measured
+
+
 def rounds(
     work: Mapping[str, T], *, count: int, warmup: int, timed: Callable[[T], float] = timed
 ) -> dict[str, Times]:

@@ -1,14 +1,15 @@
 """`./dev bench`: Dovetail beside its peers, with the ratios that are promised.
 
-    ./dev bench                      all of it, some six minutes
+    ./dev bench                      all of it, some ten minutes
     ./dev bench --only library       in memory, beside Dask and bare asyncio: a minute
     ./dev bench --only durable       on a file, beside DBOS and a bare SQLite loop: four
-    ./dev bench --only fan1000       one workload, in memory and on a file
+    ./dev bench --distributed        over Redis, beside streaQ and Celery's canvas: four
+    ./dev bench --only fan1000       one workload, in memory, on a file and over Redis
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
 
-What is timed is said in contestants.py, durable.py and burden.py, how in measuring.py. This file
-only puts them together.
+What is timed is said in contestants.py, durable.py, redis_contestants.py and burden.py, how in
+measuring.py. This file only puts them together.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import burden
+import distributed
 import durable
+import redis_contestants
 import workloads
 from apart import Apart, Failed, Missing
 from contestants import BASELINE, CONTESTANTS, dovetail_definition, dovetail_library
@@ -51,7 +55,12 @@ MOST_SLOWDOWN = 1.5
 """What anything may take with a long history in the file, compared with a short one."""
 SHORT_HISTORY, LONG_HISTORY = 200, 100_000
 
-COMPETITIONS = ["library", "durable"]
+EVERYBODY: dict[str, dict[str, Any]] = {
+    "library": CONTESTANTS,
+    "durable": durable.CONTESTANTS,
+    "distributed": redis_contestants.CONTESTANTS,
+}
+COMPETITIONS = list(EVERYBODY)
 OTHERS = ["scaling", "validation", "memory", "history"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
@@ -87,6 +96,7 @@ def main() -> int:
         report["verdicts"] += verdicts_on_durable_speed(workload, found)
         if not options.json:
             print("\n" + durable_table(workload, found))
+    compete_over_redis(report, options, say)
     if not options.only or "scaling" in options.only:
         say("… scaling: fans of 1,000 and of 10,000 nodes")
         report["scaling"] = scaling(options)
@@ -125,9 +135,16 @@ def parse() -> argparse.Namespace:
         help="a part, a workload, or both; repeatable",
     )
     parser.add_argument(
+        "--distributed",
+        action="append_const",
+        dest="only",
+        const="distributed",
+        help="the same as --only distributed",
+    )
+    parser.add_argument(
         "--contestant",
         action="append",
-        choices=[*CONTESTANTS, *durable.CONTESTANTS],
+        choices=[name for part in EVERYBODY.values() for name in part],
         help="repeatable; else all",
     )
     parser.add_argument("--json", action="store_true", help="numbers instead of tables")
@@ -140,8 +157,7 @@ def parse() -> argparse.Namespace:
 
 def competes(part: str, workload: Workload, options: argparse.Namespace) -> bool:
     """Whether this workload is measured in this part, after `--only` and `--contestant`."""
-    everybody = CONTESTANTS if part == "library" else durable.CONTESTANTS
-    if options.contestant and not set(options.contestant) & everybody.keys():
+    if options.contestant and not set(options.contestant) & EVERYBODY[part].keys():
         return False
     if not options.only:
         return True
@@ -161,6 +177,8 @@ def environment() -> dict[str, Any]:
         "dovetail": version("dovetail"),
         "dask": installed("dask"),
         "dbos": installed("dbos"),
+        "streaq": installed("streaq"),
+        "celery": installed("celery"),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
     }
@@ -329,6 +347,35 @@ def verdicts_on_durable_speed(workload: Workload, found: dict[str, Any]) -> list
     wanted = DURABLE_TARGETS[workload.name]
     what = f"{workload.name} on a file: embedded × {durable.PEER}"
     return [verdict(what, reached, f"at least {wanted:g}", reached >= wanted)]
+
+
+# --- the workloads over Redis ------------------------------------------------------------------
+
+
+def compete_over_redis(
+    report: dict[str, Any], options: argparse.Namespace, say: Callable[[str], None]
+) -> None:
+    works = [work for work in workloads.durable() if competes("distributed", work, options)]
+    names = chosen(redis_contestants.CONTESTANTS, options)
+    if not works:
+        return
+    effort = partial(within_reason, options=options)
+    grows = redis_contestants.OURS in names and {"fan1000"} & {work.name for work in works}
+    # With root and join they have exactly 1,000 and 10,000 nodes, the most that is allowed.
+    small, large = fan(998), fan(9998)
+    with distributed.opened(names, [*works, *([small, large] if grows else [])]) as everybody:
+        for work in works:
+            say(f"… {work.name} over Redis {everybody.redis_version}")
+            rows = distributed.compete(everybody, work, effort)
+            report.setdefault("distributed", {})[work.name] = rows
+            report["verdicts"] += distributed.verdicts(work, rows, verdict)
+            if not options.json:
+                print("\n" + distributed.table(work, rows))
+        if grows:
+            say("… fans of 1,000 and of 10,000 nodes over Redis")
+            found = distributed.growth(everybody, small, large, effort)
+            report["distributed"]["growth"] = found
+            report["verdicts"].append(distributed.verdict_on_growth(found, verdict))
 
 
 # --- growth and validation -------------------------------------------------------------------

@@ -7,10 +7,12 @@ travelled along every edge. What it must not know: who runs it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 Graph = dict[str, list[str]]
+Outputs = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Workload:
     def nodes(self) -> int:
         return len(self.graph) * self.runs
 
-    def check(self, outputs: list[dict[str, Any]]) -> None:
+    def check(self, outputs: Outputs) -> None:
         """The outputs of the exits, run after run."""
         expected = [{"n": self.depth}] * len(self.exits) * self.runs
         assert outputs == expected, f"{self.name}: {outputs[:3]}…"
@@ -43,6 +45,11 @@ class Workload:
                 waves.append([])
             waves[depth[name]].append(name)
         return waves
+
+
+def compared(workload: Workload, run: Callable[[], Outputs]) -> Callable[[], None]:
+    """Runs it, and does not believe it."""
+    return lambda: workload.check(run())
 
 
 def chain(length: int) -> Workload:
@@ -84,6 +91,10 @@ def standard() -> list[Workload]:
 
 def durable() -> list[Workload]:
     return [chain(100), fan(1000), diamonds(500)]
+
+
+def is_chain(workload: Workload) -> bool:
+    return all(len(wave) == 1 for wave in workload.waves())
 
 
 def node(*parents: dict[str, Any]) -> dict[str, Any]:

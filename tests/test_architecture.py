@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -34,12 +35,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": {"core", "engine", "config", "pipe"},
     "wiring": {*INSIDE, "pipe", "stores", "transports"},
     "distributed": {*INSIDE, "pipe", "stores", "transports", "wiring"},
+    "fleet": {"core", "config", "engine", "pipe", "stores", "transports"},
     # Only wiring names a concrete store or transport, so none of these may.
     "executor": {*INSIDE, "wiring"},
-    "client": {*INSIDE, "wiring"},
+    "client": {*INSIDE, "wiring", "distributed"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.
     "api": {"core", "engine", "config"},
-    "cli": {*INSIDE, "wiring", "executor", "client", "api", "dovetail"},
+    "cli": {*INSIDE, "wiring", "distributed", "fleet", "executor", "client", "api", "dovetail"},
     "__main__": {"cli"},
     # The public face hands out names of every part; no part may import it but the edge.
     "dovetail": {*INSIDE, "wiring", "executor", "client"},
@@ -240,6 +242,16 @@ def clean() -> dict[str, str]:
 @pytest.mark.parametrize("statement", ["import dovetail", "import dovetail.cli"])
 def test_an_import_alone_loads_nothing_heavy(statement: str) -> None:
     assert sorted(loaded_by(statement) & HEAVY) == []
+
+
+def test_the_embedded_engine_needs_no_client_of_a_server() -> None:
+    statement = (
+        "import asyncio, dovetail, dovetail.cli.session, dovetail.cli.commands.trigger\n"
+        "async def main():\n    async with dovetail.Dovetail(FILE): pass\nasyncio.run(main())"
+    )
+    with TemporaryDirectory() as folder:
+        loaded = loaded_by(statement.replace("FILE", repr(f"{folder}/runs.db")))
+    assert sorted(loaded & {"redis", "hiredis", "asyncpg"}) == []
 
 
 def test_help_loads_nothing_that_help_does_not_need() -> None:

@@ -228,11 +228,13 @@ def test_a_missed_durable_target_is_told_and_so_is_a_failure(bench: Any) -> None
     ("only", "expected"),
     [
         (None, "library chain100, library fan1000, library layered10x100, "
-               "durable chain100, durable fan1000, durable diamonds500"),
+               "durable chain100, durable fan1000, durable diamonds500, "
+               "distributed chain100, distributed fan1000, distributed diamonds500"),
         (["durable"], "durable chain100, durable fan1000, durable diamonds500"),
-        (["chain100"], "library chain100, durable chain100"),
+        (["chain100"], "library chain100, durable chain100, distributed chain100"),
         (["durable", "chain100"], "durable chain100"),
-        (["diamonds500", "scaling"], "durable diamonds500"),
+        (["distributed", "chain100"], "distributed chain100"),
+        (["diamonds500", "scaling"], "durable diamonds500, distributed diamonds500"),
         (["scaling"], ""),
     ],
 )  # fmt: skip
@@ -240,7 +242,11 @@ def test_only_selects_parts_and_workloads(
     bench: Any, only: list[str] | None, expected: str
 ) -> None:
     options = Namespace(only=only, contestant=None)
-    parts = {"library": bench.standard(), "durable": bench.workloads.durable()}
+    parts = {
+        "library": bench.standard(),
+        "durable": bench.workloads.durable(),
+        "distributed": bench.workloads.durable(),
+    }
     found = [
         f"{part} {workload.name}"
         for part, workloads in parts.items()

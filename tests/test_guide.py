@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from dovetail.config import Settings
 from dovetail.core.definition.model import Node, Workflow
 from dovetail.core.templates import NodeValue, parse_template
 from dovetail.core.templates.compiler import _TEST_NAMES
 from dovetail.core.templates.filters import FILTERS
 
-from .pages import ROOT, blocks, call, commands, comparable, write_files
+from .pages import ROOT, blocks, call, commands, comparable, services, write_files
 
 GUIDE = ROOT / "docs" / "guide.md"
+SERVICES = ROOT / "docs" / "services.md"
 TEXT = GUIDE.read_text()
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CODES = """empty_graph duplicate_id missing_dependency self_dependency cycle unreachable
@@ -118,6 +120,21 @@ def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
     assert commands(GUIDE)
     for command, printed in commands(GUIDE):
         assert comparable(call(command, tmp_path).stdout) == comparable(printed), command
+
+
+def test_the_services_of_their_page_do_what_it_shows(tmp_path: Path, redis_url: str) -> None:
+    write_files(SERVICES, tmp_path)
+    with services(SERVICES, tmp_path, redis_url) as env:
+        for command, printed in commands(SERVICES, "on redis"):
+            done = call(command, tmp_path, **env)
+            assert comparable(done.stdout) == comparable(printed), command
+
+
+def test_the_settings_of_the_services_page_are_the_defaults() -> None:
+    named = re.findall(r"`DOVETAIL_(\w+)`,? \(?([\d,]+)\b", SERVICES.read_text())
+    assert len(named) >= 4
+    for name, value in named:
+        assert Settings.model_fields[name.lower()].default == float(value.replace(",", "")), name
 
 
 def test_the_files_of_the_guide_run(tmp_path: Path) -> None:

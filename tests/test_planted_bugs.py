@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import redis
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCHES = sorted((ROOT / "tools" / "planted_bugs").glob("*.patch"))
@@ -42,7 +43,9 @@ def test_there_are_bugs_in_the_rules_and_around_them(tool: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_every_bug_applies_and_names_its_tests(tool: ModuleType, copy: Path, path: Path) -> None:
+def test_every_bug_applies_and_names_its_tests(
+    tool: ModuleType, copy: Path, path: Path, request: pytest.FixtureRequest
+) -> None:
     bug = tool.read(path)
     assert bug.what
     assert bug.hunks
@@ -52,7 +55,11 @@ def test_every_bug_applies_and_names_its_tests(tool: ModuleType, copy: Path, pat
     for hunk in bug.hunks:
         planted = (copy / hunk.file).read_text()
         assert planted != (ROOT / hunk.file).read_text()
-        compile(planted, hunk.file, "exec")
+        if hunk.file.endswith(".lua"):
+            with redis.Redis.from_url(request.getfixturevalue("redis_url")) as server:
+                server.script_load(planted)
+        elif hunk.file.endswith(".py"):
+            compile(planted, hunk.file, "exec")
 
 
 def test_a_bug_whose_lines_are_gone_is_told(tool: ModuleType, copy: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .pages import ROOT, blocks, call, commands, comparable, write_files
+from .pages import ROOT, blocks, call, commands, comparable, services, write_files
 
 README = ROOT / "README.md"
 
@@ -15,6 +15,17 @@ def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
         done = call(command, tmp_path)
         assert comparable(done.stdout) == comparable(printed)
         assert done.returncode == 0
+
+
+def test_the_services_of_the_readme_do_what_it_shows(tmp_path: Path, redis_url: str) -> None:
+    write_files(README, tmp_path)
+    with services(README, tmp_path, redis_url) as env:
+        for command, printed in commands(README, "on redis"):
+            done = call(command, tmp_path, **env)
+            assert comparable(done.stdout) == comparable(printed)
+            assert done.returncode == 0
+        done = call("dovetail runs watch", tmp_path, **env)
+        assert '"words": 3' in done.stdout
 
 
 def test_every_file_of_the_readme_is_used_by_one_of_its_commands(tmp_path: Path) -> None:

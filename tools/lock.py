@@ -31,6 +31,9 @@ SETS = {
     "bench": [*PROJECT, "requirements/bench.in", "-c", "requirements/test.txt"],
 }
 
+ONLY_SOURCE = {"crontab"}
+"""Published without a wheel, but pure Python: it is built where it is installed, not compiled."""
+
 
 def compile_pins(uv: str, name: str, sources: list[str], arguments: list[str]) -> None:
     pins = f"requirements/{name}.txt"
@@ -51,11 +54,14 @@ def compile_pins(uv: str, name: str, sources: list[str], arguments: list[str]) -
 
 
 def wheels_for_this_machine(lock: dict[str, Any]) -> list[str]:
-    """The address of the wheel that would be installed, for each package that would be."""
+    """The address of what is downloaded, a wheel, for each package that would be installed."""
     preference = {tag: place for place, tag in enumerate(sys_tags())}
     chosen = []
     for package in lock["packages"]:
         if "marker" in package and not Marker(str(package["marker"])).evaluate():
+            continue
+        if package["name"] in ONLY_SOURCE and "wheels" not in package:
+            chosen.append(package["sdist"]["url"])
             continue
         ranked = []
         for wheel in package["wheels"]:

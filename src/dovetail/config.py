@@ -198,6 +198,9 @@ class Settings(BaseModel):
     max_template_bytes: Count = Field(16 * KIB, description="one template")
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
+    max_backlog: Count = Field(
+        100_000, description="tasks that wait in Redis before the API takes no more runs"
+    )
 
     rate_limits: dict[str, RateLimit] = Field(
         default_factory=dict, description="`[rate_limits]` by `resource_tag`"

@@ -1,44 +1,86 @@
-"""Puts the services of a set-up with Redis together: the orchestrator and the worker.
+"""Puts a set-up with Redis together: the orchestrator, the worker, and the commands to both.
 
-Each is a handful of loops over the same parts, and any number of each may run. What it must not
-know: what the parts do.
+Each service is a handful of loops over the same parts, and any number of each may run. Whoever
+has commands asks for runs and reads them, and drives none. What it must not know: what the parts
+do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import random
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from dovetail.config import Settings
+from dovetail.config import Settings, SettingsError, env_name
+from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.engine.archiver import Archiver
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import TokenBucket
+from dovetail.engine.commands import Commands
+from dovetail.engine.limits import SharedRates
+from dovetail.engine.ports import Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
-from dovetail.engine.shared import SharedOrchestrator
+from dovetail.engine.restoring import Restorer
+from dovetail.engine.shared import SharedOrchestrator, every
+from dovetail.engine.submissions import Submissions
 from dovetail.engine.worker import Worker
+from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import Pipe
+from dovetail.pipe import PATIENCE_SECONDS, Pipe
+from dovetail.stores.definitions import stored_definition
+from dovetail.stores.postgres import PostgresArchive
+from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_records import RedisRecords
+from dovetail.stores.redis_snapshots import RedisSnapshots
+from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
+from dovetail.stores.shared_runs import SharedRuns
+from dovetail.transports.ends import EndFeed
+from dovetail.transports.peers import BEAT_SECONDS, Peers
 from dovetail.transports.streams import (
     ORCHESTRATORS,
     RESULTS,
     WORKERS,
+    Message,
     StopFeed,
     StreamInbox,
     StreamReader,
     StreamSender,
 )
+from dovetail.wiring import buckets, definition_limits
 
 MOST_RESULTS = 500
+FEW, MANY = 16, 128
+GATHER_SECONDS = 0.002
+FAREWELL_SECONDS = 3.0
+ASKING_SECONDS = 5.0
+"""Who asks for something is told soon that Redis is away; a service has time to wait for it."""
+MOST_EXPIRED = 100
+EXPIRE_SECONDS = 10.0
+MAKE_UP_SECONDS = 2.0
+PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+DAY_SECONDS = 86400.0
+TELL_SECONDS = 10.0
+ARCHIVE = "wf:archive"
+"""There if orchestrators have an archive: who has none would look for lists that nobody keeps."""
+DRIVEN_BY_ORCHESTRATORS = (
+    "runs in Redis go on by themselves while an orchestrator and a worker run: "
+    "start them with `dovetail orchestrator` and `dovetail worker`"
+)
+
+log = logging.getLogger("dovetail.distributed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,76 +94,202 @@ class Parts:
 
 
 @asynccontextmanager
-async def connected(settings: Settings) -> AsyncIterator[Parts]:
-    """The parts over the Redis of the settings."""
+async def connected(
+    settings: Settings, *, patience: float = PATIENCE_SECONDS
+) -> AsyncIterator[Parts]:
+    """The parts over the Redis of the settings, which may be away for as long as that."""
     clock = steady_clock()
-    async with Pipe(_url(settings)) as pipe:
-        store = RedisStore(pipe)
+    async with Pipe(_url(settings), patience=patience) as pipe, EndFeed(_url(settings)) as ends:
+        store = RedisStore(pipe, events=False, news=ends.next)
+        sender = StreamSender(pipe)
         publisher = Publisher(
-            store, store, StreamSender(pipe), clock, max_config_size=settings.max_config_bytes
+            store, store, sender, clock, max_config_size=settings.max_config_bytes
         )
         orchestrator = SharedOrchestrator(
             store,
             publisher,
             RedisAgenda(pipe),
+            sender,
             clock,
             lease_seconds=settings.lease_seconds,
             max_crashes=settings.max_crashes,
+            # Without an archive Redis itself lists what runs there are.
+            notices=RedisHints(pipe, clock) if settings.database_url else _records(settings, pipe),
         )
         publisher.apply = orchestrator.apply
         yield Parts(pipe, store, orchestrator, clock)
 
 
-async def orchestrate(settings: Settings) -> None:
-    """An orchestrator, until it is cancelled."""
-    async with connected(settings) as parts, Pipe(_url(settings)) as blocking:
+async def orchestrate(settings: Settings, stopping: asyncio.Event | None = None) -> None:
+    """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
+    async with AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(connected(settings))
+        blocking = await stack.enter_async_context(Pipe(_url(settings)))
+        archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me)
+        peers = Peers(parts.pipe, me)
+        await peers.beat()
+        duties: list[Duty] = [
+            ("duties", parts.orchestrator.run),
+            ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),
+            ("stale results", lambda: _take_stale(reader, parts, settings)),
+            ("after a break", lambda: _mend(parts)),
+        ]
+        if archive is None:
+            duties += _upkeep(settings, parts)
+            await parts.pipe.call("DEL", ARCHIVE)
+        else:
+            duties += [
+                ("restoring", archive.restorer.run),
+                ("archiving", archive.archiver.run),
+                ("telling of the archive", lambda: _tell_of_archive(parts)),
+            ]
         async with asyncio.TaskGroup() as group:
-            group.create_task(parts.orchestrator.run())
-            group.create_task(_take_stale(reader, parts, settings))
-            while True:
-                messages = await reader.read([RESULTS], MOST_RESULTS)
-                if messages:
-                    await parts.orchestrator.take_in([m.content for m in messages])
-                    await reader.settle(messages)
+            tasks = [group.create_task(_kept_up(*duty)) for duty in duties]
+            await _kept_up("results", lambda: _take_results(reader, parts, stopping))
+            for task in tasks:
+                task.cancel()
+        await reader.dismiss(RESULTS, me)
+        await peers.leave()
+
+
+async def _take_results(reader: StreamReader, parts: Parts, stopping: asyncio.Event | None) -> None:
+    done: list[Message] = []
+    while stopping is None or not stopping.is_set():
+        messages = await reader.read([RESULTS], MOST_RESULTS, done)
+        if messages:
+            await parts.orchestrator.take_in([m.content for m in messages])
+        done = messages
+        if FEW <= len(messages) < MANY:
+            await asyncio.sleep(GATHER_SECONDS)  # more will come, and many cost less than few
+    await reader.settle(done)
+
+
+async def _take_from_the_dead(reader: StreamReader, parts: Parts, peers: Peers) -> None:
+    """Results that an orchestrator has read whose lease then lapsed."""
+    while True:
+        for name in await peers.beat():
+            while messages := await reader.claim_from(RESULTS, name, MOST_RESULTS):
+                await _take_again(reader, parts, messages)
+            await reader.dismiss(RESULTS, name)
+            await peers.forget(name)
+        await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
 
 async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) -> None:
-    """Results that another orchestrator has read and then died over."""
+    """The same of whoever is not known: results that were read long ago and not settled."""
     while True:
         idle = settings.stale_result_timeout
         messages = await reader.claim_stale(RESULTS, idle, MOST_RESULTS)
         if messages:
-            await parts.orchestrator.take_in([m.content for m in messages], again=True)
-            await reader.settle(messages)
+            await _take_again(reader, parts, messages)
         await asyncio.sleep(settings.stale_claim_interval)
 
 
+async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
+    await parts.orchestrator.take_in([m.content for m in messages], again=True)
+    await reader.settle(messages)
+
+
+async def _mend(parts: Parts) -> None:
+    """What was asked while the connection broke may have been done and not been answered."""
+    seen, server = parts.pipe.breaks, await parts.pipe.server()
+    while True:
+        await asyncio.sleep(PAUSE_SECONDS)
+        if parts.pipe.breaks == seen:
+            continue
+        seen, before, server = parts.pipe.breaks, server, await parts.pipe.server()
+        if server != before:  # it may have come back without its newest writes
+            await parts.orchestrator.agenda.remember_all(parts.clock())
+        await parts.orchestrator.sweep_all()
+
+
+Duty = tuple[str, Callable[[], Awaitable[None]]]
+
+
+def _upkeep(settings: Settings, parts: Parts) -> list[Duty]:
+    """What an archive would see to, where there is none."""
+    records = _records(settings, parts.pipe)
+    submissions = Submissions(records, parts.orchestrator, parts.clock, _delayed)
+
+    async def expire() -> None:
+        while await records.expire(parts.clock(), MOST_EXPIRED) == MOST_EXPIRED:
+            pass
+
+    return [
+        ("making what was accepted", lambda: every(MAKE_UP_SECONDS, submissions.make_up)),
+        ("retention", lambda: every(EXPIRE_SECONDS, expire)),
+    ]
+
+
+async def _tell_of_archive(parts: Parts) -> None:
+    while True:
+        await parts.pipe.call("SET", ARCHIVE, "1")
+        await asyncio.sleep(TELL_SECONDS)
+
+
+async def _kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Begun again whenever a store was away, or lost a run that somebody was at.
+
+    Anything else that it raises is a bug, and ends the service.
+    """
+    pause = PAUSE_SECONDS
+    while True:
+        began = time.monotonic()
+        try:
+            await work()
+            return
+        except* (StoreError, NotFound) as told:
+            log.warning("%s: %s; trying again", name, _cause(told))
+        pause = PAUSE_SECONDS if time.monotonic() - began > LONGEST_PAUSE_SECONDS else 2 * pause
+        await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1))  # noqa: S311
+
+
+def _cause(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """A worker that runs."""
+
+    crashed: asyncio.Future[None]
+    """Raises what ended it, if something did."""
+    holding: Callable[[], Sequence[Task]]
+    """What it has claimed and not finished."""
+
+
 @asynccontextmanager
-async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worker]:
+async def working(settings: Settings, registry: Registry) -> AsyncIterator[AtWork]:
     """A worker that runs; leaving it lets what runs finish within the drain time."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings))
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
-        reader = StreamReader(blocking, parts.pipe, WORKERS, me)
-        buckets = {
-            tag: TokenBucket(limit.rate_per_second, limit.burst)
-            for tag, limit in settings.rate_limits.items()
-        }
-        inbox = StreamInbox(reader, parts.pipe, list(registry))
+        readers = [StreamReader(blocking, parts.pipe, WORKERS, me)]
+        if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
+            for _ in list(registry)[1:]:
+                blocking = await stack.enter_async_context(Pipe(_url(settings)))
+                readers.append(StreamReader(blocking, parts.pipe, WORKERS, me))
+        inbox = StreamInbox(
+            readers[0] if len(readers) == 1 else readers,
+            parts.pipe,
+            list(registry),
+            stale_seconds=settings.lease_seconds,
+        )
         desk = RemoteDesk(
             inbox,
             parts.store,
             parts.orchestrator.agenda,
-            RedisLimits(parts.pipe, buckets, clock=parts.clock),
+            RedisLimits(parts.pipe, buckets(settings), clock=parts.clock),
             parts.clock,
             parts.orchestrator.apply,
             worker_id=me,
             lease_seconds=settings.lease_seconds,
-            result_seconds=settings.stale_result_timeout + settings.stale_claim_interval,
         )
         calls = RegistryCalls(
             registry,
@@ -140,21 +308,30 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[Worke
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         beside = [
-            asyncio.create_task(
-                keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds)
-            ),
-            asyncio.create_task(_hear_stops(StopFeed(listening), worker)),
-            asyncio.create_task(_beat(fleet, worker, registry, settings, me)),
+            asyncio.create_task(_kept_up(name, duty))
+            for name, duty in (
+                (
+                    "leases",
+                    lambda: keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds),
+                ),
+                ("orders to stop", lambda: _hear_stops(StopFeed(listening), worker)),
+                ("heartbeat", lambda: _beat(fleet, worker, registry, settings, me)),
+            )
         ]
         try:
-            yield worker
-            await worker.drain(settings.drain_seconds)
+            yield AtWork(crashed, worker.holding)
+            await worker.drain(settings.drain_seconds, desk.hand_back)
         finally:
             for task in beside:
                 task.cancel()
             await worker.close()
             await asyncio.gather(*beside, return_exceptions=True)
-            await fleet.leave(me)
+            crashed.cancel()
+            # A Redis that is away is told nothing: silence says the same, a little later.
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await desk.close()
+                    await fleet.leave(me)
 
 
 async def _hear_stops(feed: StopFeed, worker: Worker) -> None:
@@ -178,9 +355,128 @@ async def _beat(
                 handlers=sorted(registry),
                 running=len(worker.holding()),
                 concurrency=settings.concurrency,
+                retries={name: many for name, many in registry.default_retries().items() if many},
             )
         )
         await asyncio.sleep(settings.heartbeat_interval)
+
+
+@asynccontextmanager
+async def commanding(
+    settings: Settings, registry: Registry | None = None
+) -> AsyncIterator[Commands]:
+    """What a user can ask for, over the stores of the settings; nothing is driven here."""
+    async with (
+        connected(settings, patience=ASKING_SECONDS) as parts,
+        _archived(settings, parts) as archive,
+    ):
+        if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
+            raise SettingsError(
+                f"the services on this Redis keep runs in PostgreSQL, too: set "
+                f"{env_name('database_url')} as it is set for them"
+            )
+        hot = _records(settings, parts.pipe)
+        acceptance = hot if archive is None else ArchivedAcceptance(archive.records)
+        records = hot if archive is None else archive.records
+        past = None if archive is None else ArchivedRuns(archive.runs, archive.restorer)
+        submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
+        runs = SharedRuns(parts.pipe, parts.store, submissions, past)
+        fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        own = builtin_registry(settings) if registry is None else registry
+        handlers = Handlers(own, fleet)
+        yield Commands(
+            store=runs,
+            records=records,
+            orchestrator=submissions,
+            wait=runs.wait,
+            clock=parts.clock,
+            known_handlers=handlers,
+            default_retries=handlers.retries,
+            limits=definition_limits(settings),
+            rates=SharedRates(buckets(settings), records),
+            max_crashes=settings.max_crashes,
+            digest=stored_definition,
+            drives=False,
+            why_not_here=DRIVEN_BY_ORCHESTRATORS,
+            learn_handlers=handlers.learn,
+            serving=fleet.served,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What there is in a set-up with PostgreSQL."""
+
+    runs: PostgresArchive
+    records: SharedRecords
+    restorer: Restorer
+    archiver: Archiver
+
+
+@asynccontextmanager
+async def _archived(
+    settings: Settings, parts: Parts, *, apart: bool = False
+) -> AsyncIterator[Archived | None]:
+    """The archive of the settings, if they name one; nothing of it is reached before it is used.
+
+    `apart`: on a connection of its own, where no result has to wait behind megabytes of outputs.
+    """
+    if settings.database_url is None:
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(PostgresPool(settings.database_url))
+        pipe, clock = parts.pipe, parts.clock
+        if apart:
+            pipe = await stack.enter_async_context(Pipe(_url(settings)))
+        archive, hints, hot = PostgresArchive(pool), RedisHints(pipe, clock), RedisSnapshots(pipe)
+        limits = RedisLimits(pipe, buckets(settings))
+        records = SharedRecords(pool, pipe, _records(settings, pipe), limits)
+        restorer = Restorer(
+            *(hot, hints, archive, parts.orchestrator, clock),
+            lease_seconds=settings.lease_seconds,
+            recovery_timeout=settings.recovery_timeout,
+            limits=records.limits,
+            shared_limits=limits,
+        )
+        archiver = Archiver(
+            *(hot, hints, archive, clock),
+            checkpoint_interval=settings.checkpoint_interval,
+            retention_seconds=settings.retention_days * DAY_SECONDS,
+        )
+        yield Archived(archive, records, restorer, archiver)
+
+
+class Handlers:
+    """Those that are known here, and those that workers have announced within a day."""
+
+    def __init__(self, registry: Registry, fleet: RedisFleet) -> None:
+        self._own = registry.default_retries()
+        self._fleet = fleet
+        self.retries = dict(self._own)
+
+    async def learn(self) -> None:
+        announced = await self._fleet.announced()
+        self.retries.clear()
+        self.retries.update(announced | self._own)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.retries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.retries)
+
+
+def _records(settings: Settings, pipe: Pipe) -> RedisRecords:
+    return RedisRecords(
+        pipe,
+        limits=RedisLimits(pipe, buckets(settings)),
+        retention_seconds=settings.retention_days * DAY_SECONDS,
+    )
+
+
+def _delayed(error: DovetailError) -> None:
+    log.warning("accepted, and made later: %s", error)
 
 
 def service_id() -> str:

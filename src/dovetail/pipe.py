@@ -1,4 +1,4 @@
-"""One connection to Redis that many share: what is asked in one turn of the loop travels together.
+"""One connection to Redis that many share: what is asked at about the same time travels together.
 
 redis-py's asynchronous client spends most of a small command on itself; here a command is packed,
 appended to what goes out next, and answered in order. A connection that breaks is opened again
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,32 +21,55 @@ from redis.connection import parse_url
 from dovetail.core.errors import StoreError
 
 Argument = str | bytes | int | float
+Command = tuple[Argument, ...] | bytes
+"""What to ask Redis, or the same as it is sent."""
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
+MOMENT_SECONDS = 0.002
+SILENCE_SECONDS = 8.0
+"""So long nothing may come in while somebody waits; who asks Redis to wait asks for less."""
 PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
-READ_ONLY = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
+LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that will do later: one that starts, or is about to be replaced."""
 
 
-def _packed(command: tuple[Argument, ...]) -> bytes:
+def _packed(command: Command) -> bytes:
+    if isinstance(command, bytes):
+        return command
     packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
+
+
+def _name(command: Command) -> str:
+    if isinstance(command, bytes):
+        return "a message"
+    return "script" if command[0] == "EVALSHA" else str(command[0])
+
+
+def _is_forgotten(reply: Any) -> bool:
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
 
 
 class RedisError(StoreError):
     """Redis refused a command."""
 
 
+class Unreachable(RedisError):
+    """Nobody answers at its address, which may pass; a refusal does not."""
+
+
 class _Asked:
-    """A command on its way, and who waits for its answer."""
+    """Commands on their way, and who waits for the list of their answers."""
 
-    __slots__ = ("answer", "packed")
+    __slots__ = ("answer", "count", "packed", "replies")
 
-    def __init__(self, packed: bytes, answer: asyncio.Future[Any]) -> None:
+    def __init__(self, packed: bytes, count: int, answer: asyncio.Future[list[Any]]) -> None:
         self.packed = packed
+        self.count = count
         self.answer = answer
+        self.replies: list[Any] = []
 
 
 class _Wire(asyncio.Protocol):
@@ -56,11 +80,14 @@ class _Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self.asked: deque[_Asked] = deque()
         self.transport: asyncio.Transport | None = None
+        self.heard = True
+        """Something came in since this was last set to False."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        self.heard = True
         self._reader.feed(data)
         while True:
             try:
@@ -71,9 +98,12 @@ class _Wire(asyncio.Protocol):
                 return
             if reply is False:
                 return
-            answer = self.asked.popleft().answer
-            if not answer.done():
-                answer.set_result(reply)
+            first = self.asked[0]
+            first.replies.append(reply)
+            if len(first.replies) == first.count:
+                self.asked.popleft()
+                if not first.answer.done():
+                    first.answer.set_result(first.replies)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(self)
@@ -82,25 +112,31 @@ class _Wire(asyncio.Protocol):
 class Pipe:
     """Use `async with`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
         self._url = url
+        self._patience = patience
         self._wire: _Wire | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: deque[_Asked] = deque()
         self._flushing = False
         self._closed = False
-        self._scripts: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
         self.roundtrips = 0
         """Writes to the socket, for tests that count them."""
         self.commands = 0
+        self.breaks = 0
+        """How often the connection was lost: what was asked then may have been executed twice."""
 
     async def __aenter__(self) -> Pipe:
         self._loop = asyncio.get_running_loop()
         await self._open()
+        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._closed = True
+        self._watch.cancel()
         if self._opening is not None:
             self._opening.cancel()
         wire, self._wire = self._wire, None
@@ -110,49 +146,89 @@ class Pipe:
 
     # ── asking ───────────────────────────────────────────────────────────────────────────
 
-    async def call(self, *command: Argument, patience: float = PATIENCE_SECONDS) -> Any:
+    async def call(self, *command: Argument, patience: float | None = None) -> Any:
         """The answer to one command; it may be executed twice if the connection breaks."""
-        deadline = self._loop.time() + patience
-        pause = RETRY_SECONDS
-        while True:
-            reply = await self.ask(*command)
-            if not isinstance(reply, hiredis.ReplyError):
-                return reply
-            text = str(reply)
-            if not text.startswith(READ_ONLY) or self._loop.time() > deadline:
-                raise RedisError(f"{command[0]!s}: {text}")
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+        (reply,) = await self.ask([command])
+        if isinstance(reply, hiredis.ReplyError):
+            return await self._again(command, reply, patience or self._patience)
+        return reply
 
-    def ask(self, *command: Argument) -> asyncio.Future[Any]:
-        """The same without judging the answer: an error is one, too."""
+    async def many(self, commands: Sequence[Command]) -> list[Any]:
+        """The answers to commands that travel together and are executed in this order, but for
+        scripts that Redis has forgotten: these follow."""
+        if not commands:
+            return []
+        replies = await self.ask(commands)
+        forgotten = [at for at, reply in enumerate(replies) if _is_forgotten(reply)]
+        if forgotten:
+            again = [commands[at] for at in forgotten]
+            for digest in {str(command[1]) for command in again}:
+                await self.call("SCRIPT", "LOAD", self._sources[digest])
+            for at, reply in zip(forgotten, await self.ask(again), strict=True):
+                replies[at] = reply
+        for at, reply in enumerate(replies):
+            if isinstance(reply, hiredis.ReplyError):
+                replies[at] = await self._again(commands[at], reply, self._patience)
+        return replies
+
+    def ask(self, commands: Sequence[Command], *, hurry: bool = True) -> asyncio.Future[list[Any]]:
+        """The same without judging the answers: an error is one, too.
+
+        What is in no hurry travels with whatever is asked next, or a moment later.
+        """
         if self._closed:
             raise RedisError("the connection was closed")
-        asked = _Asked(_packed(command), self._loop.create_future())
-        self.commands += 1
+        packed = b"".join(map(_packed, commands))
+        asked = _Asked(packed, len(commands), self._loop.create_future())
+        self.commands += len(commands)
         self._waiting.append(asked)
-        if not self._flushing:
+        if not hurry:
+            self._loop.call_later(MOMENT_SECONDS, self._flush)
+        elif not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            # A turn later than it could be: what is woken by the same news travels along.
+            self._loop.call_soon(self._loop.call_soon, self._flush)
         return asked.answer
 
-    async def script(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Run a script, by its digest if Redis knows it."""
-        digest = self._scripts.get(source)
+    def evaluation(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Command:
+        """The command that runs a script; who asks it need not know whether Redis knows it."""
+        digest = self._digests.get(source)
         if digest is None:
-            digest = (await self.call("SCRIPT", "LOAD", source)).decode()
-            self._scripts[source] = digest
-        while True:
-            reply = await self.ask("EVALSHA", digest, len(keys), *keys, *args)
-            if not isinstance(reply, hiredis.ReplyError):
-                return reply
+            digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            self._digests[source] = digest
+            self._sources[digest] = source
+        return ("EVALSHA", digest, len(keys), *keys, *args)
+
+    async def script(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        return await self.call(*self.evaluation(source, keys, args))
+
+    async def server(self) -> bytes:
+        """Which start of which server this is."""
+        told: bytes = await self.call("INFO", "server")
+        return next(line for line in told.splitlines() if line.startswith(b"run_id:"))
+
+    async def clustered(self) -> bool:
+        """Whether it is a node of a cluster: a command may name keys of one slot only there."""
+        return b"cluster_enabled:1" in await self.call("INFO", "cluster")
+
+    async def _again(self, command: Command, reply: Any, patience: float) -> Any:
+        """Redis refused: it may have forgotten the script, or will do later."""
+        give_up = self._loop.time() + patience
+        pause = RETRY_SECONDS
+        while isinstance(reply, hiredis.ReplyError):
             text = str(reply)
-            if text.startswith("NOSCRIPT"):  # Redis was restarted
+            if text.startswith("NOSCRIPT"):  # it was restarted
+                source = self._sources[str(command[1])]
                 await self.call("SCRIPT", "LOAD", source)
-            elif text.startswith(READ_ONLY):
-                await asyncio.sleep(RETRY_SECONDS)
+            elif text.startswith(LATER) and self._loop.time() < give_up:
+                if text.startswith("READONLY"):  # our server was replaced: find the new one
+                    self._break()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
             else:
-                raise RedisError(f"script: {text}")
+                raise RedisError(f"{_name(command)}: {text}")
+            (reply,) = await self.ask([command])
+        return reply
 
     def _flush(self) -> None:
         self._flushing = False
@@ -183,7 +259,8 @@ class Pipe:
                 _, wire = await opening
                 await self._greet(wire, where)
         except (OSError, TimeoutError) as error:
-            raise RedisError(f"Redis cannot be reached: {error or 'no answer in time'}") from None
+            what = error or "no answer in time"
+            raise Unreachable(f"Redis cannot be reached: {what}") from None
         self._wire = wire
         if self._waiting and not self._flushing:
             self._flush()
@@ -196,11 +273,11 @@ class Pipe:
         if where.get("db"):
             greetings.append(("SELECT", where["db"]))
         for greeting in greetings:
-            asked = _Asked(_packed(greeting), self._loop.create_future())
+            asked = _Asked(_packed(greeting), 1, self._loop.create_future())
             wire.asked.append(asked)
             if wire.transport is not None:
                 wire.transport.write(asked.packed)
-            reply = await asked.answer
+            (reply,) = await asked.answer
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
 
@@ -210,12 +287,30 @@ class Pipe:
             self._fail(wire.asked, RedisError("the connection to Redis broke"))
             return
         self._wire = None
+        self.breaks += 1
+        for asked in wire.asked:
+            asked.replies.clear()
         self._waiting.extendleft(reversed(wire.asked))
         self._opening = self._loop.create_task(self._reopen())
 
+    def _look(self) -> None:
+        """A connection that is open and silent, with somebody waiting, is as good as lost."""
+        wire = self._wire
+        if wire is not None and wire.asked:
+            if not wire.heard:
+                self._break()
+            wire.heard = False
+        elif wire is not None:
+            wire.heard = True
+        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+
+    def _break(self) -> None:
+        if self._wire is not None and self._wire.transport is not None:
+            self._wire.transport.abort()
+
     async def _reopen(self) -> None:
         pause = RETRY_SECONDS
-        give_up = self._loop.time() + PATIENCE_SECONDS
+        give_up = self._loop.time() + self._patience
         while True:
             with contextlib.suppress(RedisError):
                 await self._open()
@@ -223,7 +318,7 @@ class Pipe:
             if self._loop.time() > give_up:
                 self._fail(self._waiting, RedisError("Redis did not come back"))
                 self._waiting.clear()
-                give_up = self._loop.time() + PATIENCE_SECONDS
+                give_up = self._loop.time() + self._patience
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_RETRY_SECONDS)
 

@@ -19,7 +19,7 @@ from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
-from dovetail.engine.limits import LocalLimits, TokenBucket
+from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
 from dovetail.engine.ports import Calls, Finding, Store
 from dovetail.engine.ports import Limits as RateLimits
@@ -108,7 +108,7 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
         max_output_bytes=settings.max_output_bytes,
     )
     clock = steady_clock()
-    limits = _limits(settings)
+    limits = LocalLimits(buckets(settings))
     store = SqliteStore(
         settings.db, sync=settings.db_sync, lease_seconds=settings.lease_seconds, drives=True
     )
@@ -121,12 +121,13 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
             max_config_size=settings.max_config_bytes,
             clock=clock,
         )
-        commands = _commands(settings, store, engine.orchestrator, limits, clock, registry)
+        rates = KeptLimits(limits, SqliteRecords(store))
+        commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
         commands = replace(commands, wait=engine.wait, drives=True)
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
-        store.on_change = commands.read_rate_limits
-        await commands.read_rate_limits()
+        store.on_change = rates.refresh
+        await rates.refresh()
         async with engine:
             yield commands
             await engine.worker.drain(settings.drain_seconds)
@@ -147,12 +148,11 @@ async def attached(
         store = SqliteStore(path, sync=settings.db_sync, drives=False)
         async with store:
             clock = steady_clock()
-            limits = _limits(settings)
+            rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store))
             orchestrator = Orchestrator(store, NoTransport(), clock, store.abort)
-            commands = _commands(settings, store, orchestrator, limits, clock, registry)
-            store.on_change = commands.read_rate_limits
-            await commands.read_rate_limits()
-            yield commands
+            store.on_change = rates.refresh
+            await rates.refresh()
+            yield _commands(settings, store, orchestrator, rates, clock, registry)
 
 
 async def redis_findings(settings: Settings) -> list[Finding]:
@@ -165,11 +165,22 @@ async def redis_findings(settings: Settings) -> list[Finding]:
     return await reach(settings)
 
 
+async def database_findings(settings: Settings) -> list[Finding]:
+    """The same about the PostgreSQL of the settings, if they name one."""
+    if settings.database_url is None:
+        return []
+    from dovetail.stores.postgres_pool import PostgresPool
+    from dovetail.stores.postgres_records import PostgresRecords
+
+    async with PostgresPool(settings.database_url, connections=1) as pool:
+        return await PostgresRecords(pool).doctor()
+
+
 def _commands(
     settings: Settings,
     store: SqliteStore,
     orchestrator: Orchestrator,
-    limits: LocalLimits,
+    rates: KeptLimits,
     clock: Clock,
     registry: Registry | None,
 ) -> Commands:
@@ -182,20 +193,18 @@ def _commands(
         known_handlers=registry,
         default_retries={} if registry is None else registry.default_retries(),
         limits=definition_limits(settings),
-        rates=limits,
+        rates=rates,
         max_crashes=settings.max_crashes,
         digest=stored_definition,
         drives=False,
     )
 
 
-def _limits(settings: Settings) -> LocalLimits:
-    return LocalLimits(
-        {
-            tag: TokenBucket(limit.rate_per_second, limit.burst)
-            for tag, limit in settings.rate_limits.items()
-        }
-    )
+def buckets(settings: Settings) -> dict[str, TokenBucket]:
+    return {
+        tag: TokenBucket(limit.rate_per_second, limit.burst)
+        for tag, limit in settings.rate_limits.items()
+    }
 
 
 @cache

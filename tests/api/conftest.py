@@ -26,6 +26,9 @@ import jsonschema_rs
 import pytest
 from starlette.routing import compile_path
 
+from ..servers.postgres_server import PostgresServer
+from ..servers.redis_server import RedisServer
+
 SCRIPT = str(Path(sys.executable).with_name("dovetail"))
 SECONDS = 30.0
 
@@ -217,7 +220,35 @@ def embedded(folder: Path) -> Iterator[Server]:
     assert server.stop() == 0
 
 
-SETUPS: dict[str, Callable[[Path], AbstractContextManager[Server]]] = {"embedded": embedded}
+def on(redis_url: str, **more: str) -> dict[str, str]:
+    """Settings of a set-up on Redis whose workers are heard of soon."""
+    return {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_HEARTBEAT_INTERVAL": "0.2", **more}
+
+
+@contextmanager
+def on_redis(folder: Path) -> Iterator[Server]:
+    """Every service in one process, over a Redis that nobody else flushes."""
+    with RedisServer() as store:
+        server = Server(folder, "--with", "orchestrator,worker", **on(store.url))
+        yield server
+        assert server.stop() == 0
+
+
+@contextmanager
+def with_archive(folder: Path) -> Iterator[Server]:
+    """The same with a PostgreSQL beside it."""
+    with RedisServer() as store, PostgresServer() as archive:
+        env = on(store.url, DOVETAIL_DATABASE_URL=archive.new_database())
+        server = Server(folder, "--with", "orchestrator,worker", **env)
+        yield server
+        assert server.stop() == 0
+
+
+SETUPS: dict[str, Callable[[Path], AbstractContextManager[Server]]] = {
+    "embedded": embedded,
+    "redis": on_redis,
+    "archive": with_archive,
+}
 
 
 @pytest.fixture(scope="session", params=SETUPS)

@@ -75,7 +75,7 @@ def test_the_page_has_every_call_and_no_other(api: Api) -> None:
 
 
 def test_the_page_has_every_kind_of_problem() -> None:
-    for kind in {*KIND_OF.values(), *STATUS_OF} - {"bad_request", "archive_down"}:
+    for kind in {*KIND_OF.values(), *STATUS_OF} - {"bad_request"}:
         assert f"`{kind}`" in TEXT, kind
 
 

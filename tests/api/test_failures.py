@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.api import events
+from dovetail.api import events, health
 from dovetail.api.app import create_app
 from dovetail.api.service import Service
 from dovetail.config import Settings
@@ -41,6 +41,12 @@ class NoWorkers:
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         return []
+
+    async def backlog(self) -> int:
+        return 0
+
+    async def check(self) -> None:
+        pass
 
 
 def service(commands: Any) -> Service:
@@ -95,9 +101,33 @@ async def test_an_engine_that_has_too_much_to_do_is_a_429_with_its_own_time() ->
     assert answer.json()["detail"] == "the backlog is full"
 
 
-async def test_a_client_does_not_learn_where_the_file_is() -> None:
-    answer = await get(service(Broken(NotFound(f"no run 'x' in {DB}"))), "/api/v1/runs/x")
+@pytest.mark.parametrize(
+    "place", [str(DB), "Redis", "Redis or in the archive", "PostgreSQL at host:5432/db"]
+)
+async def test_a_client_does_not_learn_where_runs_are_kept(place: str) -> None:
+    answer = await get(service(Broken(NotFound(f"no run 'x' in {place}"))), "/api/v1/runs/x")
     assert answer.json()["detail"] == "no run 'x'"
+
+
+async def test_a_fleet_that_is_away_is_a_503_before_anything_is_asked() -> None:
+    class Away(NoWorkers):
+        async def check(self) -> None:
+            raise StoreError("Redis did not answer")
+
+    asked = Service(Broken(ZeroDivisionError()), Away(), Settings(db=DB))  # type: ignore[arg-type]
+    for path in ("/api/v1/runs", "/health/ready", "/health/workers"):
+        answer = await get(asked, path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert (await get(asked, "/health/live")).status_code == 200
+
+
+async def test_a_store_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hangs:
+        async def list_runs(self, **_: Any) -> None:
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr(health, "READY_SECONDS", 0.05)
+    assert (await get(service(Hangs()), "/health/ready")).status_code == 503
 
 
 async def test_without_a_worker_that_lives_the_health_of_workers_is_503() -> None:

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from .conftest import Api, Server, flow
 
+# What is refused before anybody is asked for a run is refused alike over every store.
+ONE_SETUP = pytest.mark.parametrize("server", ["embedded"], indirect=True, scope="session")
+
 JSON = {"content-type": "application/json"}
 YAML = {"content-type": "application/yaml"}
 CALLS = [
@@ -61,6 +64,7 @@ def names(server: Server) -> dict[str, str]:
     return {"name": "hostile", "run": run_id}
 
 
+@ONE_SETUP
 @pytest.mark.parametrize("path", CALLS)
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_json_is_refused_with_a_reason(
@@ -78,6 +82,7 @@ def test_where_a_body_breaks_is_told(api: Api) -> None:
     assert (error["path"], error["line"]) == ("x", 2)
 
 
+@ONE_SETUP
 @pytest.mark.parametrize(
     "text",
     [
@@ -98,6 +103,7 @@ def test_hostile_yaml_is_refused_with_a_reason(api: Api, text: str) -> None:
     assert answer.json()["errors"]
 
 
+@ONE_SETUP
 @pytest.mark.parametrize(
     "headers",
     [
@@ -156,6 +162,7 @@ def test_a_large_definition_is_checked_while_others_are_served(api: Api, name: s
     assert answer.json()["errors"][0]["code"] == "too_large"
 
 
+@ONE_SETUP
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

@@ -185,7 +185,8 @@ def test_a_wait_ends_with_the_run_or_with_its_time(api: Api, server: Server, nam
     assert answer.status_code == 409
     assert "RUNNING" in answer.json()["detail"]
     assert api.get(f"/runs/{run_id}/results?partial=true")["outputs"] == {}
-    assert [w["running"] for w in api.get("/workers")["items"]] == [1]
+    running = lambda: [w["running"] for w in api.get("/workers")["items"]] == [1]  # noqa: E731
+    wait_for(running, "the worker said so, with its next heartbeat")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(api.finished, run_id)
         time.sleep(0.1)

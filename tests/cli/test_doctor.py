@@ -71,6 +71,35 @@ def test_a_redis_is_examined_instead_of_the_file(shell: Shell, redis_url: str) -
     assert "file" not in found
 
 
+def test_with_a_database_both_are_examined(shell: Shell, redis_url: str, postgres_url: str) -> None:
+    both = {"DOVETAIL_REDIS_URL": redis_url, "DOVETAIL_DATABASE_URL": postgres_url}
+    found = findings(shell("doctor", "--json", **both))
+    assert found["persistence"]["ok"], "with PostgreSQL `everysec` is enough"
+    for check in ("database", "schema", "writable", "connections", "database clock", "agreement"):
+        assert found[check]["ok"], found[check]
+    wrong = {check for check, one in found.items() if not one["ok"]}
+    # The database of the tests need not survive a power cut.
+    assert wrong - {"durability"} == {"orchestrators", "workers"}
+
+
+def test_a_database_that_is_not_there_is_told_and_redis_all_the_same(
+    shell: Shell, redis_url: str
+) -> None:
+    nowhere = "postgresql://somebody:secret@127.0.0.1:1/db"
+    done = shell("doctor", DOVETAIL_REDIS_URL=redis_url, DOVETAIL_DATABASE_URL=nowhere)
+    assert done.code == 1
+    assert "cannot be reached" in done.out
+    assert "DOVETAIL_DATABASE_URL names it" in done.out
+    assert "✓ redis" in done.out
+    assert "secret" not in done.out + done.err
+
+
+def test_a_database_without_a_redis_is_told(shell: Shell) -> None:
+    done = shell("doctor", DOVETAIL_DATABASE_URL="postgresql://host/db")
+    assert done.code == 1
+    assert "set DOVETAIL_REDIS_URL, too, or unset DOVETAIL_DATABASE_URL" in done.out
+
+
 def test_a_redis_that_is_not_there_is_told(shell: Shell) -> None:
     done = shell("doctor", DOVETAIL_REDIS_URL="redis://127.0.0.1:1/0")
     assert done.code == 1

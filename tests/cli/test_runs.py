@@ -413,9 +413,12 @@ def test_without_any_run_each_command_says_how_to_make_one(shell: Shell, verb: s
     assert not (shell.directory / ".dovetail").exists()
 
 
-@pytest.mark.parametrize("name", ["DOVETAIL_SERVER", "DOVETAIL_REDIS_URL"])
-def test_a_place_that_is_not_known_yet_is_no_excuse_for_another(shell: Shell, name: str) -> None:
-    url = "http://host:8700" if name == "DOVETAIL_SERVER" else "redis://host"
-    done = shell("runs", "list", **{name: url})
+@pytest.mark.parametrize("redis_url", ["", "redis://host"])
+def test_a_place_that_is_not_known_yet_is_no_excuse_for_another(
+    shell: Shell, redis_url: str
+) -> None:
+    server = "http://host:8700"
+    done = shell("runs", "list", DOVETAIL_SERVER=server, DOVETAIL_REDIS_URL=redis_url)
     assert done.code == 2
-    assert f"{name} is set, but this version only knows the embedded file" in done.err
+    assert "DOVETAIL_SERVER is set, but this version does not talk to servers" in done.err
+    assert f"unset it to use {'Redis' if redis_url else '.dovetail/dovetail.db'}" in done.err

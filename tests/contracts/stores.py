@@ -23,6 +23,8 @@ from typing import Any
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Decision, Submit
 from dovetail.engine.ports import Store
 from dovetail.pipe import Pipe
@@ -117,3 +119,13 @@ async def read(store: Store, run_id: str, count: int, after: int = 0) -> list[Ev
                 break
         await watching.aclose()  # type: ignore[attr-defined]
     return events
+
+
+def plain(run: RunState) -> dict[str, Any]:
+    """A snapshot without nonces."""
+    snapshot = run.snapshot()
+    for node in snapshot["nodes"]:
+        node["token"], node["answered"] = node["token"][:2], node["answered"][:2]
+        if node["status"] is not NodeStatus.PENDING:
+            del node["waiting"], node["fed"]  # of no meaning once a node was ready
+    return snapshot

@@ -1,21 +1,31 @@
-"""The same races between real processes: four of them on one file, let go at the same moment.
+"""The same races between real processes, on one file or one Redis, let go at the same moment.
 
 That several handles in one process agree does not imply this: here locks, caches and pages are
-those of different processes. None of them may ever see that the file was busy.
+those of different processes. None of them may ever see that the store was busy.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..faults.nursery import Child, Nursery
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.transitions import Submit
+from dovetail.pipe import Pipe
 
-PROCESSES = 4
+from ..core.invariants import check_run
+from ..faults.nursery import Child, Nursery
+from .retold import Told, retell
+from .shared_runs import graph, opened
+from .stores import plain, read, redis_url
+
 WIDE: dict[str, list[str]] = {f"n{i}": [] for i in range(40)}
 PAIRS: dict[str, list[str]] = {f"p{i}": [] for i in range(40)} | {
     f"c{i}": [f"p{i}"] for i in range(40)
@@ -34,59 +44,92 @@ def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery
         yield nursery
 
 
-@pytest.fixture
-def nursery(shared_nursery: Nursery) -> Iterator[Nursery]:
-    yield shared_nursery
+@dataclass(frozen=True)
+class Arena:
+    """A store that several processes open, and the processes."""
+
+    nursery: Nursery
+    folder: Path
+    url: str | None
+    processes: int
+
+    def race(self, job: str, *, each: bool = False, **given: Any) -> list[Any]:
+        """What each of the processes told after all had begun together."""
+        started = self.folder / "start"
+        started.unlink(missing_ok=True)
+        children: list[Child] = []
+        for number in range(self.processes):
+            own = {"me": f"w{number}"} if each else {}
+            children.append(self.start(job, **own, **given))
+        for child in children:
+            assert child.hear() == "ready"
+        started.touch()
+        for child in children:
+            child.done()  # says so if one of them saw an error
+        told = [child.told()[1:] for child in children]
+        return [one[0] if len(one) == 1 else one for one in told]
+
+    def start(self, job: str, **given: Any) -> Child:
+        where = {"folder": str(self.folder)} | ({"url": self.url} if self.url else {})
+        return self.nursery.start(job, **where, **given)
+
+    def make(self, nodes: dict[str, list[str]], **given: Any) -> list[str]:
+        made: list[str] = self.start("make", nodes=nodes, **given).done()
+        return made
+
+    async def look(self, run_id: str) -> tuple[RunState, list[Event]]:
+        async with opened(str(self.folder), self.url) as store:
+            run = await store.load(run_id)
+            return run, await read(store, run_id, run.seq)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def arena(
+    request: pytest.FixtureRequest, shared_nursery: Nursery, tmp_path: Path
+) -> Iterator[Arena]:
+    if request.param == "sqlite":
+        yield Arena(shared_nursery, tmp_path, None, 4)
+    else:
+        yield Arena(shared_nursery, tmp_path, empty_redis(), 8)
     shared_nursery.clear()
 
 
-def race(
-    nursery: Nursery, folder: Path, job: str, *, each: bool = False, **given: Any
-) -> list[Any]:
-    """What each of the processes told after all had begun together."""
-    started = folder / "start"
-    started.unlink(missing_ok=True)
-    children: list[Child] = []
-    for number in range(PROCESSES):
-        own = {"me": f"w{number}"} if each else {}
-        children.append(nursery.start(job, folder=str(folder), **own, **given))
-    for child in children:
-        assert child.hear() == "ready"
-    started.touch()
-    for child in children:
-        child.done()  # says so if one of them saw an error
-    told = [child.told()[1:] for child in children]
-    return [one[0] if len(one) == 1 else one for one in told]
+def empty_redis() -> str:
+    async def flush() -> None:
+        async with Pipe(redis_url()) as pipe:
+            await pipe.call("FLUSHDB")
+
+    asyncio.run(flush())
+    return redis_url()
 
 
-def make(nursery: Nursery, folder: Path, nodes: dict[str, list[str]], runs: int = 1) -> list[str]:
-    made: list[str] = nursery.start("make", folder=str(folder), nodes=nodes, runs=runs).done()
-    return made
+in_a_file = pytest.mark.parametrize("arena", ["sqlite"], indirect=True)
 
 
-def test_of_many_claims_of_one_start_exactly_one_wins(nursery: Nursery, tmp_path: Path) -> None:
-    (run_id,) = make(nursery, tmp_path, WIDE)
-    granted = race(nursery, tmp_path, "claim", each=True, run_id=run_id)
+def test_of_many_claims_of_one_start_exactly_one_wins(arena: Arena) -> None:
+    (run_id,) = arena.make(WIDE)
+    granted = arena.race("claim", each=True, run_id=run_id)
     assert Counter(name for one in granted for name in one) == Counter(dict.fromkeys(WIDE, 1))
 
 
 def test_of_many_completions_exactly_one_counts_and_the_child_is_published_once(
-    nursery: Nursery, tmp_path: Path
+    arena: Arena,
 ) -> None:
-    (run_id,) = make(nursery, tmp_path, PAIRS)
-    started = nursery.start("start", folder=str(tmp_path), run_id=run_id).done()
-    told = race(nursery, tmp_path, "complete", each=True, run_id=run_id, tokens=started)
+    (run_id,) = arena.make(PAIRS)
+    started = arena.start("start", run_id=run_id).done()
+    told = arena.race("complete", each=True, run_id=run_id, tokens=started)
     counted = Counter(name for one, _ in told for name in one)
     published = Counter(name for _, one in told for name in one)
     assert counted == Counter({name: 1 for name in PAIRS if name.startswith("p")})
     assert published == Counter({name: 1 for name in PAIRS if name.startswith("c")})
 
 
+@pytest.mark.parametrize("condition", [None, "{{{{ {0}.status == 'COMPLETED' }}}}"])
 def test_a_crowd_runs_every_node_once_and_agrees_on_the_end(
-    nursery: Nursery, tmp_path: Path
+    arena: Arena, condition: str | None
 ) -> None:
-    (run_id,) = make(nursery, tmp_path, LAYERED)
-    told = race(nursery, tmp_path, "work", each=True, run_id=run_id)
+    (run_id,) = arena.make(LAYERED, **{"if": condition})
+    told = arena.race("work", each=True, run_id=run_id)
     done = {f"w{number}": names for number, (names, _) in enumerate(told)}
     assert Counter(name for names in done.values() for name in names) == Counter(
         dict.fromkeys(LAYERED, 1)
@@ -98,10 +141,11 @@ def test_a_crowd_runs_every_node_once_and_agrees_on_the_end(
     assert outputs == {name: who for who, names in done.items() for name in names}
 
 
-def test_one_key_makes_one_run_and_everybody_finds_it(nursery: Nursery, tmp_path: Path) -> None:
+@in_a_file
+def test_one_key_makes_one_run_and_everybody_finds_it(arena: Arena) -> None:
     keys = 25
-    make(nursery, tmp_path, WIDE)
-    told = race(nursery, tmp_path, "create", each=True, keys=keys)
+    arena.make(WIDE)
+    told = arena.race("create", each=True, keys=keys)
     made = {run_id.partition("-")[2]: run_id for ours, _ in told for run_id in ours}
     assert sum(len(ours) for ours, _ in told) == len(made) == keys
     for _, found in told:
@@ -109,19 +153,20 @@ def test_one_key_makes_one_run_and_everybody_finds_it(nursery: Nursery, tmp_path
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])
-def test_an_order_is_granted_once(nursery: Nursery, tmp_path: Path, command: str) -> None:
-    run_ids = make(nursery, tmp_path, {"a": [], "b": ["a"]}, runs=25)
-    told = race(nursery, tmp_path, "order", run_ids=run_ids, command="cancel")
+def test_an_order_is_granted_once(arena: Arena, command: str) -> None:
+    run_ids = arena.make({"a": [], "b": ["a"]}, runs=25)
+    told = arena.race("order", run_ids=run_ids, command="cancel")
     if command == "retry":
-        told = race(nursery, tmp_path, "order", run_ids=run_ids, command="retry")
+        told = arena.race("order", run_ids=run_ids, command="retry")
     assert Counter(run_id for one in told for run_id in one) == Counter(dict.fromkeys(run_ids, 1))
 
 
+@in_a_file
 def test_runs_that_nobody_drives_are_taken_once_and_every_node_is_executed_once(
-    nursery: Nursery, tmp_path: Path
+    arena: Arena,
 ) -> None:
-    run_ids = make(nursery, tmp_path, {"a": [], "b": ["a"], "c": ["a"]}, runs=25)
-    told = race(nursery, tmp_path, "adopt", run_ids=run_ids)
+    run_ids = arena.make({"a": [], "b": ["a"], "c": ["a"]}, runs=25)
+    told = arena.race("adopt", run_ids=run_ids)
     assert Counter(run_id for taken, _ in told for run_id in taken) == Counter(
         dict.fromkeys(run_ids, 1)
     )
@@ -129,14 +174,48 @@ def test_runs_that_nobody_drives_are_taken_once_and_every_node_is_executed_once(
     assert executed == Counter({f"{run_id} {node}": 1 for run_id in run_ids for node in "abc"})
 
 
-def test_a_new_file_can_be_opened_by_everybody_at_once(nursery: Nursery, tmp_path: Path) -> None:
+@in_a_file
+def test_a_new_file_can_be_opened_by_everybody_at_once(arena: Arena) -> None:
     attempts = 8
-    children = [
-        nursery.start("open_new", folder=str(tmp_path), attempts=attempts) for _ in range(PROCESSES)
-    ]
+    children = [arena.start("open_new", attempts=attempts) for _ in range(arena.processes)]
     for number in range(attempts):
         for child in children:
             child.hear(number + 1)
-        (tmp_path / f"start-{number}").touch()
+        (arena.folder / f"start-{number}").touch()
     for child in children:
         assert child.done() == attempts - 1
+
+
+LAYERS = {
+    f"n{layer}_{i}": [f"n{layer - 1}_{i}", f"n{layer - 1}_{(i + 1) % 3}"] if layer else []
+    for layer in range(4)
+    for i in range(3)
+}
+OFTEN = {"max_retries": 2, "retry": {"base_delay_seconds": 0.001}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"max_concurrency": 2}, {"on_failure": "continue", "max_concurrency": 4}],
+    ids=["plain", "narrow", "continue"],
+)
+def test_what_a_crowd_decides_is_what_one_after_the_other_would(
+    arena: Arena, fields: dict[str, Any]
+) -> None:
+    fields = {**fields, "each": OFTEN}
+    run_ids = arena.make(LAYERS, runs=4, **fields)
+    told = arena.race("hammer", each=True, run_ids=run_ids, rounds=100)
+    compiled = graph(LAYERS, **fields)
+    kinds: Counter[str] = Counter()
+    for run_id in run_ids:
+        tellers = [
+            [Told.read(line) for line in lines[:-1] if line[1][0] == run_id] for lines in told
+        ]
+        run, log = asyncio.run(arena.look(run_id))
+        retold, events = retell(Submit(run_id, compiled, {}), log, tellers)
+        assert events == log
+        assert plain(run) == plain(retold)
+        check_run(run)
+        kinds.update(event.type for event in log)
+    missing = {"node.lost", "node.parked", "node.retrying", "run.retried"} - kinds.keys()
+    assert not missing, "a crowd that meets nothing proves nothing"

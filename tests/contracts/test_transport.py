@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dovetail.core.events import Token
-from dovetail.core.step import begin
-from dovetail.core.transitions import Dispatch, Stop, Submit
+from dovetail.core.transitions import Dispatch, Stop
 
 from ..core.walk import graph
 from .transports import TRANSPORTS, Ends, seen
@@ -26,11 +25,9 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
         yield both
 
 
-def orders(count: int, run_id: str = "r") -> list[Dispatch]:
+async def orders(ends: Ends, count: int, run_id: str = "r") -> list[Dispatch]:
     """So many nodes to publish, as a run orders it."""
-    compiled = graph({f"n{i}": [] for i in range(count)})
-    _, decision = begin(Submit(run_id, compiled, {}), 1000.0, 7)
-    return decision.dispatch
+    return await ends.submit(run_id, graph({f"n{i}": [] for i in range(count)}))
 
 
 async def take_all(ends: Ends, count: int, limit: int = 100) -> list[tuple[str, str, Token]]:
@@ -41,25 +38,26 @@ async def take_all(ends: Ends, count: int, limit: int = 100) -> list[tuple[str, 
 
 
 async def test_nodes_are_taken_in_the_order_in_which_they_were_published(ends: Ends) -> None:
-    batch = orders(20)
+    batch = await orders(ends, 20)
     await ends.transport.publish(batch[:7])
     await ends.transport.publish(batch[7:])
     assert await take_all(ends, 20) == [seen(order) for order in batch]
 
 
 async def test_a_taker_gets_at_most_as_many_as_it_asked_for(ends: Ends) -> None:
-    batch = orders(10)
+    batch = await orders(ends, 10)
     await ends.transport.publish(batch)
     first = await ends.take(3)
-    assert first == [seen(order) for order in batch[:3]]
-    assert await take_all(ends, 7, limit=2) == [seen(order) for order in batch[3:]]
+    assert 1 <= len(first) <= 3
+    rest = await take_all(ends, 10 - len(first), limit=2)
+    assert first + rest == [seen(order) for order in batch]
 
 
 async def test_a_taker_waits_until_there_is_something(ends: Ends) -> None:
     taking = asyncio.create_task(ends.take(5))
     await asyncio.sleep(0.01)
     assert not taking.done()
-    await ends.transport.publish(orders(1))
+    await ends.transport.publish(await orders(ends, 1))
     assert len(await asyncio.wait_for(taking, 10)) == 1
 
 
@@ -68,12 +66,12 @@ async def test_publishing_nothing_wakes_nobody(ends: Ends) -> None:
     await ends.transport.publish([])
     await asyncio.sleep(0.01)
     assert not taking.done()
-    await ends.transport.publish(orders(2))
-    assert len(await asyncio.wait_for(taking, 10)) == 2
+    await ends.transport.publish(await orders(ends, 1))
+    assert len(await asyncio.wait_for(taking, 10)) == 1
 
 
 async def test_no_two_takers_get_the_same_node_and_none_is_lost(ends: Ends) -> None:
-    batch = orders(300)
+    batch = await orders(ends, 300)
     chance = random.Random(3)
     taken: list[tuple[str, str, Token]] = []
 
@@ -102,20 +100,20 @@ async def test_no_two_takers_get_the_same_node_and_none_is_lost(ends: Ends) -> N
 async def test_a_taker_that_gives_up_takes_nothing_with_it(ends: Ends) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ends.take(5), 0.01)
-    batch = orders(3)
+    batch = await orders(ends, 3)
     await ends.transport.publish(batch)
     assert await take_all(ends, 3) == [seen(order) for order in batch]
 
 
 async def test_a_node_may_be_published_again(ends: Ends) -> None:
-    batch = orders(1)
+    batch = await orders(ends, 1)
     for _ in range(3):
         await ends.transport.publish(batch)
         assert await take_all(ends, 1) == [seen(batch[0])]
 
 
 async def test_nodes_of_several_runs_travel_together(ends: Ends) -> None:
-    one, other = orders(2, "one"), orders(2, "other")
+    one, other = await orders(ends, 2, "one"), await orders(ends, 2, "other")
     await ends.transport.publish([*one, *other])
     assert [run_id for run_id, _, _ in await take_all(ends, 4)] == ["one", "one", "other", "other"]
 

@@ -1,19 +1,37 @@
 """Every transport that must keep the transport's promises. The next is one line in `TRANSPORTS`.
 
 A transport has two ends. `Ends` is what the suite needs of both: the orchestrator's, which is the
-port, and a worker's, which each transport shapes as it likes.
+port, and a worker's, which each transport shapes as it likes. Between processes every taker is a
+consumer of its own, as another worker would be.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from dovetail.core.dag import Graph
 from dovetail.core.events import Token
-from dovetail.core.transitions import Dispatch, Stop
-from dovetail.engine.ports import Transport
+from dovetail.core.step import begin
+from dovetail.core.transitions import Dispatch, Stop, Submit
+from dovetail.engine.clock import steady_clock
+from dovetail.engine.ports import Task, Transport
+from dovetail.engine.publishing import Publisher
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore
 from dovetail.transports.local import LocalTransport
+from dovetail.transports.streams import (
+    WORKERS,
+    Message,
+    StopFeed,
+    StreamInbox,
+    StreamReader,
+    StreamSender,
+)
+
+from .stores import redis_url
 
 Taken = tuple[str, str, Token]
 """What a worker learns of a published node: its run, its id, its token."""
@@ -22,6 +40,8 @@ Taken = tuple[str, str, Token]
 @dataclass
 class Ends:
     transport: Transport
+    submit: Callable[[str, Graph], Awaitable[list[Dispatch]]]
+    """Make a run and give its first orders."""
     take: Callable[[int], Awaitable[list[Taken]]]
     """Wait for published nodes and take at most so many."""
     stopped: list[Stop] = field(default_factory=list)
@@ -32,14 +52,79 @@ class Ends:
 async def local() -> AsyncIterator[Ends]:
     transport = LocalTransport()
 
+    async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
+        return begin(Submit(run_id, graph, {}), 1000.0, 7)[1].dispatch
+
     async def take(limit: int) -> list[Taken]:
         while not (batch := transport.next(limit)):
             await transport.news()
         return [seen(dispatch) for dispatch in batch]
 
-    ends = Ends(transport, take)
+    ends = Ends(transport, submit, take)
     transport.on_stop = ends.stopped.append
     yield ends
+
+
+class Crew:
+    """Workers that take what is published. What one had read when its taker gave up, the next
+    taker gets: to a worker that is gone for good, its lease and the sweep are the answer."""
+
+    def __init__(self, stack: AsyncExitStack, pipe: Pipe) -> None:
+        self._stack = stack
+        self._pipe = pipe
+        self._hired = 0
+        self._idle: list[tuple[StreamInbox, asyncio.Task[list[tuple[Message, Task]]] | None]] = []
+
+    async def take(self, limit: int) -> list[Taken]:
+        inbox, reading = self._idle.pop() if self._idle else (await self._hire(), None)
+        try:
+            while True:
+                reading = reading or asyncio.create_task(inbox.tasks(limit))
+                found = await asyncio.shield(reading)
+                reading = None
+                if found:
+                    await inbox.settle([message for message, _ in found])
+                    return [(task.run_id, task.node_id, task.token) for _, task in found]
+        finally:
+            self._idle.append((inbox, reading))
+
+    async def _hire(self) -> StreamInbox:
+        self._hired += 1
+        blocking = await self._stack.enter_async_context(Pipe(redis_url()))
+        reader = StreamReader(blocking, self._pipe, WORKERS, f"w{self._hired}")
+        return StreamInbox(reader, self._pipe, ["h", "another"])
+
+    async def dismiss(self) -> None:
+        left = [reading for _, reading in self._idle if reading is not None]
+        for reading in left:
+            reading.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+@asynccontextmanager
+async def streams() -> AsyncIterator[Ends]:
+    async with AsyncExitStack() as stack:
+        pipe, listening = [await stack.enter_async_context(Pipe(redis_url())) for _ in range(2)]
+        await pipe.call("FLUSHDB")
+        store = RedisStore(pipe)
+        publisher = Publisher(store, store, StreamSender(pipe), steady_clock())
+
+        async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
+            return (await store.create(Submit(run_id, graph, {}), 1000.0)).dispatch
+
+        crew = Crew(stack, pipe)
+        ends = Ends(publisher, submit, crew.take)
+        feed = StopFeed(listening)
+
+        async def hear() -> None:
+            while True:
+                ends.stopped += await feed.next()
+
+        hearing = asyncio.create_task(hear())
+        yield ends
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+        await crew.dismiss()
 
 
 def seen(dispatch: Dispatch) -> Taken:
@@ -49,4 +134,5 @@ def seen(dispatch: Dispatch) -> Taken:
 
 TRANSPORTS: dict[str, Callable[[], AbstractAsyncContextManager[Ends]]] = {
     "local": local,
+    "streams": streams,
 }

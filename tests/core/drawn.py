@@ -93,6 +93,13 @@ def graphs(draw: st.DrawFn, most: int = 8) -> Graph:
     )
 
 
+# What a failed handler says of its next attempt; the last two are a service's Retry-After.
+HINTS: tuple[dict[str, Any], ...] = (
+    *({}, {}, {"after": 3.0}),
+    *({"at_least": 25.0}, {"at_least": 5000.0}),
+)
+
+
 class Deed(NamedTuple):
     """Something that may happen. What the numbers mean depends on the run."""
 
@@ -109,6 +116,7 @@ KINDS = (
     *("park", "recall", "renew", "progress", "permanent"),
     *("retry", "retry_from", "cancel", "take_over"),
 )
+WAITS = (0.0, 0.0, 1.0, 10.0, 30.0)
 TOKENS = ("own",) * 12 + ("earlier",) * 3 + ("forged", "none", "next")
 
 deed = st.builds(
@@ -116,7 +124,7 @@ deed = st.builds(
     kind=st.integers(0, len(KINDS) - 1),
     place=st.integers(0, 40),
     token=st.integers(0, len(TOKENS) - 1),
-    wait=st.sampled_from([0.0, 0.0, 1.0, 10.0, 30.0]),
+    wait=st.sampled_from(WAITS),
 )
 # Left to itself Hypothesis draws five of them on average, and little can happen in five.
 deeds = st.lists(deed, max_size=10) | st.lists(deed, min_size=30, max_size=70)
@@ -151,7 +159,8 @@ class Meaning:
             case "complete":
                 return Complete(self.run_id, name, token, output_of(run, name))
             case "fail":
-                return Fail(self.run_id, name, token, error_of(name), chance=0.5)
+                hints = HINTS[deed.place // 5 % len(HINTS)]
+                return Fail(self.run_id, name, token, error_of(name), chance=0.5, **hints)
             case "permanent":
                 return Fail(self.run_id, name, token, error_of(name), permanent=True)
             case "park":

@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
+from dovetail.core.run import NodeState
 from dovetail.engine.explain import explain
 
 from ..core.walk import BROKEN, Walk
 
 
-def why(walk: Walk, *, driven: bool = True) -> dict[str, dict[str, Any]]:
-    return {told["id"]: told for told in explain(walk.state, walk.now, driven)}
+def why(walk: Walk, **how: Any) -> dict[str, dict[str, Any]]:
+    asked = {"driven": True, **how}
+    return {told["id"]: told for told in explain(walk.state, walk.now, **asked)}
 
 
-def said(walk: Walk, node: str, *, driven: bool = True) -> tuple[str, str]:
-    told = why(walk, driven=driven)[node]
+def said(walk: Walk, node: str, **how: Any) -> tuple[str, str]:
+    told = why(walk, **how)[node]
     return told["code"], told["why"]
 
 
@@ -121,6 +123,27 @@ def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None
     )
     assert said(walk, "b", driven=False) == ("no_worker", "queued, but nobody drives the run")
     assert said(walk, "c", driven=False)[0] == "waiting_for_parents"
+
+
+def test_a_queued_node_that_no_live_worker_could_start_says_so() -> None:
+    walk = Walk({"a": [], "b": [], "c": [], "d": ["a"]}, c={"resource_tag": "t"})
+    walk.start("b")
+    walk.park("c", 9)
+    sentence = "queued, but no live worker has the handler 'h'"
+    assert said(walk, "a", served=()) == ("no_worker", sentence)
+    assert why(walk, served=())["a"]["details"] == {"handler": "h"}
+    assert said(walk, "a", served={"h"})[0] == "queued"
+    codes = {name: said(walk, name, served=())[0] for name in "bcd"}
+    assert codes == {"b": "running", "c": "rate_limited", "d": "waiting_for_parents"}
+
+
+def test_a_node_whose_condition_is_about_to_be_decided_waits_for_nobody() -> None:
+    walk = Walk({"a": [], "b": ["a"]})
+    walk.run("a")
+    walk.state.nodes[1] = NodeState(1, 0)
+    told = why(walk)["b"]
+    assert (told["code"], told["details"]) == ("waiting_for_parents", {"parents": []})
+    assert told["why"] == "its parents are done, it is about to be queued"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
+from dovetail.transports.messages import MOST_INPUTS
 from dovetail.transports.streams import (
     DEAD,
     RESULTS,
@@ -63,6 +64,13 @@ async def test_a_task_arrives_as_it_was_sent(ends: Ends) -> None:
     ((_, task),) = await ends.inbox.tasks(10)
     assert task == TASK
     assert task.inputs() == {"parent": {"y": 1.5}}
+
+
+async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
+    large = TASK._replace(source={"parent": "x" * MOST_INPUTS})
+    await ends.sender.send([large])
+    ((_, task),) = await ends.inbox.tasks(10)
+    assert task == large._replace(source=None)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import ArchiveDown, StoreError
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding
 from dovetail.stores import postgres_pool
@@ -220,6 +220,19 @@ class TestFailures:
             with pytest.raises(StoreError, match="does not exist; create it with createdb"):
                 await pool.ping()
 
+    async def test_a_database_without_every_character_is_told(
+        self, postgres_server: Databases, url: str
+    ) -> None:
+        name = f"{url.rpartition('/')[2]}_latin"
+        postgres_server.execute(
+            f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+        )
+        latin = f"{url.rpartition('/')[0]}/{name}"
+        async with PostgresPool(latin) as pool:
+            with pytest.raises(StoreError, match=r"LATIN1.*createdb --encoding UTF8"):
+                await pool.ping()
+        postgres_server.drop_database(latin)
+
     @pytest.mark.parametrize(
         "wrong", ["postgresql://h:port/x", "postgresql://u:a#b@h/x", "mysql://h/x", "nonsense"]
     )
@@ -347,7 +360,7 @@ class TestServerAway:
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(own_server.kill)
             ended = await asyncio.gather(*triggers, return_exceptions=True)
-            assert {type(error) for error in ended} == {StoreError}, ended
+            assert {type(error) for error in ended} == {ArchiveDown}, ended
             with pytest.raises(StoreError):
                 await records.accept(submit(), 1.0)
             with pytest.raises(StoreError):
@@ -387,7 +400,7 @@ class TestServerAway:
                 told = await asyncio.gather(
                     *(tried.rows("limits") for _ in range(20)), return_exceptions=True
                 )
-                assert {type(error) for error in told} == {StoreError}, told
+                assert {type(error) for error in told} == {ArchiveDown}, told
                 assert all("did not answer" in str(error) for error in told), told
                 with pytest.raises(StoreError, match="did not answer"):
                     await PostgresRecords(tried).accept(submit(), 1.0)

@@ -19,8 +19,9 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Conflict, InvalidParams, NotFound
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.ports import KeyUsed, Records
+from dovetail.engine.snapshots import RunSnapshot
 from dovetail.stores.definitions import stored_definition
-from dovetail.stores.postgres import PostgresArchive, RunSnapshot
+from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.postgres_records import PostgresRecords
 from dovetail.stores.sqlite import SqliteStore
@@ -82,7 +83,7 @@ class PostgresKeeper:
                 ends={0: b'["run_cancelled",-1,""]'},
                 first_seq=1,
                 events=[*told, ended],
-                result={"a": None},
+                result=b'{"a":null}',
             )
         )
 

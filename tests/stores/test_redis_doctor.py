@@ -13,6 +13,7 @@ from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe
 from dovetail.stores.redis_doctor import disagreements, examine, reach
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.transports.peers import Peers
 
 from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
@@ -43,6 +44,7 @@ async def found_of(pipe: Pipe, **given: Any) -> dict[str, Finding]:
 
 async def test_all_is_well_with_a_log_a_database_and_a_worker(pipe: Pipe) -> None:
     await RedisFleet(pipe).beat(WORKER)
+    assert await Peers(pipe, "me").beat() == []
     found = await found_of(pipe)
     assert [check for check, one in found.items() if not one.ok] == []
     assert found["workers"].message == "1 alive, 1 of 4 slots busy"
@@ -180,10 +182,24 @@ async def test_work_that_no_worker_can_do_is_told(pipe: Pipe) -> None:
     assert (await found_of(pipe))["backlog"] == Finding(
         "backlog", True, "1 tasks wait or run: sleep 1"
     )
+    full = (await found_of(pipe, max_backlog=1))["backlog"]
+    assert full.ok, "as many as may wait"
+    await pipe.call("XADD", "tasks:sleep", "*", "x", "1")
+    full = (await found_of(pipe, max_backlog=1))["backlog"]
+    assert "above 1 (DOVETAIL_MAX_BACKLOG) no run is taken" in full.message
+    await pipe.call("XTRIM", "tasks:sleep", "MAXLEN", 1)
     for _ in range(3):
         await pipe.call("XADD", "tasks:mine", "*", "x", "1")
     backlog = (await found_of(pipe))["backlog"]
     assert backlog.message == "4 tasks wait or run: mine 3, sleep 1; no live worker knows 'mine'"
+
+
+async def test_without_an_orchestrator_that_lives_no_run_goes_on(pipe: Pipe) -> None:
+    await pipe.call("ZADD", "wf:orchestrators", time.time() - 60, "dead")
+    found = (await found_of(pipe))["orchestrators"]
+    assert (found.message, found.fix) == ("none is alive: no run goes on", "dovetail orchestrator")
+    await Peers(pipe, "me").beat()
+    assert (await found_of(pipe))["orchestrators"].message == "1 alive"
 
 
 async def test_results_that_nobody_reads_are_told(pipe: Pipe) -> None:

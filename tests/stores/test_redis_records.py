@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import KeyUsed
-from dovetail.pipe import Pipe
+from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_acceptance import batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
@@ -163,12 +163,45 @@ async def test_refreshing_again_and_from_many_sides_ends_with_the_truth(
 
 
 async def test_one_who_lists_what_was_true_a_moment_ago_sets_it_right(keeper: RedisKeeper) -> None:
-    run = submit()
+    run = submit(version=1)
     await keeper.accept(run, NOW)
     slow = Overtaken(keeper.pipe, lambda: keeper.cancel(run, NOW + 1))
     await RedisRecords(slow).refresh([run.run_id])  # type: ignore[arg-type]
     assert await keeper.pipe.call("ZCARD", "wf:list:{runs}:RUNNING") == 0
+    assert await keeper.pipe.call("ZCARD", "wf:workflow:{test}:open") == 0
     assert await keeper.statuses(status="CANCELLED") == [run.run_id]
+
+
+async def test_one_who_lists_an_end_that_was_retried_meanwhile_sets_it_right(
+    keeper: RedisKeeper,
+) -> None:
+    async def retry() -> None:
+        await keeper.store.apply([Retry(run.run_id)], NOW + 2)
+        await keeper.records.refresh([run.run_id])
+
+    run = submit(version=1)
+    await keeper.accept(run, NOW)
+    await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+    await RedisRecords(Overtaken(keeper.pipe, retry)).refresh([run.run_id])  # type: ignore[arg-type]
+    assert await keeper.statuses(status="RUNNING") == [run.run_id]
+    assert await keeper.statuses(status="CANCELLED") == []
+    assert await keeper.pipe.call("ZCARD", "wf:list:{runs}:finished") == 0
+    assert await keeper.pipe.call("ZCARD", "wf:workflow:{test}:open") == 1
+
+
+@pytest.mark.parametrize("count", [1, 100])
+async def test_a_run_that_begins_or_ends_costs_two_reads_and_its_share_of_few_commands(
+    keeper: RedisKeeper, count: int
+) -> None:
+    runs = [submit(version=1) for _ in range(count)]
+    for run in runs:
+        await keeper.store.create(run, NOW)
+    for lists in (7, 10):
+        before = keeper.pipe.commands, keeper.pipe.roundtrips
+        await keeper.records.refresh(run.run_id for run in runs)
+        assert keeper.pipe.commands - before[0] <= 2 * count + lists
+        assert keeper.pipe.roundtrips - before[1] == 2
+        await keeper.store.apply([Cancel(run.run_id) for run in runs], NOW + 1)
 
 
 class Overtaken:
@@ -176,14 +209,15 @@ class Overtaken:
 
     def __init__(self, pipe: Pipe, meanwhile: Callable[[], Awaitable[None]]) -> None:
         self.call = pipe.call
+        self.script = pipe.script
         self._pipe = pipe
         self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
 
-    async def script(self, *given: Any) -> Any:
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile is not None:
+    async def many(self, commands: Sequence[Command]) -> Any:
+        if self._meanwhile is not None and commands[0][0] == "ZADD":
+            meanwhile, self._meanwhile = self._meanwhile, None
             await meanwhile()
-        return await self._pipe.script(*given)
+        return await self._pipe.many(commands)
 
 
 async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -> None:
@@ -233,8 +267,7 @@ async def test_a_workflow_can_be_deleted_though_the_list_is_behind(keeper: Redis
 async def test_a_run_has_events_and_no_journal(keeper: RedisKeeper) -> None:
     run = submit()
     await keeper.accept(run, NOW)
-    with pytest.raises(Conflict, match="no journal"):
-        await keeper.records.entries(run.run_id)
+    assert await keeper.records.entries(run.run_id) is None
 
 
 # --- what was accepted is made -------------------------------------------------------------------
@@ -248,6 +281,18 @@ async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: Red
     assert (known.value.made, known.value.same_body) == (asked.run_id, True)
     assert await keeper.statuses() == [asked.run_id]
     assert await keeper.make_up(NOW + 100) == []
+
+
+async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeeper) -> None:
+    broken = submit(graph("broken"), key=("run", "b", "body"))
+    asked = submit(key=("run", "k", "body"))
+    await keeper.records.accept(broken, NOW - 1)
+    await keeper.records.accept(asked, NOW)
+    for key in await keeper.keys():
+        if key.startswith("wf:def:") and b"broken" in await keeper.pipe.call("GET", key):
+            await keeper.pipe.call("DEL", key)
+    assert await keeper.make_up(NOW) == [asked.run_id]
+    assert await keeper.pipe.call("ZCARD", "wf:accepted") == 0
 
 
 async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisKeeper) -> None:

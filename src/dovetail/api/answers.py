@@ -21,13 +21,23 @@ def json_answer(
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
+    # First of all: a store that is away shall cost a caller moments, not its whole patience.
+    await service.fleet.check()
     return service
 
 
 Here = Annotated[Service, Depends(_service)]
 """An endpoint's parameter: what it works with."""
+
+
+async def _admit(here: Here) -> None:
+    await here.admit()
+
+
+MAKES_RUNS = [Depends(_admit)]
+"""An endpoint's `dependencies`: it adds to what waits, and may be told to come back later."""
 
 
 def location(run_id: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ or which engine is behind the commands.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -61,8 +62,9 @@ def create_app(service: Service, version: str) -> ASGIApp:
     for router in (health.router, beside):
         app.include_router(router, responses=_PROBLEM)
     _describe_problems(app)
-    # Messages of the store name the file, which is no business of a client.
-    tell_problems(app, hidden={f" in {service.settings.db}": ""})
+    # Messages of a store name the place they are about, which is no business of a client.
+    file = re.escape(str(service.settings.db))
+    tell_problems(app, hidden=re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$"))
     settings = service.settings
     guard = Guard(
         app, hosts=[*settings.allowed_hosts, *service.hosts], tokens=Tokens(settings.tokens)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
-from dovetail.api.answers import Here, fields_of, json_answer
+from dovetail.api.answers import MAKES_RUNS, Here, fields_of, json_answer
 from dovetail.api.bodies import VERSION, Field, read_fields
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.problems import InvalidRequest
@@ -32,6 +32,7 @@ _BATCH = {
 @router.post(
     "/workflows/{name}/batches",
     summary="Run a workflow once for each item",
+    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.BatchMade,
     responses={

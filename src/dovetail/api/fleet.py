@@ -64,6 +64,12 @@ class ThisProcess:
     async def dead_letters(self) -> list[dict[str, Any]]:
         return []
 
+    async def backlog(self) -> int:
+        return 0  # what waits is in this very process, and its memory is the limit
+
+    async def check(self) -> None:
+        """Nothing travels anywhere."""
+
     async def _running(self) -> int:
         """Counted from the runs that are driven here, which are in memory."""
         count, cursor = 0, None

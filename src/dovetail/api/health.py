@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from dovetail.api import schemas
 from dovetail.api.answers import Here, json_answer
 from dovetail.api.problems import Refusal
+from dovetail.core.errors import StoreError
 
 router = APIRouter(prefix="/health", tags=["health"])
+
+READY_SECONDS = 3.0
+"""Whoever asks has given up by then."""
 
 
 @router.get("/live", summary="The process answers", response_model=schemas.Health)
@@ -21,7 +27,11 @@ async def live() -> Response:
 async def ready(here: Here) -> Response:
     if here.closing.is_set():
         raise Refusal(503, "the server is stopping")
-    await here.commands.list_runs(limit=1)  # or a `StoreError`, which is a 503
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            await here.commands.list_runs(limit=1)  # or a `StoreError`, which is a 503
+    except TimeoutError:
+        raise StoreError(f"no list of runs within {READY_SECONDS:g} s") from None
     return json_answer({"status": "ok"})
 
 

@@ -8,6 +8,7 @@ same request id. What it must not know: any endpoint.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
@@ -110,16 +111,11 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def tell_problems(app: FastAPI, hidden: Mapping[str, str]) -> None:
+def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
     """Let the application answer every error as a problem.
 
-    `hidden` is what no client shall read in a message, and what stands there instead.
+    `hidden` is what no client shall read in a message.
     """
-
-    def public(message: str) -> str:
-        for secret, shown in hidden.items():
-            message = message.replace(secret, shown)
-        return message
 
     async def of_dovetail(request: Request, error: Exception) -> Response:
         if isinstance(error, Refusal):
@@ -139,7 +135,7 @@ def tell_problems(app: FastAPI, hidden: Mapping[str, str]) -> None:
             count = len(error.problems)
             words = error.problems[0].message if count == 1 else f"{count} problems; see errors"
             return answer(status, kind, words, request.scope, errors=error.problems)
-        return answer(status, kind, public(str(error)), request.scope, headers=headers)
+        return answer(status, kind, hidden.sub("", str(error)), request.scope, headers=headers)
 
     async def of_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)  # noqa: S101

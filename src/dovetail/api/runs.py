@@ -9,12 +9,11 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
-from dovetail.api.answers import Here, fields_of, json_answer, location
+from dovetail.api.answers import MAKES_RUNS, Here, fields_of, json_answer, location
 from dovetail.api.bodies import ANYTHING, FLAG, TEXT, VERSION, Field, Part, read_fields
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.service import Service
 from dovetail.api.workflows import check
-from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Accepted
 from dovetail.engine.views import run_view
 
@@ -42,6 +41,7 @@ _PARAMS = {"type": ["object", "null"]}
 @router.post(
     "/workflows/{name}/runs",
     summary="Run a registered workflow",
+    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.Triggered,
     responses=_SAME_KEY,
@@ -60,6 +60,7 @@ async def trigger(
 @router.post(
     "/runs",
     summary="Run a definition that is not registered",
+    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.Triggered,
     responses=_SAME_KEY,
@@ -77,15 +78,7 @@ async def run_definition(
 
 
 async def _accepted(here: Service, accepted: Accepted) -> Response:
-    run = await here.commands.get_run(accepted.run_id, nodes=False)
-    made = {
-        "run_id": accepted.run_id,
-        # As it was accepted, not as it is by now: the same key gets the same answer.
-        "status": RunStatus.PENDING.value,
-        "workflow": run["workflow"],
-        "version": run["version"],
-        "created_at": run["created_at"],
-    }
+    made = await here.commands.receipt(accepted.run_id)
     return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
 
 

@@ -10,10 +10,18 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dovetail.config import Settings
+from dovetail.config import Settings, env_name
+from dovetail.core.errors import DovetailError
 from dovetail.engine.commands import Commands
 
 T = TypeVar("T")
+
+
+class Overloaded(DovetailError):
+    """More waits to be done than anybody should add to."""
+
+    type = "overloaded"
+    retry_after = 5.0
 
 
 class Fleet(Protocol):
@@ -27,6 +35,14 @@ class Fleet(Protocol):
         """Messages that were refused as malformed or poison."""
         ...
 
+    async def backlog(self) -> int:
+        """How many nodes wait for a worker, as of a moment ago."""
+        ...
+
+    async def check(self) -> None:
+        """Raises `StoreError`, soon, if what work travels by is away."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -37,6 +53,15 @@ class Service:
     """Names and addresses it is reached by, beside loopback and those of the settings."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop: whoever waits or streams comes to an end."""
+
+    async def admit(self) -> None:
+        """Raises `Overloaded` if no more runs should be made at the moment."""
+        waiting, most = await self.fleet.backlog(), self.settings.max_backlog
+        if waiting > most:
+            raise Overloaded(
+                f"{waiting:,} nodes wait for a worker, and {env_name('max_backlog')} is {most:,}; "
+                "come back later, or start more workers"
+            )
 
     async def unless_closing(self, work: Awaitable[T], seconds: float | None = None) -> T | None:
         """The outcome; None if the time is over or the server is about to stop.

@@ -61,6 +61,7 @@ async def validate(request: Request, here: Here) -> Response:
 
 async def check(here: Service, definition: Source) -> Checked:
     """In a thread, if it is large: everybody else shall not wait for it."""
+    await here.commands.learn_handlers()
     if len(definition.text or "") > LARGE_BYTES:
         return await asyncio.to_thread(here.commands.validate, definition)
     return here.commands.validate(definition)

@@ -160,6 +160,36 @@ def serve(
 
 
 @app.command()
+def orchestrator() -> None:
+    """Apply results and send out what follows: a service of a set-up on Redis.
+
+    Start as many as you like. SIGTERM and Ctrl-C end it. Exit code: 0, or 1 if Redis is not there.
+    """
+    from dovetail.cli.commands.orchestrator import run_orchestrator
+
+    raise typer.Exit(run_orchestrator())
+
+
+@app.command()
+def worker(
+    concurrency: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Nodes that it runs at once; default: 32."),
+    ] = None,
+    handlers: Handlers = None,
+) -> None:
+    """Run the nodes whose handlers it knows: a service of a set-up on Redis.
+
+    Start as many as you like. SIGTERM and Ctrl-C: it takes no more work, what runs may finish
+    within DOVETAIL_DRAIN_SECONDS, the rest is handed back. Exit code: 0, or 1 if Redis is not
+    there.
+    """
+    from dovetail.cli.commands.worker import run_worker
+
+    raise typer.Exit(run_worker(concurrency, handlers or []))
+
+
+@app.command()
 def validate(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Definitions; - reads one from stdin.")
@@ -214,7 +244,10 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(handlers: Handlers = None, as_json: AsJson = False) -> None:
-    """Check settings, the file that runs are kept in, and handlers. Exit code: 0 fine, 1 not."""
+    """Check settings, handlers, and where runs are kept. Exit code: 0 fine, 1 not.
+
+    That is the file, or Redis and PostgreSQL with the services on them.
+    """
     from dovetail.cli.commands.doctor import examine
 
     raise typer.Exit(examine(handlers or [], as_json=as_json))

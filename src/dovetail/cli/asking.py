@@ -6,44 +6,42 @@ What it must not know: what is asked, or how the answer looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any, TypeVar
 
 from dovetail.cli import streams
-from dovetail.cli.failures import InvalidInput
+from dovetail.cli.places import is_shared, looking, settings_of_this_place
 from dovetail.cli.text import plain
-from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.errors import NotFound
 from dovetail.engine.commands import Commands
-from dovetail.wiring import attached
+from dovetail.handlers.registry import Registry
 
 T = TypeVar("T")
 
 Question = Callable[[Commands], Awaitable[T]]
 
 
-def ask(question: Question[T], *, keeps: bool = False) -> T:
+def ask(question: Question[T], registry: Registry | None = None, *, keeps: bool = False) -> T:
     """The answer from where runs are kept; only what `keeps` something makes the file."""
     settings = settings_of_this_place()
 
     async def answer() -> T:
-        async with attached(settings, create=keeps) as commands:
+        async with looking(settings, registry, create=keeps) as commands:
             return await question(commands)
 
     return asyncio.run(answer())
 
 
-def settings_of_this_place() -> Settings:
-    """The settings, if they lead to the embedded file; there is nothing else yet."""
-    settings = load_settings()
-    for field in ("server", "redis_url"):
-        if getattr(settings, field) is not None:
-            # Not the file instead: an answer from the wrong place is worse than none.
-            raise InvalidInput(
-                f"{env_name(field)} is set, but this version only knows the embedded file; "
-                f"unset it to use {settings.db}"
-            )
-    return settings
+def handlers_of_this_place(registry: Registry) -> Container[str]:
+    """Those of the registry; where services run them, those that workers announced, too."""
+    if not is_shared(settings_of_this_place()):
+        return registry
+
+    async def known(commands: Commands) -> Container[str]:
+        await commands.learn_handlers()
+        return commands.known_handlers or registry
+
+    return ask(known, registry)
 
 
 async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> str:
@@ -57,7 +55,8 @@ async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> s
             newest = items[0]
     if newest is None:
         what = f"no run here that is {' or '.join(statuses)}" if statuses else "no run here yet"
-        raise NotFound(f"there is {what}; dovetail run FILE makes one")
+        maker = "trigger NAME" if is_shared(settings_of_this_place()) else "run FILE"
+        raise NotFound(f"there is {what}; dovetail {maker} makes one")
     run_id, workflow = newest["run_id"], plain(newest["workflow"])
     streams.complain([(f"the newest run: {run_id[:6]} {workflow}", "dim")])
     return str(run_id)

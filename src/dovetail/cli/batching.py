@@ -22,6 +22,7 @@ from dovetail.cli.ending import command, error_words, status_piece
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
 from dovetail.cli.items import Item, Items, Survey
+from dovetail.cli.places import driving, is_shared, looking
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.tally import Progress, Tally, progress_of
 from dovetail.cli.text import Line, clip, counted, duration, plain, plain_lines, table
@@ -32,10 +33,11 @@ from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
-from dovetail.wiring import attached, embedded
 
 RUNS_PER_SLOT = 4
 """Runs in flight for each node that may run at once: enough to keep all slots busy."""
+MOST_SHARED = 500
+"""Runs in flight where services drive them: nobody here knows how many slots they have."""
 MOST_FAILURES = 10
 RETRY = "--retry-failed"
 _PAGE = 1000
@@ -75,6 +77,7 @@ class Batch:
         self._key = key
         self._write = write
         self._retry_failed = retry_failed
+        self._shared = is_shared(settings)
         self._tally = Tally(survey.count)
         self._batch_id = ""
         self._known = bytearray(survey.count)
@@ -86,7 +89,7 @@ class Batch:
         return perform(self._perform, self._give_up, self._settings.drain_seconds)
 
     async def _perform(self, stopping: Stopping) -> int:
-        async with embedded(self._settings, self._registry) as commands:
+        async with driving(self._settings, self._registry) as commands:
             opened = await commands.open_batch(
                 self._checked,
                 self._survey.count,
@@ -101,7 +104,7 @@ class Batch:
             await self._drive(commands, stopping, progress)
         told = list(self._ending(stopping.asked))
         if self._write is not None:
-            async with attached(self._settings) as commands:
+            async with looking(self._settings) as commands:
                 self._write(json_bytes(await commands.get_batch(self._batch_id, limit=_PAGE)))
             if stopping.asked is not None:
                 streams.complain(told[-1])  # how to go on, which the document does not say
@@ -135,7 +138,8 @@ class Batch:
         self, commands: Commands, stopping: Stopping, progress: Progress | None
     ) -> None:
         items = iter(self._items)
-        window = min(self._survey.count, RUNS_PER_SLOT * self._settings.concurrency)
+        window = RUNS_PER_SLOT * self._settings.concurrency
+        window = min(self._survey.count, MOST_SHARED if self._shared else window)
         lanes = [asyncio.create_task(self._lane(commands, items, stopping)) for _ in range(window)]
         asked = asyncio.create_task(stopping.wait())
         showing: list[asyncio.Task[None]] = []
@@ -239,7 +243,8 @@ class Batch:
         told = tally.summary() + (f", {left:,} left" if left else "")
         status = "COMPLETED" if not (bad or left) else "FAILED"
         if left:
-            status = "RUNNING" if asked is Ask.HAND_BACK else "CANCELLED"
+            goes_on = asked is Ask.HAND_BACK or self._shared
+            status = "RUNNING" if goes_on else "CANCELLED"
         short = self._batch_id[:SHORT_ID]
         yield [status_piece(status), (f" batch {short} in {duration(tally.passed)}: {told}", "")]
         rows: list[Line] = [
@@ -254,7 +259,10 @@ class Batch:
         if bad > len(rows):
             listing = command("runs", "list", "--batch", self._batch_id, "--status", "FAILED")
             yield [(f"  and {bad - len(rows):,} more:  {listing}", "dim")]
-        if asked is Ask.HAND_BACK and left:
+        if left and self._shared:
+            again = "what was made goes on without this view; make the rest with:  "
+            yield [(again, "dim"), (_typed_again(), "bold")]
+        elif asked is Ask.HAND_BACK and left:
             yield [("handed back; go on with:  ", "dim"), (_typed_again(), "bold")]
         elif left:
             yield [("go on with:  ", "dim"), (_typed_again(RETRY), "bold")]
@@ -264,7 +272,8 @@ class Batch:
 
     def _give_up(self, asked: Ask) -> None:
         """In another thread, because this one is stuck."""
-        if asked.cancels and cancelled_from_outside(self._settings, list(self._flying)):
+        cancels = asked.cancels and not self._shared
+        if cancels and cancelled_from_outside(self._settings, list(self._flying)):
             words = "CANCELLED, without waiting for what still runs; go on with:  "
             words += _typed_again(RETRY)
         else:

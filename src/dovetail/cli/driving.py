@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 
+from dovetail.cli.places import looking
 from dovetail.cli.text import counted
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
 from dovetail.core.run import RunState
 from dovetail.engine.commands import Commands
-from dovetail.wiring import attached
 
 LOOK_SECONDS = 1.0
 """How often it looks whether somebody still drives the run."""
@@ -70,10 +70,10 @@ async def cancel_all(commands: Commands, run_ids: Iterable[str]) -> None:
 
 
 def cancelled_from_outside(settings: Settings, run_ids: Iterable[str]) -> bool:
-    """Cancel in the file itself, as another shell would. For a thread whose event loop is stuck."""
+    """Cancel as another shell would: for a thread whose event loop is stuck."""
 
     async def cancel() -> None:
-        async with attached(settings) as commands:
+        async with looking(settings) as commands:
             await asyncio.wait_for(cancel_all(commands, run_ids), CANCEL_SECONDS)
 
     try:

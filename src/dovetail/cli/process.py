@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -29,8 +29,8 @@ EXIT_SECONDS = 5.0
 class Process:
     """Runs one coroutine, and then leaves."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self.loop = new_loop()
         asyncio.set_event_loop(self.loop)
         # Ours, so that closing the loop need not wait for what `asyncio.to_thread` has begun.
         self._threads = ThreadPoolExecutor(thread_name_prefix=f"{HANDLER_THREADS}-pool")

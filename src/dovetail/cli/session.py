@@ -28,6 +28,7 @@ from dovetail.cli.driving import (
 from dovetail.cli.ending import command, resume_hint, retry_hint, run_ending
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
+from dovetail.cli.places import driving, looking
 from dovetail.cli.plain import PlainView
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.text import Line, bare, counted
@@ -39,7 +40,6 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
-from dovetail.wiring import attached, embedded
 
 SHOW_CURSOR = b"\x1b[?25h"
 
@@ -124,8 +124,8 @@ class Session:
 
     def _open(self) -> AbstractAsyncContextManager[Commands]:
         if self._registry is None:
-            return attached(self._settings)
-        return embedded(self._settings, self._registry)
+            return looking(self._settings)
+        return driving(self._settings, self._registry)
 
     async def _see(self, commands: Commands, shown: Shown, stopping: Stopping) -> RunState | None:
         """The run at its end; None if it goes on, or would, without this process."""
@@ -166,7 +166,7 @@ class Session:
 
     async def _leave(self, shown: Shown, asked: Ask | None) -> RunState | None:
         """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
-        async with attached(self._settings) as commands:
+        async with looking(self._settings) as commands:
             run = await commands.store.load(shown.run_id)
             if run.finished:
                 await self._tell(commands, run, shown.since)

@@ -18,6 +18,7 @@ from dovetail.cli.driving import cancel_all, cancelled_from_outside, see_to_end
 from dovetail.cli.ending import command, error_words, status_piece
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
+from dovetail.cli.places import driving
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.text import Line, clip, counted, duration, plain
 from dovetail.config import Settings
@@ -27,7 +28,6 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
-from dovetail.wiring import embedded
 
 MOST_LEFT = 10
 """So many runs that cannot be driven here are told with the reason."""
@@ -53,7 +53,7 @@ class Several:
         return perform(self._perform, self._give_up, self._settings.drain_seconds)
 
     async def _perform(self, stopping: Stopping) -> int:
-        async with embedded(self._settings, self._registry) as commands:
+        async with driving(self._settings, self._registry) as commands:
             run_ids = self._driven = await commands.resume()
             left = await self._left_behind(commands, run_ids)
             self._say(_taken_over(len(run_ids)))

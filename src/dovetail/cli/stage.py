@@ -50,9 +50,10 @@ def perform(
     work: Callable[[Stopping], Coroutine[Any, Any, int]],
     give_up: Callable[[Ask], None],
     drain_seconds: float,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> int:
     """Run it to its exit code. `give_up` is called in another thread, if it would not stop."""
-    process = Process()
+    process = Process(new_loop)
     stopping = Stopping()
     with Interrupts(process.loop, stopping.ask, give_up, drain_seconds):
         try:

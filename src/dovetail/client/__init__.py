@@ -1,7 +1,7 @@
-"""Dovetail from Python: `Dovetail`, the engine in this process as a handful of calls.
+"""Dovetail from Python: `Dovetail`, an engine as a handful of calls, in this process or on Redis.
 
 A call finds out what was meant, asks the engine's commands, and gives the answer as an object.
-It adds one thing of its own: whoever waits for a run keeps it alive, so that a run whose
+It adds one thing of its own: where runs are driven by whoever waits for them, a run whose
 process died goes on here. What it must not know: how runs are kept, or what the rules are.
 """
 
@@ -51,10 +51,11 @@ HandlerSource = str | PathLike[str] | Callable[..., Any]
 LOOK_SECONDS = 0.5
 """How soon a run is taken over that another process drove until it died."""
 PAGE = 1000
+REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 class Dovetail:
-    """The embedded engine on one file, open inside `async with`.
+    """The embedded engine on one file, or the services of a set-up on Redis; use `async with`.
 
     `Dovetail()` takes the file of the settings, `./.dovetail/dovetail.db` unless they say
     otherwise; `Dovetail("path.db")` that one. Any number of them, in any number of processes,
@@ -64,6 +65,10 @@ class Dovetail:
 
     On leaving, handlers that still run get `drain_seconds` to finish. What is not finished
     then waits in the file for whoever waits for it or resumes it.
+
+    `Dovetail("redis://…")` has the same calls, and drives nothing: `dovetail orchestrator` and
+    `dovetail worker` do, and go on with every run whoever asks. `handlers` are then only known
+    here, and run where a worker has them. `database_url=` is the archive, if there is one.
     """
 
     def __init__(
@@ -82,12 +87,19 @@ class Dovetail:
 
     def __repr__(self) -> str:
         state = "closed" if self._opened is None else "open"
-        return f"<Dovetail {str(self._settings.db)!r}, {state}>"
+        return f"<Dovetail {self._where()!r}, {state}>"
+
+    def _where(self) -> str:
+        """Without what may be a password."""
+        if self._settings.redis_url is None:
+            return str(self._settings.db)
+        scheme, _, rest = self._settings.redis_url.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
 
     async def __aenter__(self) -> Self:
         if self._engine is not None:
-            raise DovetailError("this Dovetail is already open; make another one for the same file")
-        self._engine = embedded(self._settings, self._registry)
+            raise DovetailError("this Dovetail is already open; make another one beside it")
+        self._engine = _engine(self._settings, self._registry)
         try:
             self._opened = await self._engine.__aenter__()
         except BaseException:
@@ -305,7 +317,9 @@ class Dovetail:
         """The batch with all its runs once they have finished; else like `wait`."""
         commands = self._commands
         limit = asyncio.timeout(seconds_or_none("timeout", timeout))
-        elsewhere = await self._take_over(await self._unfinished(text("batch_id", batch_id)))
+        text("batch_id", batch_id)
+        driven = await self._unfinished(batch_id) if commands.drives else []
+        elsewhere = await self._take_over(driven)
         try:
             async with limit:
                 await self._attended(commands.wait_batch(batch_id), elsewhere)
@@ -350,8 +364,8 @@ class Dovetail:
     async def _take_over(self, run_ids: Iterable[str]) -> list[str]:
         """Go on here with the runs that nobody drives; returns those that somebody else does."""
         commands = self._commands
-        elsewhere = []
-        for run_id in run_ids:
+        elsewhere: list[str] = []
+        for run_id in run_ids if commands.drives else ():
             owner = await commands.owner(run_id)
             if owner == "gone":
                 try:
@@ -392,11 +406,36 @@ class Dovetail:
 def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
     if "secrets" in given:  # an argument ends in tracebacks and in other people's logs
         raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
-    if target is not None:
-        if "db" in given:
-            raise TypeError("Dovetail(target, db=…): these are two files; give one of them")
-        given = {**given, "db": _file(target)}
-    return load_settings(**given)
+    if target is None:
+        settings = load_settings(**given)
+        return settings if given.get("redis_url") else _embedded(settings)
+    place = "redis_url" if _is_redis(target) else "db"
+    if place in given:
+        raise TypeError(f"Dovetail(target, {place}=…): these are two places; give one of them")
+    if place == "redis_url":
+        return load_settings(**given, redis_url=os.fspath(target))
+    return _embedded(load_settings(**given, db=_file(target)))
+
+
+def _embedded(settings: Settings) -> Settings:
+    """On a file, whatever else the settings of this place name: the caller did not."""
+    return settings.model_copy(update={"redis_url": None})
+
+
+def _is_redis(target: str | PathLike[str]) -> bool:
+    return os.fspath(target).partition("://")[0] in REDIS_SCHEMES and "://" in os.fspath(target)
+
+
+def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
+    if settings.redis_url is None:
+        return embedded(settings, registry)
+    try:  # here: the embedded engine works without a client for Redis
+        from dovetail.distributed import commanding
+    except ModuleNotFoundError as error:
+        raise DovetailError(
+            f"the client for Redis is not installed ({error}): pip install 'dovetail[redis]'"
+        ) from None
+    return commanding(settings, registry)
 
 
 def _file(target: str | PathLike[str]) -> Path:
@@ -405,7 +444,8 @@ def _file(target: str | PathLike[str]) -> Path:
     if is_url:  # only its scheme is shown: there may be a password in the rest
         raise DovetailError(
             f"{scheme}:// is not there yet: this version has the embedded engine, "
-            "as in Dovetail() or Dovetail('path.db')"
+            "as in Dovetail() or Dovetail('path.db'), and services on Redis, "
+            "as in Dovetail('redis://host')"
         )
     if path in ("", ":memory:"):
         raise DovetailError(

@@ -24,6 +24,10 @@ PUBLISHED, HELD = Phase.PUBLISHED, Phase.HELD
 new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
 
 
+class Undecided(Exception):
+    """Raised by a condition that has no verdict yet: what became ready with it stays pending."""
+
+
 def settle(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     """The node is COMPLETED: count it off at its children and queue those that are ready."""
     specs, nodes = run.graph.nodes, run.nodes
@@ -70,6 +74,8 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
                 if spec.condition(run):
                     queue.append(index)
                     continue
+            except Undecided:
+                return  # nothing is queued before all is decided; `resolve` the rest then
             except TemplateError as problem:
                 message = f"node '{spec.id}': condition {problem}"
                 fail_node(run, index, {"type": problem.type, "message": message}, out, now)

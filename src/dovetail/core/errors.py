@@ -69,6 +69,12 @@ class StoreError(DovetailError):
     type = "store_error"
 
 
+class ArchiveDown(StoreError):
+    """The database that keeps runs for good is away. Runs go on; new ones are not accepted."""
+
+    type = "archive_down"
+
+
 class TemplateError(DovetailError):
     """A template that could not be rendered. The node fails without a retry."""
 

@@ -6,6 +6,7 @@ audit trail, metrics and traces. An event is written with the transition it repo
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 RUN_EVENTS = (
@@ -56,12 +57,18 @@ class Token(NamedTuple):
     nonce: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.attempt}.{self.nonce:x}"
+        return _text(self)
 
     @classmethod
     def parse(cls, text: str) -> Token:
         epoch, attempt, nonce = text.split(".")
         return cls(int(epoch), int(attempt), int(nonce, 16))
+
+
+@lru_cache(1024)
+def _text(token: Token) -> str:
+    """What becomes ready together has one token, so it is written many times over."""
+    return f"{token.epoch}.{token.attempt}.{token.nonce:x}"
 
 
 NO_TOKEN = Token(0, 0, 0)

@@ -6,7 +6,7 @@ What it must not know: where the journal came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.events import Event, Token
@@ -61,16 +61,8 @@ def verify(submit: Submit, entries: Iterable[Entry]) -> tuple[RunState | None, l
 
 
 def _differences(entry: Entry, decision: Decision) -> list[str]:
-    for kept, made in zip(entry.events, decision.events, strict=False):
-        if kept != made:
-            return [f"event {kept.seq}: the log has {_said(kept)}, the rules make it {_said(made)}"]
-    kept_count, made_count = len(entry.events), len(decision.events)
-    if kept_count > made_count:
-        surplus = entry.events[made_count]
-        return [f"event {surplus.seq}: the log has {_said(surplus)}, the rules nothing"]
-    if kept_count < made_count:
-        lacking = decision.events[kept_count]
-        return [f"event {lacking.seq}: the rules make {_said(lacking)}, the log has nothing"]
+    if found := compare(entry.events, decision.events):
+        return [found]
     published = [order.place for order in decision.dispatch]
     if list(entry.dispatch) != published:
         return [
@@ -80,9 +72,32 @@ def _differences(entry: Entry, decision: Decision) -> list[str]:
     return []
 
 
-def _said(event: Event) -> str:
+def compare(kept: Sequence[Event], made: Sequence[Event]) -> str | None:
+    """The first difference between the events of one decision, as a sentence."""
+    for logged, ruled in zip(kept, made, strict=False):
+        if logged != ruled:
+            return f"event {logged.seq}: {_contrast(logged, ruled)}"
+    if len(kept) > len(made):
+        surplus = kept[len(made)]
+        return f"event {surplus.seq}: the log has {said(surplus)}, the rules nothing"
+    if len(kept) < len(made):
+        lacking = made[len(kept)]
+        return f"event {lacking.seq}: the rules make {said(lacking)}, the log has nothing"
+    return None
+
+
+def _contrast(logged: Event, ruled: Event) -> str:
+    if said(logged) != said(ruled):
+        return f"the log has {said(logged)}, the rules make it {said(ruled)}"
+    field = next(name for name in Event._fields if getattr(logged, name) != getattr(ruled, name))
+    has, makes = getattr(logged, field), getattr(ruled, field)
+    return f"{said(logged)} has {field} {has} in the log, {makes} by the rules"
+
+
+def said(event: Event) -> str:
     where = "" if event.node is None else f" of '{event.node}' (attempt {event.attempt})"
-    return f"{event.type}{where}" + (f" {event.data}" if event.data else "")
+    told = {name: str(v) if isinstance(v, str) else v for name, v in (event.data or {}).items()}
+    return f"{event.type}{where}" + (f" {told}" if told else "")
 
 
 def _move_of(run: RunState, entry: Entry) -> Transition:

@@ -10,12 +10,22 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
+from dovetail.core.audit import audit
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.params import apply_params
@@ -27,6 +37,7 @@ from dovetail.core.errors import (
     InvalidParams,
     Problem,
 )
+from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
@@ -35,14 +46,15 @@ from dovetail.core.values import is_json
 from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
-from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits
-from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import DurableStore, KeyUsed, Records, WorkflowVersion
+from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, TokenBucket
+from dovetail.engine.ports import Driver, DurableStore, KeyUsed, Rates, Records, WorkflowVersion
 from dovetail.engine.views import outputs, result, run_view
 
 MOST_COMPILED = 64
 MOST_KEY_CHARACTERS = 255
-BATCH_POLL_SECONDS = 0.1
+BATCH_POLL_SECONDS = 0.05
+WAITED_FOR = 20
+"""Runs of a batch at a time."""
 SLOWEST, LARGEST_BURST = 1e-9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more at once than anybody has."""
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -71,33 +83,44 @@ class _Compiled(NamedTuple):
     """Held, so that its identity stays its own."""
 
 
+async def _nothing_new() -> None:
+    """Who runs the handlers in this process knows them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Commands:
     store: DurableStore
     records: Records
-    orchestrator: Orchestrator
+    orchestrator: Driver
     wait: Callable[[str], Awaitable[RunState]]
     """Returns the run once it has finished."""
     clock: Clock
     known_handlers: Container[str] | None
     default_retries: Mapping[str, int]
     limits: Limits
-    rates: LocalLimits
+    rates: Rates
     max_crashes: int
     digest: Callable[[Workflow], tuple[str, bytes]]
     """The digest and the text under which a definition is kept."""
     drives: bool = True
     """Runs are driven here; if not, they are only read and told what to do."""
+    why_not_here: str = "nothing is driven here"
+    """Said to who wants to."""
+    learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
+    """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
+    serving: Callable[[], Awaitable[Container[str]]] | None = None
+    """The handlers that live workers have; without it whoever drives a run has its handlers."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
 
     # ── definitions ──────────────────────────────────────────────────────────────────────
 
     def validate(self, definition: Source | Mapping[str, Any]) -> Checked:
+        """With the handlers known so far: `learn_handlers` first, where workers announce them."""
         return check(definition, self.known_handlers, self.limits)
 
     async def register(self, definition: Source | Mapping[str, Any] | Checked) -> WorkflowVersion:
         """Keep a definition under its name. Raises `InvalidDefinition`."""
-        workflow = self._valid(definition)
+        workflow = await self._valid(definition)
         sha256, content = self.digest(workflow)
         return await self.records.register(workflow.name, sha256, content, self.clock())
 
@@ -120,7 +143,8 @@ class Commands:
             raise InvalidParams([Problem("invalid_field", message, "alias")])
         return await self.records.set_alias(name, alias, version)
 
-    def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
+    async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
+        await self.learn_handlers()
         checked = definition if isinstance(definition, Checked) else self.validate(definition)
         if checked.workflow is None:
             raise InvalidDefinition(checked.errors)
@@ -132,6 +156,7 @@ class Commands:
             number = await self.records.version_of(given, version)
             key: Any = (given, number)
             if key not in self._compiled:
+                await self.learn_handlers()
                 found = await self.records.registered(given, number)
                 workflow = Workflow.model_validate(orjson.loads(found.content))
                 scope = f"run of {found.name}"
@@ -142,7 +167,7 @@ class Commands:
             raise InvalidParams([Problem("invalid_field", message, "version")])
         key = id(given)
         if not isinstance(given, Checked) or key not in self._compiled:
-            workflow = self._valid(given)
+            workflow = await self._valid(given)
             self._remember(key, workflow, None, "run", self.digest(workflow)[0], given)
         return self._compiled[key]
 
@@ -184,6 +209,10 @@ class Commands:
         except KeyUsed as known:
             return Accepted(_same(known, idempotency_key), created=False)
         return Accepted(run_id, created=True)
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        """The answer to a trigger: it can be had as soon as that was accepted."""
+        return await self.records.receipt(run_id)
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
@@ -229,18 +258,33 @@ class Commands:
         """Why each node that has not finished is where it is."""
         run = await self.store.load(run_id)
         driven = await self.store.owner_of(run_id) != "gone"
-        nodes = explain(run, self.clock(), driven)
+        served = None if self.serving is None else await self.serving()
+        nodes = explain(run, self.clock(), driven, served)
         return {"run_id": run_id, "status": run.status.value, "nodes": nodes}
 
     async def verify(self, run_id: str) -> list[str]:
         """Where the run's log departs from the rules, as sentences."""
         run = await self.store.load(run_id)
         submit = Submit(run_id, run.graph, run.params, run.version)
-        made, differences = verify(submit, await self.records.entries(run_id))
+        entries = await self.records.entries(run_id)
+        if entries is None:
+            return audit(submit, await self._events_of(run), run)
+        made, differences = verify(submit, entries)
         shown = await self.records.summary(run_id)
         if not differences and made is not None and made.status.value != shown["status"]:
             differences = [f"the list shows {shown['status']}, the log makes it {made.status}"]
         return differences
+
+    async def _events_of(self, run: RunState) -> list[Event]:
+        """Its log up to the moment at which it was loaded."""
+        events: list[Event] = []
+        feed = self.store.watch(run.id)
+        async with aclosing(cast("AsyncGenerator[Event]", feed)):
+            async for event in feed:
+                events.append(event)
+                if event.seq >= run.seq:
+                    break
+        return events
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
@@ -289,6 +333,8 @@ class Commands:
 
     async def resume(self, run_id: str | None = None) -> list[str]:
         """Drive a run whose owner is gone, or every such run whose handlers are known here."""
+        if not self.drives:
+            raise Conflict(self.why_not_here)
         if run_id is None:
             orphans = await self.store.orphans()
             able = [one for one in orphans if not await self._unknown_handlers(one)]
@@ -313,8 +359,6 @@ class Commands:
             )
 
     async def _take_over(self, run_ids: Sequence[str]) -> list[str]:
-        if not self.drives:
-            raise Conflict("nothing is driven here")
         adopted = await self.store.adopt(run_ids, self.clock(), self.max_crashes)
         await self.orchestrator.follow(adopted.values())
         return list(adopted)
@@ -390,13 +434,18 @@ class Commands:
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
-        async for run_id, _ in self._runs_of(batch_id):
-            await self.wait(run_id)
         while True:
             batch = await self.get_batch(batch_id)
             if batch["finished_at"] is not None:
                 return batch
-            await asyncio.sleep(BATCH_POLL_SECONDS)  # somebody else still adds runs to it
+            going_on = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
+            if going_on:
+                # Some from all over it: when these have ended, most have. To wait for each would
+                # be to read them all.
+                step = -(-len(going_on) // WAITED_FOR)
+                await asyncio.gather(*map(self.wait, going_on[::-step]))
+            else:
+                await asyncio.sleep(BATCH_POLL_SECONDS)  # last nodes, or runs that are to come
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
         """Retry its runs that failed or were cancelled."""
@@ -421,15 +470,14 @@ class Commands:
     async def rate_limits(self) -> dict[str, Any]:
         return {
             "items": [
-                {"tag": tag, "rate_per_second": bucket.rate, "burst": bucket.burst}
-                for tag, bucket in sorted(self.rates.all().items())
+                {"tag": tag, "rate_per_second": rate, "burst": burst}
+                for tag, (rate, burst) in sorted((await self.rates.all()).items())
             ]
         }
 
     async def rate_limit(self, tag: str) -> dict[str, Any]:
         """Also for a tag that nobody configured: the default."""
-        bucket = self.rates.all().get(tag)
-        rate, burst = (bucket.rate, bucket.burst) if bucket else (DEFAULT_RATE, DEFAULT_BURST)
+        rate, burst = (await self.rates.all()).get(tag, (DEFAULT_RATE, DEFAULT_BURST))
         return {"tag": tag, "rate_per_second": rate, "burst": burst}
 
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
@@ -439,17 +487,12 @@ class Commands:
                 raise ValueError(
                     f"rate_per_second must be at least {SLOWEST:g}, burst at most {LARGEST_BURST:,}"
                 )
-            self.rates.configure(tag, rate_per_second, burst)
+            TokenBucket(rate_per_second, burst)
         except (ValueError, TypeError) as error:
             where = "burst" if "burst" in str(error) else "rate_per_second"
             raise InvalidParams([Problem("invalid_field", str(error), where)]) from None
-        await self.records.set_limit(tag, rate_per_second, burst)
+        await self.rates.set(tag, rate_per_second, burst)
         return await self.rate_limit(tag)
-
-    async def read_rate_limits(self) -> None:
-        """Take on what other processes have set."""
-        for tag, (rate, burst) in (await self.records.limits()).items():
-            self.rates.configure(tag, rate, burst)
 
 
 def _key(scope: str, key: str, asked: Iterable[Any]) -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ asks, or how the answer is shown.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
@@ -23,17 +24,20 @@ class Why(NamedTuple):
     details: dict[str, Any]
 
 
-def explain(run: RunState, now: float, driven: bool) -> list[dict[str, Any]]:
+def explain(
+    run: RunState, now: float, driven: bool, served: Container[str] | None = None
+) -> list[dict[str, Any]]:
     """Every node that has not finished, as `GET /runs/<id>/explain` answers.
 
     `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
-    for besides.
+    for besides. `served`: the handlers that live workers have; None if whoever drives the run
+    has them all.
     """
     told = []
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status in FINISHED:
             continue
-        why = _why(run, spec, node, now, driven)
+        why = _why(run, spec, node, now, driven, served)
         told.append(
             {
                 "id": spec.id,
@@ -46,7 +50,14 @@ def explain(run: RunState, now: float, driven: bool) -> list[dict[str, Any]]:
     return told
 
 
-def _why(run: RunState, spec: NodeSpec, node: NodeState, now: float, driven: bool) -> Why:
+def _why(
+    run: RunState,
+    spec: NodeSpec,
+    node: NodeState,
+    now: float,
+    driven: bool,
+    served: Container[str] | None,
+) -> Why:
     if node.status is NodeStatus.PENDING:
         return _waiting_for_parents(run, spec)
     if not driven:
@@ -61,11 +72,18 @@ def _why(run: RunState, spec: NodeSpec, node: NodeState, now: float, driven: boo
         return _rate_limited(spec, node, now)
     if node.phase is Phase.BACKING_OFF:
         return _backing_off(spec, node, now)
+    if served is not None and spec.handler not in served:
+        sentence = f"queued, but no live worker has the handler '{spec.handler}'"
+        return Why("no_worker", sentence, {"handler": spec.handler})
     return Why("queued", "queued: waits for a free slot of a worker", {"handler": spec.handler})
 
 
 def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
     names = [run.graph.nodes[i].id for i in spec.parents if run.nodes[i].status not in FINISHED]
+    if not names:  # seen between the end of its last parent and the verdict on a condition
+        return Why(
+            "waiting_for_parents", "its parents are done, it is about to be queued", {"parents": []}
+        )
     noun = "parent" if len(names) == 1 else "parents"
     shown = ", ".join(names[:MOST_NAMED])
     more = len(names) - MOST_NAMED

@@ -187,7 +187,7 @@ class Intake:
 
 def _is_running(task: Task) -> bool:
     order = task.source
-    if isinstance(order, dict):
+    if not isinstance(order, Dispatch):
         return False
     node = order.run.nodes[order.place]
     return node.status is RUNNING and node.token == task.token

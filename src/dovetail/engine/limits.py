@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dovetail.engine.ports import Records
+
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
 LATENESS = 0.05
@@ -87,3 +89,37 @@ class LocalLimits:
 
     async def slow(self, tag: str, until: float) -> None:
         self.bucket(tag).slow(until)
+
+
+class KeptLimits:
+    """The buckets of this process, with what any process that shares the records has set."""
+
+    def __init__(self, limits: LocalLimits, records: Records) -> None:
+        self._limits = limits
+        self._records = records
+
+    async def all(self) -> dict[str, tuple[float, int]]:
+        return {tag: (bucket.rate, bucket.burst) for tag, bucket in self._limits.all().items()}
+
+    async def set(self, tag: str, rate: float, burst: int) -> None:
+        self._limits.configure(tag, rate, burst)
+        await self._records.set_limit(tag, rate, burst)
+
+    async def refresh(self) -> None:
+        """Take on what other processes have set."""
+        for tag, (rate, burst) in (await self._records.limits()).items():
+            self._limits.configure(tag, rate, burst)
+
+
+class SharedRates:
+    """What is set for everybody; for the rest, what the settings say."""
+
+    def __init__(self, configured: Mapping[str, TokenBucket], records: Records) -> None:
+        self._configured = {tag: (bucket.rate, bucket.burst) for tag, bucket in configured.items()}
+        self._records = records
+
+    async def all(self) -> dict[str, tuple[float, int]]:
+        return {**self._configured, **await self._records.limits()}
+
+    async def set(self, tag: str, rate: float, burst: int) -> None:
+        await self._records.set_limit(tag, rate, burst)

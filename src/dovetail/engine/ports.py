@@ -6,7 +6,7 @@ one contract suite tests every store and every transport against them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -123,7 +123,10 @@ class DurableStore(Store, Protocol):
     async def create_batch(
         self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
     ) -> list[Decision]:
-        """Make a batch and all its runs, or none of them. Raises `KeyUsed`."""
+        """Make a batch and all its runs, or none of them; with what is still to be sent out.
+
+        Raises `KeyUsed`.
+        """
         ...
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
@@ -138,6 +141,30 @@ class DurableStore(Store, Protocol):
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
         """Drive those of these that nobody drives, from now on; with every order outstanding."""
+        ...
+
+
+class Driver(Protocol):
+    """Makes runs, moves them, and sends out what follows."""
+
+    async def submit(self, submit: Submit) -> None:
+        """Make the run; returns when it cannot be lost any more. Raises `KeyUsed`."""
+        ...
+
+    async def apply(
+        self, moves: Sequence[Transition], *, durable: bool = False
+    ) -> list[Decision]: ...
+    async def follow(self, decisions: Iterable[Decision]) -> None:
+        """Send out what follows from what was decided elsewhere."""
+        ...
+
+
+class Rates(Protocol):
+    """The rate limits of all who share a store, as rate per second and burst by tag."""
+
+    async def all(self) -> dict[str, tuple[float, int]]: ...
+    async def set(self, tag: str, rate: float, burst: int) -> None:
+        """For every process, from now on."""
         ...
 
 
@@ -165,7 +192,14 @@ class Records(Protocol):
         cursor: str | None = None,
     ) -> dict[str, Any]: ...
     async def summary(self, run_id: str) -> dict[str, Any]: ...
-    async def entries(self, run_id: str, after: int = 0) -> list[Entry]: ...
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        """What a trigger is answered with, from where it was accepted; see `receipt_view`."""
+        ...
+
+    async def entries(self, run_id: str, after: int = 0) -> list[Entry] | None:
+        """The journal of a run; None where only its events are kept."""
+        ...
+
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]: ...
     async def open_batch(
         self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
@@ -188,18 +222,22 @@ class Task(NamedTuple):
     handler: str
     config: dict[str, Any]
     params: dict[str, Any]
-    source: Dispatch | dict[str, Any]
-    """The order that made it; from another process, the inputs themselves."""
+    source: Dispatch | dict[str, Any] | None
+    """The order that made it; from another process, the inputs themselves, or None if they are
+    too large to travel and have to be fetched."""
     timeout_seconds: float
     resource_tag: str | None = None
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
     cache: tuple[str, float] | None = None
+    place: int | None = None
+    """Of the node in its definition, where that is known."""
 
     def inputs(self) -> dict[str, Any]:
         """Outputs of the completed parents by id; copies, so that nobody changes what is stored."""
         if isinstance(self.source, dict):
             return self.source
+        assert self.source is not None, "fetched before anybody asks"  # noqa: S101
         run, place, _ = self.source
         parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
         return {
@@ -243,8 +281,8 @@ class Scene(Protocol):
 class Scenes(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
 
-    async def scene(self, run_id: str, places: Sequence[int]) -> Scene:
-        """For rendering these nodes: their parents, and whatever their templates read."""
+    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[Scene]:
+        """For rendering these nodes, by run: their parents, and whatever their templates read."""
         ...
 
 

@@ -7,9 +7,9 @@ a message travels.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import TemplateError
 from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.transitions import Dispatch, Fail, Recall, Stop, Transition
@@ -43,17 +43,14 @@ class Publisher:
         by_run: dict[str, list[Dispatch]] = {}
         for dispatch in dispatches:
             by_run.setdefault(dispatch.run.id, []).append(dispatch)
-        scenes = await asyncio.gather(
-            *(
-                self._scenes.scene(run_id, [order.place for order in orders])
-                for run_id, orders in by_run.items()
-            )
-        )
         tasks: list[Task] = []
         moves: list[Transition] = []
+        scenes = await self._scenes.scenes(by_run)
         for scene, orders in zip(scenes, by_run.values(), strict=True):
             for order in orders:
-                made = await self._make(order, scene)
+                made: Task | Transition = self._make(order, scene)
+                if isinstance(made, Task) and made.cache is not None:
+                    made = await self._recalled(made)
                 if isinstance(made, Task):
                     tasks.append(made)
                 else:
@@ -66,7 +63,7 @@ class Publisher:
     async def stop(self, order: Stop) -> None:
         await self._sender.stop(order)
 
-    async def _make(self, order: Dispatch, scene: Scene) -> Task | Transition:
+    def _make(self, order: Dispatch, scene: Scene) -> Task | Fail:
         run, place, token = order
         spec = run.graph.nodes[place]
         try:
@@ -77,10 +74,7 @@ class Publisher:
         cache = None
         if spec.cache_ttl is not None:
             cache = (cache_key(spec, rendered), spec.cache_ttl)
-            found = await self._store.recall(cache[0], self._clock())
-            if found is not None:
-                return Recall(run.id, spec.id, token, found.output)
-        return Task(
+        fields = (
             run.id,
             spec.id,
             token,
@@ -92,4 +86,14 @@ class Publisher:
             spec.resource_tag,
             rendered.deferred,
             cache,
+            place,
         )
+        return new_tuple(Task, fields)
+
+    async def _recalled(self, task: Task) -> Task | Recall:
+        """Answered from the node cache, if its output is there."""
+        assert task.cache is not None  # noqa: S101
+        found = await self._store.recall(task.cache[0], self._clock())
+        if found is None:
+            return task
+        return Recall(task.run_id, task.node_id, task.token, found.output)

@@ -9,13 +9,19 @@ or how a handler is called.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from dovetail.core.transitions import Claim, Park, Progress, Renew, Stop, Transition
+from dovetail.core.errors import StoreError
+from dovetail.core.transitions import Park, Progress, Renew, Stop, Transition
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Limits, Result, Store, Task
-from dovetail.engine.shared import Agenda, Start
+from dovetail.engine.ports import Limits, Result, Task
+from dovetail.engine.shared import Agenda, SharedStore, Start
+
+PAUSE_SECONDS = 0.5
+T = TypeVar("T")
+log = logging.getLogger("dovetail.worker")
 
 
 class Inbox(Protocol):
@@ -27,13 +33,20 @@ class Inbox(Protocol):
 
     async def settle(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
+    def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
+        """Nobody here wants these."""
+        ...
+
+    async def close(self) -> None:
+        """Everything that was sent has arrived, and others may have what was put back."""
+        ...
 
 
 class RemoteDesk:
     def __init__(
         self,
         inbox: Inbox,
-        store: Store,
+        store: SharedStore,
         agenda: Agenda,
         limits: Limits,
         clock: Clock,
@@ -41,9 +54,8 @@ class RemoteDesk:
         *,
         worker_id: str,
         lease_seconds: float,
-        result_seconds: float,
     ) -> None:
-        """`apply` follows what is decided; `result_seconds` is how long a result may lie about."""
+        """`apply` follows what is decided."""
         self._inbox = inbox
         self._store = store
         self._agenda = agenda
@@ -52,27 +64,62 @@ class RemoteDesk:
         self._apply = apply
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
-        self._result_seconds = result_seconds
+        self._reading: asyncio.Task[list[tuple[Any, Task]]] | None = None
+        self._claiming: asyncio.Task[list[Task]] | None = None
 
     async def take(self, limit: int) -> list[Task]:
         while True:
-            found = await self._inbox.tasks(limit)
-            if not found:
-                continue
-            admitted: list[Task] = []
-            parked: list[Transition] = []
-            for _, task in found:
-                at = await self._admit(task)
-                if at is None:
-                    admitted.append(task)
-                else:
-                    parked.append(Park(task.run_id, task.node_id, task.token, at))
-            if parked:
-                await self._apply(parked)
-            granted = await self._claim(admitted)
-            await self._inbox.settle([message for message, _ in found])
+            # What is read and claimed is ours, also if whoever asked for it is cancelled.
+            if self._claiming is None:
+                if self._reading is None:
+                    self._reading = asyncio.ensure_future(self._inbox.tasks(limit))
+                found = await _kept(self._reading)
+                self._reading = None
+                if not found:
+                    continue
+                self._claiming = asyncio.ensure_future(self._start(found))
+            granted = await _kept(self._claiming)
+            self._claiming = None
             if granted:
                 return granted
+
+    async def _start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
+        """Claim those that may start now, and be done with all of their messages."""
+        messages, tasks = [message for message, _ in found], [task for _, task in found]
+        if any(task.resource_tag is not None for task in tasks):
+            # What was doubled on the way shall not use up a limit.
+            offered = await self._store.offered(tasks)
+            tasks = [task for task, is_offered in zip(tasks, offered, strict=True) if is_offered]
+            times = await asyncio.gather(*map(self._admit, tasks))
+            parked: list[Transition] = [
+                Park(task.run_id, task.node_id, task.token, at)
+                for task, at in zip(tasks, times, strict=True)
+                if at is not None
+            ]
+            tasks = [task for task, at in zip(tasks, times, strict=True) if at is None]
+            if parked:
+                await self._apply(parked)
+        if not tasks:
+            await self._inbox.settle(messages)
+            return []
+        now = self._clock()
+        until = now + self._lease_seconds
+        # In this order: a claim that nobody knows the lease of would never be reaped, and a
+        # message that is settled before its claim would have to be sent again.
+        _, granted, _ = await asyncio.gather(
+            self._agenda.lease(map(_start, tasks), until),
+            self._store.claim(tasks, self._worker_id, until, now),
+            self._inbox.settle(messages),
+        )
+        mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
+        if any(task.source is None for task in mine):
+            mine = list(await asyncio.gather(*map(self._with_inputs, mine)))
+        return mine
+
+    async def _with_inputs(self, task: Task) -> Task:
+        if task.source is not None:
+            return task
+        return task._replace(source=await self._store.inputs(task))
 
     async def _admit(self, task: Task) -> float | None:
         """None if the node may start now, else when to come back."""
@@ -83,27 +130,31 @@ class RemoteDesk:
             return None
         return await self._limits.book(task.resource_tag, now)
 
-    async def _claim(self, tasks: Sequence[Task]) -> list[Task]:
-        if not tasks:
-            return []
-        now = self._clock()
-        until = now + self._lease_seconds
-        # The index first: a claim that nobody knows the lease of would never be reaped.
-        await self._agenda.lease(map(_start, tasks), until)
-        claims = [Claim(*_start(task), self._worker_id, until) for task in tasks]
-        decisions = await self._store.apply(claims, now, durable=True)
-        return [task for task, mine in zip(tasks, decisions, strict=True) if mine.changed]
-
     async def report(self, told: Sequence[Result | Progress]) -> None:
         progress = [one for one in told if isinstance(one, Progress)]
         results = [one for one in told if not isinstance(one, Progress)]
         if progress:
             await self._store.apply(progress, self._clock())
-        if results:
-            # A finished node shall not run again because its result has to wait.
-            until = self._clock() + self._lease_seconds + self._result_seconds
-            await self._renew([(r.run_id, r.node, r.token) for r in results], until)
-            await self._inbox.send(results)
+        while results:
+            try:
+                await self._inbox.send(results)
+                return
+            except StoreError as error:  # they are all there is of the work that was done
+                log.warning("results are kept until they can be sent: %s", error)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def hand_back(self, tasks: Sequence[Task]) -> None:
+        """Let go of starts that will not finish here: whoever reaps next queues them again."""
+        left = [] if self._claiming is None else await self._claiming
+        self._claiming = None
+        await self._renew(list(map(_start, [*tasks, *left])), self._clock())
+
+    async def close(self) -> None:
+        """Give back what was read and never claimed."""
+        if self._reading is not None:
+            self._inbox.put_back(await self._reading)
+            self._reading = None
+        await self._inbox.close()
 
     async def slow(self, tag: str, until: float) -> None:
         await self._limits.slow(tag, until)
@@ -124,6 +175,16 @@ class RemoteDesk:
             (start for start, mine in zip(starts, kept, strict=True) if mine), until
         )
         return kept
+
+
+async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
+    """What it brings; nothing if a store was away: messages are read again, leases run out."""
+    try:
+        return await asyncio.shield(work)
+    except StoreError as error:
+        log.warning("no work: %s", error)
+        await asyncio.sleep(PAUSE_SECONDS)
+        return []
 
 
 def _start(task: Task) -> Start:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Token
@@ -20,19 +20,25 @@ from dovetail.core.transitions import (
     Decision,
     Dispatch,
     Reap,
+    Retry,
     Submit,
     Transition,
     Wake,
 )
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Result, Store, Transport
+from dovetail.engine.ports import Result, Store, Task, Transport
 
 WAKE_SECONDS = 0.1
 REAP_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
+MOST_NOTED = 10_000
 BACKLOG_SECONDS = 5.0
 """Beyond its lease a run may be silent for so long before somebody looks whether it is stuck."""
+HEARD_SECONDS = 1.0
+"""What was told so long ago should be known everywhere, by clocks that are nearly the same."""
+MOST_SKEW_SECONDS = 5.0
+"""So far apart the clocks of two machines may be, at the very most."""
 
 Start = tuple[str, str, Token]
 
@@ -47,8 +53,29 @@ class Agenda(Protocol):
     async def expired(self, now: float, limit: int) -> list[Start]: ...
     async def released(self, starts: Iterable[Start]) -> None: ...
     async def moved(self, run_ids: Iterable[str], now: float) -> None: ...
-    async def idle(self, since: float, limit: int) -> list[str]: ...
-    async def ended(self, run_ids: Iterable[str]) -> None: ...
+    async def idle(self, since: float, limit: int) -> list[tuple[str, float]]: ...
+    async def ended(self, run_ids: Iterable[str], since: float) -> None: ...
+    async def remember_all(self, now: float) -> None: ...
+
+
+class Traffic(Protocol):
+    """What lies about between the processes."""
+
+    async def oldest_result(self) -> float | None:
+        """When the oldest result that is not taken in yet was sent."""
+        ...
+
+    async def oldest_waiting(self, handler: str) -> float | None:
+        """When the oldest task of a handler that no worker has got yet was sent."""
+        ...
+
+    async def lost(self) -> list[str]:
+        """Handlers whose waiting tasks were all lost since this was last asked."""
+        ...
+
+    async def announce(self, run_ids: Iterable[str]) -> None:
+        """Tell who waits for the end of these runs."""
+        ...
 
 
 class Notices(Protocol):
@@ -63,6 +90,24 @@ class Notices(Protocol):
 
 
 class SharedStore(Store, Protocol):
+    async def inputs(self, task: Task) -> dict[str, Any]:
+        """The outputs of the node's completed parents by id."""
+        ...
+
+    async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
+        """Make these runs, each by itself; nothing is decided of one that is there."""
+        ...
+
+    async def offered(self, tasks: Sequence[Task]) -> list[bool]:
+        """Which of these starts anybody may still claim."""
+        ...
+
+    async def claim(
+        self, tasks: Sequence[Task], worker: str, until: float, now: float
+    ) -> list[bool]:
+        """Which of these starts are this worker's from now on; see `Claim`."""
+        ...
+
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided."""
         ...
@@ -76,6 +121,7 @@ class SharedOrchestrator:
         store: SharedStore,
         transport: Transport,
         agenda: Agenda,
+        traffic: Traffic,
         clock: Clock,
         *,
         lease_seconds: float,
@@ -85,20 +131,36 @@ class SharedOrchestrator:
         self._store = store
         self._transport = transport
         self.agenda = agenda
+        self._traffic = traffic
         self.notices = notices
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._max_crashes = max_crashes
+        self._noted: dict[str, float] = {}
+        """When the agenda was last told that a run has moved."""
+        self._done: list[Start] = []
+        """Starts that have ended, whose leases are still on the agenda."""
 
-    async def submit(self, submit: Submit) -> None:
-        now = self._clock()
-        # Before the run: if we die in between, the sweep looks for a run that is not there.
-        await self.agenda.moved([submit.run_id], now)
-        decision = await self._store.create(submit, now)
-        await self._follow([(submit.run_id, decision)])
+    async def submit(self, submit: Submit, now: float | None = None) -> None:
+        await self.submit_many([submit], now)
+
+    async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
+        """`now` is when they were accepted, if that was somewhere else."""
+        now = self._clock() if now is None else now
+        run_ids = [submit.run_id for submit in submits]
+        # Before the runs: if we die in between, the sweep looks for a run that is not there.
+        _, decisions = await asyncio.gather(
+            self.agenda.moved(run_ids, self._clock()), self._store.create_many(submits, now)
+        )
+        await self._follow(list(zip(run_ids, decisions, strict=True)))
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
-        decisions = await self._store.apply(moves, self._clock(), durable=durable)
+        now = self._clock()
+        if reopened := [move.run_id for move in moves if isinstance(move, Retry)]:
+            # Before it is done: a run that has ended is in no index, and if we die over it nobody
+            # would know. Ahead, so that nobody whose clock is ahead takes its end for the last.
+            await self.agenda.moved(reopened, now + MOST_SKEW_SECONDS)
+        decisions = await self._store.apply(moves, now, durable=durable)
         runs = [move.run_id for move in moves]
         await self._follow(list(zip(runs, decisions, strict=True)))
         return decisions
@@ -107,6 +169,7 @@ class SharedOrchestrator:
         await self._follow([("", decision) for decision in decisions])
 
     async def _follow(self, decided: Sequence[tuple[str, Decision]]) -> None:
+        now = self._clock()
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
         moved: dict[str, None] = {}
@@ -119,29 +182,55 @@ class SharedOrchestrator:
             work += [self._transport.stop(order) for order in decision.stop]
             if run_id and decision:
                 (ended if decision.ended else moved)[run_id] = None
-                if any(event.node is None for event in decision.events):
+                # A run that failed at once ends without a word when its last node does.
+                if decision.ended or any(event.node is None for event in decision.events):
                     turned[run_id] = None
-        if dispatches:
-            work.append(self._transport.publish(dispatches))
         if wakes:
             work.append(self.agenda.delay(wakes))
-        if still := [run_id for run_id in moved if run_id not in ended]:
-            work.append(self.agenda.moved(still, self._clock()))
+        if still := [
+            run_id for run_id in moved if run_id not in ended and self._is_news(run_id, now)
+        ]:
+            work.append(self.agenda.moved(still, now))
         if self.notices is not None and (moved or ended):
             work.append(self.notices.moved([*moved, *ended], [*turned]))
-        await asyncio.gather(*work)
+        if dispatches:
+            work.append(self._transport.publish(dispatches))
+        if len(work) == 1:
+            await work[0]
+        else:
+            await asyncio.gather(*work)
         if ended:
-            await self.agenda.ended(ended)
+            # After the notices: whoever waited for the end then finds the run in the lists.
+            await asyncio.gather(self._traffic.announce(ended), self.agenda.ended(ended, now))
+
+    def _is_news(self, run_id: str, now: float) -> bool:
+        """Whether the agenda should know that a run has moved: to the second is enough."""
+        if now - self._noted.get(run_id, 0.0) < HEARD_SECONDS:
+            return False
+        if len(self._noted) >= MOST_NOTED:
+            self._noted.clear()
+        self._noted[run_id] = now
+        return True
 
     # ── duties ───────────────────────────────────────────────────────────────────────────
 
     async def take_in(self, results: Sequence[Result], *, again: bool = False) -> None:
         """Results of handlers. `again`: somebody had them before, and may have died over them."""
-        decisions = await self.apply(results)
-        await self.agenda.released((result.run_id, result.node, result.token) for result in results)
+        _, decisions = await asyncio.gather(
+            self._release(), self._store.apply(results, self._clock())
+        )
+        self._done += [(result.run_id, result.node, result.token) for result in results]
+        runs = [result.run_id for result in results]
+        await self._follow(list(zip(runs, decisions, strict=True)))
         if again:
             for run_id in {r.run_id for r, d in zip(results, decisions, strict=True) if not d}:
                 await self.look_after(run_id)
+
+    async def _release(self) -> None:
+        """What has ended needs no lease. It can wait for the next occasion: should we die before,
+        the reaper finds nobody to reap."""
+        done, self._done = self._done, []
+        await self.agenda.released(done)
 
     async def wake_due(self) -> None:
         due = await self.agenda.due(self._clock(), AT_ONCE)
@@ -151,8 +240,9 @@ class SharedOrchestrator:
 
     async def reap(self) -> None:
         """Nodes whose worker was not heard of for longer than its lease."""
+        await self._release()
         gone = await self.agenda.expired(self._clock(), AT_ONCE)
-        if not gone:
+        if not gone or not await self._all_heard():
             return
         moves = [Reap(*start, self._max_crashes) for start in gone]
         decisions = await self.apply(moves)
@@ -163,12 +253,18 @@ class SharedOrchestrator:
             start for start, decision in zip(gone, decisions, strict=True) if decision
         )
 
+    async def _all_heard(self) -> bool:
+        """Whether everything that was told a while ago is taken in: a node shall not run again
+        because its result has to wait for an orchestrator."""
+        oldest = await self._traffic.oldest_result()
+        return oldest is None or oldest > self._clock() - HEARD_SECONDS
+
     async def _recheck(self, start: Start) -> None:
         """Nobody to reap: it has ended, or its lease was renewed and only the index is behind."""
         run_id, name, token = start
         try:
             node = (await self._store.load(run_id)).node(name)
-        except NotFound:
+        except (NotFound, KeyError):
             await self.agenda.released([start])
             return
         if node.status is NodeStatus.RUNNING and node.token == token and node.lease_until:
@@ -177,19 +273,46 @@ class SharedOrchestrator:
             await self.agenda.released([start])
 
     async def sweep(self) -> None:
-        """Runs that nothing was heard of: is something of theirs lost?"""
-        quiet = self._clock() - self._lease_seconds - BACKLOG_SECONDS
-        for run_id in await self.agenda.idle(quiet, AT_ONCE):
-            await self.look_after(run_id)
+        """Runs that nothing was heard of, or whose tasks are lost: is something missing?"""
+        now = self._clock()
+        lost = await self._traffic.lost()
+        if lost:
+            await self.sweep_all(lost)
+        waiting: dict[str, float | None] = {}
+        for run_id, since in await self.agenda.idle(
+            now - self._lease_seconds - BACKLOG_SECONDS, AT_ONCE
+        ):
+            await self.look_after(run_id, since, waiting)
 
-    async def look_after(self, run_id: str) -> None:
-        """Make everything that is outstanding of a run known again, from the run itself."""
+    async def sweep_all(self, lost: Sequence[str] | None = None) -> None:
+        """Look after every run that has not ended; publish again what these handlers wait for,
+        or everything that is not known to wait."""
+        now = self._clock()
+        known: dict[str, float | None] = {} if lost is None else dict.fromkeys(lost)
+        seen: set[str] = set()
+        # Who is looked after has moved or is gone, and is not on the next page.
+        while page := [one for one in await self.agenda.idle(now, AT_ONCE) if one[0] not in seen]:
+            for run_id, since in page:
+                seen.add(run_id)
+                await self.look_after(run_id, since, dict(known))
+
+    async def look_after(
+        self,
+        run_id: str,
+        since: float | None = None,
+        waiting: dict[str, float | None] | None = None,
+    ) -> None:
+        """Make everything that is outstanding of a run known again, from the run itself.
+
+        `since` is when it last moved, as the agenda has it; `waiting` keeps of each handler the
+        oldest task that waits. Without them every task is sent again.
+        """
         now = self._clock()
         run = await self._find(run_id)
         if run is not None and self.notices is not None:
             await self.notices.moved([run_id], [run_id])
         if run is None or run.finished:
-            await self.agenda.ended([run_id])
+            await self.agenda.ended([run_id], now if since is None else since)
             return
         await self.agenda.moved([run_id], now)
         await self._follow([(run_id, await self._store.settle_pending(run_id, now))])
@@ -197,13 +320,29 @@ class SharedOrchestrator:
         wakes = []
         for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
             if node.phase is Phase.PUBLISHED:
-                orders.dispatch.append(Dispatch(run, place, node.token))
+                if await self._is_lost(spec.handler, since, waiting):
+                    orders.dispatch.append(Dispatch(run, place, node.token))
             elif node.until is not None:
                 wakes.append((node.until, Wake(run_id, spec.id, node.token)))
             elif node.status is NodeStatus.RUNNING and node.lease_until is not None:
                 await self.agenda.lease([(run_id, spec.id, node.token)], node.lease_until)
         orders.wake = wakes
         await self._follow([("", orders)])
+
+    async def _is_lost(
+        self, handler: str, since: float | None, waiting: dict[str, float | None] | None
+    ) -> bool:
+        """Whether no message of a node that was published before `since` can still wait.
+
+        Workers read in order: if all that waits is younger, its own was read or is lost. To send
+        it twice is harmless; to send a long backlog again and again would make it longer.
+        """
+        if since is None or waiting is None:
+            return True
+        if handler not in waiting:
+            waiting[handler] = await self._traffic.oldest_waiting(handler)
+        oldest = waiting[handler]
+        return oldest is None or oldest > since + HEARD_SECONDS
 
     async def _find(self, run_id: str) -> RunState | None:
         try:
@@ -219,10 +358,10 @@ class SharedOrchestrator:
                 (self.reap, REAP_SECONDS),
                 (self.sweep, SWEEP_SECONDS),
             ):
-                group.create_task(_every(seconds, duty))
+                group.create_task(every(seconds, duty))
 
 
-async def _every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
+async def every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
     """Jittered, so that many of them do not come at the same moment."""
     while True:
         await asyncio.sleep(seconds * random.uniform(0.8, 1.2))  # noqa: S311

@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.core.dag import NodeSpec
 from dovetail.core.events import Event
 from dovetail.core.run import NodeState, RunState
-from dovetail.core.states import NodeStatus
+from dovetail.core.states import NodeStatus, RunStatus
 
 LAST_SECOND = 253_402_300_799.0  # of the year 9999
 
@@ -65,6 +65,17 @@ def summary_view(
         "duration": _duration(started_at, finished_at),
         "error": error,
         "result": result,
+    }
+
+
+def receipt_view(summary: dict[str, Any]) -> dict[str, Any]:
+    """A run as it was accepted, not as it is by now: the same key gets the same answer."""
+    return {
+        "run_id": summary["run_id"],
+        "status": RunStatus.PENDING.value,
+        "workflow": summary["workflow"],
+        "version": summary["version"],
+        "created_at": summary["created_at"],
     }
 
 

@@ -85,6 +85,7 @@ class Worker:
         self._progress: dict[tuple[str, str], Progress] = {}
         self._slowed: list[tuple[str, float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reporting: set[asyncio.Task[Any]] = set()
         self._leader: asyncio.Task[None] | None = None
         self._draining = False
         self._closing = False
@@ -94,15 +95,33 @@ class Worker:
     def start(self) -> None:
         self._promote()
 
-    async def drain(self, seconds: float) -> None:
-        """Take no more work, and give what runs this long to finish."""
+    async def drain(
+        self,
+        seconds: float,
+        give_back: Callable[[list[Task]], Awaitable[None]] | None = None,
+    ) -> None:
+        """Take no more work, and give what runs this long to finish.
+
+        What has not begun then is given back at once, and in the end what has not finished.
+        """
         self._draining = True
         leader = self._leader
         if leader is not None and leader not in self._stayers():
             leader.cancel()
+            await asyncio.wait([leader], timeout=STOP_GRACE_SECONDS)  # it may be at a report
+        if give_back is not None:
+            unbegun = list(self._claimed)
+            self._claimed.clear()
+            await give_back(unbegun)
         if left := self._stayers():
             await asyncio.wait(left, timeout=seconds)
         await self._flush()
+        # What is done and still being reported is neither lost nor given back.
+        while self._reporting:
+            await asyncio.wait(self._reporting)
+            await self._flush()
+        if give_back is not None:
+            await give_back(self.holding())
 
     def _stayers(self) -> set[asyncio.Task[Any]]:
         return {running.waiter for running in self._running.values()}
@@ -188,7 +207,11 @@ class Worker:
                 await self._flush()
             elif self._results:  # the same, shorter: this is every node of a chain
                 results, self._results = self._results, []
-                await self._desk.report(results)
+                try:
+                    await self._desk.report(results)
+                except asyncio.CancelledError:  # by a drain, which reports what is left
+                    self._results[:0] = results
+                    raise
             free = self._concurrency - self._busy
             if free > 0:
                 tasks = await self._desk.take(free)
@@ -312,10 +335,21 @@ class Worker:
         told: list[Result | Progress] = [*self._progress.values(), *self._results]
         self._progress.clear()
         self._results.clear()
-        while self._slowed:
-            await self._desk.slow(*self._slowed.pop())
-        if told:
-            await self._desk.report(told)
+        if not told and not self._slowed:
+            return
+        me = asyncio.current_task()
+        assert me is not None  # noqa: S101
+        self._reporting.add(me)
+        try:
+            while self._slowed:
+                await self._desk.slow(*self._slowed.pop())
+            if told:
+                await self._desk.report(told)
+        except asyncio.CancelledError:  # as above
+            self._results[:0] = [one for one in told if not isinstance(one, Progress)]
+            raise
+        finally:
+            self._reporting.discard(me)
 
     def _report(self, task: Task, fraction: float, message: str) -> None:
         """Progress, from the handler's own thread, whichever that is."""

@@ -2,7 +2,7 @@
 
 A run is archived as Redis keeps it, byte for byte, so that it can be put back there. Any number of
 archivers may write the same run, late and repeatedly: a snapshot that is older than what is kept
-adds events and changes nothing else. What it must not know: any rule, or when to archive.
+changes nothing. What it must not know: any rule, or when to archive.
 
 Redis may come back without the end of its log. Then numbers of events are used a second time, and
 who notices that, or restores a run from here, goes on under the next *generation*. A generation
@@ -13,64 +13,24 @@ finished here stays so until a retry opens a new epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.transitions import Submit
+from dovetail.engine.snapshots import Head, Kept, RunSnapshot
+from dovetail.stores.definitions import Definitions
 from dovetail.stores.postgres_pool import Connection, PostgresPool, statements
-from dovetail.stores.redis_moves import time_text
+from dovetail.stores.redis_moves import event_of, run_of, time_text
 
 PIECE_BYTES = 4 << 20
 """Of one statement: outputs may be a megabyte each, and there may be thousands."""
 PIECE_ROWS = 10_000
 ROW_BYTES = 64
 """What a row weighs beside its values."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSnapshot:
-    """A run as its keys in Redis have it at one moment, and a piece of its log up to then.
-
-    A node that is in `nodes` is meant whole: without its output here, it has none. One that is
-    not has not changed since before `first_seq`; the first of a generation must have them all.
-    """
-
-    run_id: str
-    generation: int
-    """From 1."""
-    meta: dict[str, str]
-    nodes: dict[int, str]
-    """By place, as are the outputs and ends."""
-    outputs: dict[int, bytes]
-    ends: dict[int, bytes]
-    first_seq: int
-    events: Sequence[bytes]
-    """From `first_seq` on, without a gap."""
-    result: Any = None
-    content: bytes | None = None
-    """The definition. Only needed for a run that was never accepted here."""
-
-    @property
-    def last_seq(self) -> int:
-        return self.first_seq + len(self.events) - 1
-
-    @property
-    def finished_at(self) -> float | None:
-        return float(self.meta["finished_at"]) if self.meta.get("finished_at") else None
-
-
-class Kept(NamedTuple):
-    """How far the archive is with a run.
-
-    After a write: of another generation than the snapshot, it refused that one for good, because
-    it has a newer one or the run is finished. With an earlier event, it lacks those in between.
-    """
-
-    generation: int
-    """Zero: accepted, and nothing seen of it since."""
-    last_seq: int
-    finished: bool
 
 
 class _Row(NamedTuple):
@@ -92,6 +52,7 @@ class _Row(NamedTuple):
 class PostgresArchive:
     def __init__(self, pool: PostgresPool) -> None:
         self._pool = pool
+        self._definitions = Definitions()
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
@@ -123,10 +84,52 @@ class PostgresArchive:
         rows = await self._pool.rows("kept", list(run_ids))
         return {run_id: Kept(*rest) for run_id, *rest in rows}
 
-    async def generation(self, run_id: str) -> int:
-        """The one that is kept of a run; zero if none is."""
-        found = (await self.kept([run_id])).get(run_id)
-        return 0 if found is None else found.generation
+    async def heads(self, run_ids: Iterable[str]) -> dict[str, Head]:
+        """The same, with what is needed to tell whether a log goes on from there."""
+        rows = await self._pool.rows("heads", list(run_ids))
+        return {run_id: Head(Kept(*kept), epoch, event) for run_id, *kept, epoch, event in rows}
+
+    async def load(self, run_id: str) -> RunState:
+        """The run as far as it is archived, to read. Raises `NotFound`."""
+        snapshot = await self.read(run_id)
+        if snapshot is None:
+            raise self._no_run(run_id)
+        given, meta = self.submission(snapshot), snapshot.meta
+        created_at = float(meta["created_at"])
+        run = RunState(run_id, given.graph, given.params, created_at, given.version)
+        if "status" not in meta:
+            return run  # it was accepted, and nothing was seen of it since
+        return run_of(
+            run,
+            {name.encode(): value.encode() for name, value in meta.items()},
+            {b"%d" % place: state.encode() for place, state in snapshot.nodes.items()},
+            {},
+            {b"%d" % place: output for place, output in snapshot.outputs.items()},
+            {b"%d" % place: end for place, end in snapshot.ends.items()},
+            snapshot.last_seq,
+        )
+
+    async def log(self, run_id: str, after: int = 0) -> list[Event]:
+        """Its events as far as they are archived. Raises `NotFound`."""
+        row = await self._pool.row("definition_of_run", run_id)
+        if row is None:
+            raise self._no_run(run_id)
+        number, definition, retries, content = row
+        graph = self._definitions.graph(definition, retries, lambda: content)
+        rows = await self._pool.rows("read_events", number, after)
+        return [event_of(text, seq, graph) for seq, text in rows]
+
+    def _no_run(self, run_id: str) -> NotFound:
+        return NotFound(f"no run '{run_id}' in {self._pool.where}")
+
+    def submission(self, snapshot: RunSnapshot) -> Submit:
+        """What was asked for, of a run that was read from here."""
+        meta, content = snapshot.meta, snapshot.content or b""
+        graph = self._definitions.graph(
+            int(meta["definition"], 16), meta["retries"].encode(), lambda: content
+        )
+        version = int(meta["version"]) if meta["version"] else None
+        return Submit(snapshot.run_id, graph, orjson.loads(meta["params"]), version)
 
     async def unfinished(
         self, created_before: float, limit: int = 1000, after: str | None = None
@@ -152,7 +155,8 @@ async def _write(connection: Connection, snapshots: dict[str, RunSnapshot]) -> d
     accepted = [(row, snapshot) for row, snapshot in newer if _follows(row, snapshot)]
     # One that leaves a gap comes again, whole. One that is refused is history all the same.
     gaps = {snapshot.run_id for row, snapshot in newer if not _follows(row, snapshot)}
-    await _add_events(connection, [pair for pair in pairs if pair[1].run_id not in gaps])
+    told = [pair for pair in pairs if pair[1].run_id not in gaps]
+    await _add_events(connection, told, accepted)
     await _begin_generations(connection, accepted)
     await _save_nodes(connection, accepted)
     await _project(connection, accepted)
@@ -202,21 +206,43 @@ async def _add_run(connection: Connection, snapshot: RunSnapshot) -> None:
 _Accepted = Sequence[tuple[_Row, RunSnapshot]]
 
 
-async def _add_events(connection: Connection, pairs: _Accepted) -> None:
-    events = (
-        (row.number, snapshot.generation, seq, event)
-        for row, snapshot in pairs
-        for seq, event in enumerate(snapshot.events, snapshot.first_seq)
-    )
-    for columns in _pieces(events):
+async def _add_events(connection: Connection, pairs: _Accepted, accepted: _Accepted) -> None:
+    """What of the log is new; and what was refused, which is history all the same."""
+    going_on = [pair for pair in accepted if pair[0].generation in (0, pair[1].generation)]
+    for columns in _pieces(_columns(_logs(going_on, known=False)), [3]):
         await connection.execute(statements()["add_events"], *columns)
+    others = [
+        (row, snapshot)
+        for row, snapshot in pairs
+        # Of the generation that is kept, nothing is ever beyond its last event.
+        if row.generation not in (0, snapshot.generation) and snapshot.events
+    ]
+    for columns in _pieces(_columns(_logs(others, known=True)), [3]):
+        await connection.execute(statements()["add_other_events"], *columns)
+
+
+def _logs(pairs: _Accepted, *, known: bool) -> Iterator[tuple[int, int, int, str]]:
+    """Run, generation, number of the first event, and events, one on each line.
+
+    An event is JSON, which has no line breaks. A column of single events would take longer to
+    send than to store. Those that are `known` are not left out.
+    """
+    for row, snapshot in pairs:
+        skipped = 0 if known else max(0, row.last_seq + 1 - snapshot.first_seq)
+        for at in range(skipped, len(snapshot.events), PIECE_ROWS):
+            lines = snapshot.events[at : at + PIECE_ROWS]
+            text = b"\n".join(lines)
+            if text.count(b"\n") != len(lines) - 1:
+                raise StoreError(f"run {snapshot.run_id} has an event that is no line of JSON")
+            yield row.number, snapshot.generation, snapshot.first_seq + at, text.decode()
 
 
 async def _begin_generations(connection: Connection, accepted: _Accepted) -> None:
+    """The first needs no word: a log begins with it."""
     begun = [
         (row.number, snapshot.generation, snapshot.first_seq)
         for row, snapshot in accepted
-        if snapshot.generation != row.generation
+        if snapshot.generation not in (row.generation, 1)
     ]
     if begun:
         columns = [list(column) for column in zip(*begun, strict=True)]
@@ -225,18 +251,19 @@ async def _begin_generations(connection: Connection, accepted: _Accepted) -> Non
 
 
 async def _save_nodes(connection: Connection, accepted: _Accepted) -> None:
-    nodes = (
-        (
-            row.number,
-            place,
-            state.encode(),
-            snapshot.outputs.get(place),
-            snapshot.ends.get(place),
-        )
-        for row, snapshot in accepted
-        for place, state in snapshot.nodes.items()
-    )
-    for columns in _pieces(nodes):
+    runs: list[int] = []
+    places: list[int] = []
+    states: list[bytes] = []
+    outputs: list[bytes | None] = []
+    ends: list[bytes | None] = []
+    for row, snapshot in accepted:
+        nodes = snapshot.nodes
+        runs += [row.number] * len(nodes)
+        places += nodes
+        states += map(str.encode, nodes.values())
+        outputs += map(snapshot.outputs.get, nodes)
+        ends += map(snapshot.ends.get, nodes)
+    for columns in _pieces([runs, places, states, outputs, ends], [2, 3, 4]):
         await connection.execute(statements()["save_nodes"], *columns)
 
 
@@ -252,12 +279,12 @@ async def _project(connection: Connection, accepted: _Accepted) -> None:
             float(snapshot.meta["created_at"]),
             snapshot.finished_at,
             _error(snapshot, names.get(row.definition, [])),
-            None if snapshot.finished_at is None else orjson.dumps(snapshot.result),
+            None if snapshot.finished_at is None else snapshot.result or b"null",
             orjson.dumps({k: v for k, v in snapshot.meta.items() if k not in _COLUMNS}),
         )
         for row, snapshot in accepted
     ]
-    for columns in _pieces(projections):
+    for columns in _pieces(_columns(projections), [7, 8, 9]):
         await connection.execute(statements()["project_runs"], *columns)
 
 
@@ -278,18 +305,25 @@ def _error(snapshot: RunSnapshot, names: Sequence[str]) -> bytes | None:
     return orjson.dumps({**told["error"], "node": names[told["at"]]})
 
 
-def _pieces(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[list[Any]]]:
-    """Columns of so many rows as one statement may carry, until all are told."""
-    piece: list[tuple[Any, ...]] = []
-    weight = 0
-    for row in rows:
-        piece.append(row)
-        weight += ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
-        if weight >= PIECE_BYTES or len(piece) >= PIECE_ROWS:
-            yield [list(column) for column in zip(*piece, strict=True)]
-            piece, weight = [], 0
-    if piece:
-        yield [list(column) for column in zip(*piece, strict=True)]
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _pieces(columns: list[list[Any]], large: Sequence[int]) -> Iterator[list[list[Any]]]:
+    """As many rows at a time as one statement may carry. `large` columns decide how many."""
+    count = len(columns[0]) if columns else 0
+    texts = [columns[at] for at in large] if columns else []
+    whole = ROW_BYTES * count + sum(sum(map(len, filter(None, text))) for text in texts)
+    if count <= PIECE_ROWS and whole <= PIECE_BYTES:
+        if count:
+            yield columns
+        return
+    first = weight = 0
+    for at, values in enumerate(zip(*texts, strict=True)):
+        weight += ROW_BYTES + sum(map(len, filter(None, values)))
+        if weight >= PIECE_BYTES or at + 1 - first >= PIECE_ROWS or at + 1 == count:
+            yield [column[first : at + 1] for column in columns]
+            first, weight = at + 1, 0
 
 
 # ── and read ─────────────────────────────────────────────────────────────────────────────
@@ -326,7 +360,7 @@ async def _read(connection: Connection, run_id: str) -> RunSnapshot:
             )
             if seq == place
         ],
-        result=None if result is None else orjson.loads(result),
+        result=result,
         content=content,
     )
     for place, state, output, ends in await connection.fetch(sql["read_nodes"], number):

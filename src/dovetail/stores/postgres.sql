@@ -88,7 +88,8 @@ CREATE TABLE dovetail.events (
   event BYTEA NOT NULL,
   PRIMARY KEY (run, generation, seq)
 );
--- Which generations make up a run's log, and from where on each replaces those before it. Events
+-- Which generations make up a run's log, and from where on each replaces those before it; that the
+-- first begins it goes without saying. Events
 -- of any other generation are kept and not shown: a finished run was finished.
 CREATE TABLE dovetail.generations (
   run BIGINT NOT NULL,
@@ -184,6 +185,11 @@ WHERE batch = $1 GROUP BY status;
 SELECT place, run_id, status FROM dovetail.runs
 WHERE batch = $1 AND place >= $2 ORDER BY place LIMIT $3;
 
+-- name: statuses_in_batch
+-- Of these runs, those that are in the batch.
+SELECT run_id, status, finished_at FROM dovetail.runs
+WHERE batch = $1 AND run_id = ANY ($2::TEXT[]);
+
 -- ── runs are archived ───────────────────────────────────────────────────────────────────
 
 -- name: lock_runs
@@ -192,8 +198,20 @@ SELECT number, run_id, definition, generation, last_seq, epoch, finished_at FROM
 WHERE run_id = ANY ($1::TEXT[]) ORDER BY run_id FOR NO KEY UPDATE;
 
 -- name: add_events
+-- They continue the log, under the lock of their run: nobody can have written them.
 INSERT INTO dovetail.events (run, generation, seq, event)
-SELECT * FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::BYTEA[])
+SELECT log.run, log.generation, log.first_seq + line.nth - 1, convert_to(line.event, 'UTF8')
+FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[])
+    AS log (run, generation, first_seq, events),
+  unnest(string_to_array(log.events, E'\n')) WITH ORDINALITY AS line (event, nth);
+
+-- name: add_other_events
+-- Of another generation than the one that is kept: somebody may have written them before.
+INSERT INTO dovetail.events (run, generation, seq, event)
+SELECT log.run, log.generation, log.first_seq + line.nth - 1, convert_to(line.event, 'UTF8')
+FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[])
+    AS log (run, generation, first_seq, events),
+  unnest(string_to_array(log.events, E'\n')) WITH ORDINALITY AS line (event, nth)
 ON CONFLICT DO NOTHING;
 
 -- name: forget_nodes
@@ -237,6 +255,17 @@ ON CONFLICT DO NOTHING;
 SELECT run_id, generation, last_seq, finished_at IS NOT NULL FROM dovetail.runs
 WHERE run_id = ANY ($1::TEXT[]);
 
+-- name: heads
+-- The last event is of the newest generation that has it: a new one may begin after it.
+SELECT r.run_id, r.generation, r.last_seq, r.finished_at IS NOT NULL, r.epoch,
+  (SELECT e.event FROM (
+     SELECT 1 AS generation
+     UNION ALL SELECT g.generation FROM dovetail.generations g WHERE g.run = r.number
+   ) g JOIN dovetail.events e
+     ON e.run = r.number AND e.generation = g.generation AND e.seq = r.last_seq
+   ORDER BY g.generation DESC LIMIT 1)
+FROM dovetail.runs r WHERE r.run_id = ANY ($1::TEXT[]);
+
 -- name: unfinished
 -- Oldest first, after a run that was listed before.
 SELECT run_id FROM dovetail.runs
@@ -257,11 +286,13 @@ SELECT place, state, output, ends FROM dovetail.nodes WHERE run = $1 ORDER BY pl
 
 -- name: read_events
 -- Each generation up to where a later one begins.
-SELECT e.seq, e.event FROM dovetail.generations g
-JOIN dovetail.events e ON e.run = g.run AND e.generation = g.generation
-WHERE g.run = $1 AND e.seq > $2 AND e.seq < COALESCE(
+SELECT e.seq, e.event FROM (
+  SELECT 1 AS generation
+  UNION ALL SELECT generation FROM dovetail.generations WHERE run = $1
+) g JOIN dovetail.events e ON e.run = $1 AND e.generation = g.generation
+WHERE e.seq > $2 AND e.seq < COALESCE(
   (SELECT MIN(later.first_seq) FROM dovetail.generations later
-   WHERE later.run = g.run AND later.generation > g.generation),
+   WHERE later.run = $1 AND later.generation > g.generation),
   9223372036854775807
 )
 ORDER BY e.seq;
@@ -281,6 +312,12 @@ SELECT run_id FROM dovetail.runs WHERE run_id >= $1 AND run_id < $2 ORDER BY run
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
   finished_at, error, result
 FROM dovetail.runs WHERE number < $1 {conditions} ORDER BY number DESC LIMIT $2;
+
+-- name: summaries_of
+-- Of these runs, under the same conditions.
+SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
+  finished_at, error, result
+FROM dovetail.runs WHERE number < $1 AND run_id = ANY ($2::TEXT[]) {conditions};
 
 -- name: summary
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
@@ -325,6 +362,10 @@ DELETE FROM dovetail.versions WHERE name = $1;
 -- name: active_runs
 SELECT COUNT(*) FROM dovetail.runs
 WHERE workflow = $1 AND version IS NOT NULL AND finished_at IS NULL;
+
+-- name: active_run_ids
+SELECT run_id FROM dovetail.runs
+WHERE workflow = $1 AND version IS NOT NULL AND finished_at IS NULL LIMIT $2;
 
 -- name: add_version
 INSERT INTO dovetail.versions (name, version, definition, created_at) VALUES ($1, $2, $3, $4);

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import ArchiveDown, StoreError
 from dovetail.stores.listing import named_statements
 
 T = TypeVar("T")
@@ -24,6 +24,8 @@ CONNECT_SECONDS = 5.0
 STATEMENT_SECONDS = 10.0
 ANSWER_SECONDS = 12.0
 """After the server's own time-out: only a server that says nothing at all gets here."""
+SOON_SECONDS = 5.0
+"""For what one statement does: somebody waits for it, and wants to hear that it cannot be had."""
 IDLE_TRANSACTION_SECONDS = 15.0
 """A process that was stopped amid a transaction must not hold its locks for longer."""
 MIGRATION_SECONDS = 60.0
@@ -47,6 +49,7 @@ class Connection(Protocol):
         self, *, isolation: str | None = None, readonly: bool = False
     ) -> contextlib.AbstractAsyncContextManager[Any]: ...
     def terminate(self) -> None: ...
+    def get_settings(self) -> Any: ...
 
 
 @cache
@@ -58,7 +61,8 @@ def statements() -> dict[str, str]:
 class PostgresPool:
     """A few connections that everything in this process shares.
 
-    Every failure of the database is raised as a `StoreError`.
+    Every failure of the database is raised as a `StoreError`; as an `ArchiveDown` if what was
+    asked for may well succeed later.
     """
 
     def __init__(self, url: str, *, connections: int = MOST_CONNECTIONS) -> None:
@@ -108,8 +112,10 @@ class PostgresPool:
     async def execute(self, name: str, *values: Any) -> None:
         await self._use(lambda connection: connection.execute(statements()[name], *values))
 
-    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """All of it or nothing.
+    async def transact(
+        self, work: Callable[[Connection], Awaitable[T]], *, within: float | None = None
+    ) -> T:
+        """All of it or nothing, for somebody who waits no longer than `within` seconds.
 
         The work is done again if the connection broke, even at the commit: then it may find
         its own traces, and must take them for what they are.
@@ -119,7 +125,7 @@ class PostgresPool:
             async with connection.transaction():
                 return await work(connection)
 
-        return await self._use(whole)
+        return await self._use(whole, within)
 
     async def look(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Read several things as they were at one moment."""
@@ -128,13 +134,22 @@ class PostgresPool:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
                 return await work(connection)
 
-        return await self._use(whole)
+        return await self._use(whole, within=None)
 
     async def ping(self) -> None:
         """Raises `StoreError` unless the database is there and of this version."""
         await self._use(lambda connection: connection.fetchval(statements()["ping"]))
 
-    async def _use(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _use(
+        self, work: Callable[[Connection], Awaitable[T]], within: float | None = SOON_SECONDS
+    ) -> T:
+        try:
+            async with asyncio.timeout(within):
+                return await self._try(work)
+        except TimeoutError as error:
+            raise self._told_of(error) from error
+
+    async def _try(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         again = True
         while True:
             await self._open()
@@ -147,6 +162,9 @@ class PostgresPool:
                     again = False
                     continue
                 raise self._told_of(error) from error
+            except asyncio.CancelledError:
+                self._break(connection)  # it may never answer, and nobody waits for it
+                raise
             finally:
                 await self._give_back(connection)
 
@@ -162,12 +180,16 @@ class PostgresPool:
     async def _distrust(self, connection: Connection, error: Exception) -> None:
         broken = _is_broken(error)
         if broken or isinstance(error, TimeoutError):
-            with contextlib.suppress(_library().InterfaceError):  # the pool may have been faster
-                connection.terminate()  # it may never answer
+            self._break(connection)  # it may never answer
         if broken or getattr(error, "sqlstate", None) == READ_ONLY:
             # The server has gone, or is the primary no longer: what else is connected to it is of
             # no more use, and a second try must not find another connection of that kind.
             await self._pool.expire_connections()
+
+    @staticmethod
+    def _break(connection: Connection) -> None:
+        with contextlib.suppress(_library().InterfaceError):  # the pool may have been faster
+            connection.terminate()
 
     async def _give_back(self, connection: Connection) -> None:
         # It may break just now; what was asked of it is answered, and the pool makes another.
@@ -214,6 +236,7 @@ class PostgresPool:
             raise _misnamed() from None
         connection = await self._taken()
         try:
+            self._check_encoding(connection.get_settings().server_encoding)
             await self._migrate(connection)
         except Exception as error:
             await self._distrust(connection, error)
@@ -221,6 +244,13 @@ class PostgresPool:
         finally:
             await self._give_back(connection)
         self._migrated = True
+
+    def _check_encoding(self, encoding: str) -> None:
+        if encoding != "UTF8":
+            raise StoreError(
+                f"{self.where} keeps text as {encoding}, which does not have every character; "
+                "create it with: createdb --encoding UTF8 --template template0"
+            )
 
     async def _migrate(self, connection: Connection) -> None:
         sql = statements()
@@ -277,15 +307,17 @@ class PostgresPool:
         for beginning, why in _REASONS:
             if code.startswith(beginning):
                 return self._told(why.format(where=self.where, what=error))
-        return self._told(f"{self.where}: {error} ({code})")
+        return StoreError(f"{self.where}: {error} ({code}) {_CONSOLATION}")
 
-    def _told(self, what: str) -> StoreError:
-        return StoreError(f"{what} (nothing that was acknowledged is lost)")
+    def _told(self, what: str) -> ArchiveDown:
+        return ArchiveDown(f"{what} {_CONSOLATION}")
 
 
 class _NeverWritten(StoreError):
     """A value that PostgreSQL cannot hold: nothing with it can ever have been stored."""
 
+
+_CONSOLATION = "(nothing that was acknowledged is lost)"
 
 # By SQLSTATE, or its beginning; the first that fits.
 _REASONS = (

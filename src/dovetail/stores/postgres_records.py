@@ -13,10 +13,9 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
-from dovetail.core.replay import Entry
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding, KeyUsed, Registered, WorkflowVersion
-from dovetail.engine.views import event_view, timestamp
+from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
 from dovetail.stores.listing import page_size, place_in_list, summary_of
 from dovetail.stores.postgres_pool import (
@@ -33,6 +32,8 @@ LATEST = "latest"
 LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
 MOST_APART_SECONDS = 5.0
+ACCEPT_SECONDS = 4.0
+"""Whoever triggers a run is told soon that the database is away."""
 
 
 class PostgresRecords:
@@ -48,6 +49,11 @@ class PostgresRecords:
         Safe to repeat: a known id changes nothing.
         """
         stored = self._definitions.stored(submit.graph)
+        if submit.key is None and submit.place is None:
+            # One statement is a transaction by itself; it adds nothing if the definition is new.
+            values = _values(stored, [submit], [None], None, now)
+            if await self._pool.rows("add_runs", *values):
+                return
 
         async def write(connection: Connection) -> None:
             if submit.key is not None and not await _take_key(
@@ -60,7 +66,7 @@ class PostgresRecords:
                 if taken not in (None, submit.run_id):
                     raise KeyUsed(taken, same_body=True)
 
-        await self._pool.transact(write)
+        await self._pool.transact(write, within=ACCEPT_SECONDS)
 
     async def accept_batch(
         self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
@@ -75,7 +81,7 @@ class PostgresRecords:
                 places = range(len(submits))
                 await _add_runs(connection, stored, submits, places, number, now)
 
-        await self._pool.transact(write)
+        await self._pool.transact(write, within=ACCEPT_SECONDS + len(submits) / 1000)
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
@@ -235,10 +241,13 @@ class PostgresRecords:
             raise self._no_run(run_id)
         return summary_of(row)
 
-    async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        # Of our own, wherever else it may be looked for: here it is, whatever else is away.
+        return receipt_view(await PostgresRecords.summary(self, run_id))
+
+    async def entries(self, run_id: str, after: int = 0) -> None:
         """A run that lives in Redis has a log of events, and no journal of transitions."""
         await self.summary(run_id)
-        raise Conflict(f"run {run_id} has no journal: {self._pool.where} keeps its events only")
 
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
         """As far as they are archived."""
@@ -397,8 +406,24 @@ async def _add_runs(
 ) -> int:
     """How many are new."""
     sql = statements()
+    values = _values(stored, submits, places, batch, now)
+    added = await connection.fetch(sql["add_runs"], *values)
+    if not added:  # most definitions are known, so that is looked at only now
+        await connection.execute(sql["add_definition"], stored.sha256, stored.content)
+        added = await connection.fetch(sql["add_runs"], *values)
+    return len(added)
+
+
+def _values(
+    stored: StoredDefinition,
+    submits: Sequence[Submit],
+    places: Sequence[int | None],
+    batch: int | None,
+    now: float,
+) -> tuple[Any, ...]:
+    """What `add_runs` takes."""
     first = submits[0]
-    values = (
+    return (
         first.graph.name,
         first.version,
         stored.sha256,
@@ -409,8 +434,3 @@ async def _add_runs(
         [orjson.dumps(submit.params) for submit in submits],
         list(places),
     )
-    added = await connection.fetch(sql["add_runs"], *values)
-    if not added:  # most definitions are known, so that is looked at only now
-        await connection.execute(sql["add_definition"], stored.sha256, stored.content)
-        added = await connection.fetch(sql["add_runs"], *values)
-    return len(added)

@@ -4,7 +4,7 @@ Every key of a run has its hash tag, and every script touches one run, so a clus
 call may be executed twice (the client repeats what timed out): the token decides. Conditions are
 templates and are not evaluated in Redis; a script leaves what became ready pending, and whoever
 applied it asks the conditions and settles it. A crash in between leaves the run pending, which
-`unsettled` finds.
+`settle_pending` finds.
 
 What it must not know: how tasks travel, or what is archived.
 """
@@ -13,38 +13,58 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.dag import Graph
 from dovetail.core.errors import NotFound, TemplateError
-from dovetail.core.events import Event
-from dovetail.core.run import NodeState, RunState
+from dovetail.core.events import Event, Token
+from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
-from dovetail.core.templates import NodeValue
-from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
-from dovetail.engine.ports import Cached
-from dovetail.pipe import Pipe
+from dovetail.core.transitions import (
+    NOTHING,
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Dispatch,
+    Retry,
+    Submit,
+    TakeOver,
+    Transition,
+)
+from dovetail.engine.ports import Cached, Task
+from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_hot import (
+    MOST_AT_ONCE,
+    claim_args,
+    claimed,
+    complete_args,
+    completed,
+    submit_args,
+    submitted,
+)
 from dovetail.stores.redis_moves import (
     Fields,
     Shape,
     decision_of,
     event_of,
     joined,
+    node_of,
     nodes_of,
     request_of,
     run_of,
     time_text,
 )
+from dovetail.stores.redis_scene import RedisScene
 
 RULES = (
     "consequences",
-    "submit",
-    "claim",
     "renew",
     "complete",
     "recall",
@@ -61,21 +81,20 @@ RULES = (
 )
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
+LONGEST_POLL_SECONDS = 0.2
 MOST_SHELLS = 4096
+SMALL_DEFINITION = 4096
+"""So few bytes are sent again with each run, in case Redis has lost them."""
 
 
 @cache
 def script() -> str:
     """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(_source, RULES))
+    return "\n".join(map(source, RULES))
 
 
 @cache
-def reading() -> str:
-    return _source("load")
-
-
-def _source(name: str) -> str:
+def source(name: str) -> str:
     return resources.files("dovetail.stores").joinpath("lua", f"{name}.lua").read_text("utf-8")
 
 
@@ -83,19 +102,45 @@ def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
 
 
-class _Shell:
-    """What never changes of a run: its graph and params."""
+class _Outline(RunState):
+    """What never changes of a run. It has no nodes: who follows orders needs none."""
 
-    __slots__ = ("run", "shape")
+    __slots__ = ()
 
-    def __init__(self, run: RunState, shape: Shape) -> None:
-        self.run = run
-        self.shape = shape
+    def __init__(
+        self,
+        run_id: str,
+        graph: Graph,
+        params: dict[str, Any],
+        now: float,
+        version: int | None = None,
+    ) -> None:
+        self.id, self.graph, self.params = run_id, graph, params
+        self.created_at, self.version = now, version
+
+
+class _Shell(NamedTuple):
+    run: _Outline
+    shape: Shape
 
 
 class RedisStore:
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(
+        self,
+        pipe: Pipe,
+        *,
+        events: bool = True,
+        news: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        """Without `events` a decision may lack those of nodes, for who only follows orders.
+
+        `news` returns when it is worth to look whether a run has ended.
+        """
         self._pipe = pipe
+        self._events = events
+        self._news = news or _a_moment
+        self._at_hand: dict[str, dict[int, Any]] = {}
+        """Outputs that were just stored, for the nodes that are about to be published for them."""
         self._definitions = Definitions()
         self._shapes: dict[int, Shape] = {}
         self._shells: dict[str, _Shell] = {}
@@ -103,28 +148,46 @@ class RedisStore:
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
     async def create(self, submit: Submit, now: float) -> Decision:
-        run = RunState(submit.run_id, submit.graph, submit.params, now, submit.version)
-        shape = self._shape(submit.graph)
-        stored = self._definitions.stored(submit.graph)
-        await self._pipe.call("SET", f"wf:def:{stored.sha256}", stored.content, "NX")
-        request = request_of(submit, shape, now, _nonce())
-        assert request is not None  # noqa: S101
-        request["meta"] = [
-            *("workflow", submit.graph.name),
-            *("version", "" if submit.version is None else str(submit.version)),
-            *("definition", stored.sha256),
-            *("retries", stored.retries.decode()),
-            *("params", orjson.dumps(submit.params).decode()),
-            *("created_at", time_text(now)),
-            *("fail_fast", "1" if submit.graph.fail_fast else "0"),
-            *("limit", str(submit.graph.max_concurrency or 0)),
-            *("size", str(len(submit.graph.nodes))),
-        ]
-        shell = _Shell(run, shape)
-        (decision,) = await self._step(submit.run_id, shell, [request])
-        if decision:
-            self._remember(submit.run_id, shell)
+        (decision,) = await self.create_many([submit], now)
         return decision
+
+    async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
+        """Make these runs, each by itself; nothing is decided of one that is there."""
+        commands: list[Command] = await self._definitions_of(submits)
+        shells: list[_Shell] = []
+        nonce = _nonce()
+        first = len(commands)
+        for submit in submits:
+            run = _Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
+            shell = _Shell(run, self._shape(submit.graph))
+            shells.append(shell)
+            meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
+            stored = self._definitions.stored(submit.graph)
+            args = submit_args(submit, shell.shape, stored, now, nonce)
+            keys = (meta, nodes, events, held)
+            commands.append(self._pipe.evaluation(source("submit"), keys, args))
+        answers = (await self._pipe.many(commands))[first:]
+        decisions = []
+        for submit, shell, answer in zip(submits, shells, answers, strict=True):
+            decision = submitted(submit, shell.run, answer, now, nonce)
+            if decision:
+                self._remember(submit.run_id, shell)
+                if answer[1]:  # verdicts are pending
+                    cause = {"now": time_text(now), "nonce": str(nonce)}
+                    rest = await self._settle(submit.run_id, shell, cause)
+                    decision = joined(decision, rest)
+            decisions.append(decision)
+        return decisions
+
+    async def _definitions_of(self, submits: Sequence[Submit]) -> list[Command]:
+        """What keeps the definitions of these runs in Redis, whatever has happened to it."""
+        stored = {id(one.graph): self._definitions.stored(one.graph) for one in submits}
+        commands: list[Command] = []
+        for one in {kept.sha256: kept for kept in stored.values()}.values():
+            key = f"wf:def:{one.sha256}"
+            if len(one.content) <= SMALL_DEFINITION or not await self._pipe.call("EXISTS", key):
+                commands.append(("SET", key, one.content, "NX"))
+        return commands
 
     async def apply(
         self, moves: Sequence[Transition], now: float, *, durable: bool = False
@@ -133,14 +196,121 @@ class RedisStore:
         by_run: dict[str, list[int]] = {}
         for place, move in enumerate(moves):
             by_run.setdefault(move.run_id, []).append(place)
-        await asyncio.gather(
-            *(
-                self._apply_to(run_id, moves, places, now, decisions)
-                for run_id, places in by_run.items()
+        unknown = [run_id for run_id in by_run if run_id not in self._shells]
+        if unknown:
+            await asyncio.gather(*map(self._shell, unknown))
+        left = await self._apply_plain(by_run, moves, now, decisions)
+        if left:
+            for run_id in left:  # whatever goes the long way makes it doubtful
+                self._at_hand.pop(run_id, None)
+            await asyncio.gather(
+                *(
+                    self._apply_to(run_id, moves, places, now, decisions)
+                    for run_id, places in left.items()
+                )
             )
-        )
         await self._keep_outputs(moves, decisions, now)
         return decisions
+
+    async def _apply_plain(
+        self,
+        by_run: dict[str, list[int]],
+        moves: Sequence[Transition],
+        now: float,
+        decisions: list[Decision],
+    ) -> dict[str, list[int]]:
+        """What has a script of its own, in one go; returns what is left to do of each run."""
+        left: dict[str, list[int]] = {}
+        commands: list[Command] = []
+        asked: list[tuple[str, _Shell, list[int], list[Complete]]] = []
+        nonce = _nonce()
+        for run_id, places in by_run.items():
+            shell = self._shells.get(run_id)
+            if shell is None:
+                continue
+            mine = [move for place in places if type(move := moves[place]) is Complete]
+            args = None
+            if len(mine) == len(places) <= MOST_AT_ONCE:
+                args = complete_args(mine, shell.shape, now, nonce)
+            if args is None:
+                left[run_id] = places
+                continue
+            meta, nodes, deps, out, _, events, _ = keys_of(run_id)
+            keys = (meta, nodes, deps, out, events)
+            commands.append(self._pipe.evaluation(source("complete_many"), keys, args))
+            asked.append((run_id, shell, places, mine))
+        answers = await self._pipe.many(commands)
+        for (run_id, shell, places, mine), answer in zip(asked, answers, strict=True):
+            done = answer[0]
+            if done:
+                made = completed(mine, shell.run, answer, now, nonce, events=self._events)
+                for place, decision in zip(places, made, strict=False):
+                    decisions[place] = decision
+                if len(answer) > 3:  # something became ready
+                    index = shell.run.graph.index
+                    if len(self._at_hand) > MOST_SHELLS:  # of publishes that failed
+                        self._at_hand.clear()
+                    self._at_hand[run_id] = {index[m.node]: m.output for m in mine[:done]}
+            if done < len(places):
+                left[run_id] = places[done:]
+        return left
+
+    async def claim(
+        self, tasks: Sequence[Task], worker: str, until: float, now: float
+    ) -> list[bool]:
+        """Which of these starts are this worker's now; see `Claim`."""
+        by_run: dict[str, list[int]] = {}
+        seen: set[tuple[str, str, Token]] = set()
+        for at, task in enumerate(tasks):
+            start = (task.run_id, task.node_id, task.token)
+            if start not in seen:  # a message that came twice
+                seen.add(start)
+                by_run.setdefault(task.run_id, []).append(at)
+        commands: list[Command] = []
+        asked: list[list[int]] = []
+        for run_id, all_mine in by_run.items():
+            for mine in _pieces(all_mine):
+                places = [await self._place(tasks[at]) for at in mine]
+                known = [(at, p) for at, p in zip(mine, places, strict=True) if p is not None]
+                if not known:
+                    continue
+                _, nodes, _, _, _, events, _ = keys_of(run_id)
+                claims = [(place, tasks[at].token) for at, place in known]
+                args = claim_args(claims, worker, until, now, again=True)
+                commands.append(self._pipe.evaluation(source("claim"), (nodes, events), args))
+                asked.append([at for at, _ in known])
+        granted = [False] * len(tasks)
+        for mine, (_, *answer) in zip(asked, await self._pipe.many(commands), strict=True):
+            for at, flag in zip(mine, answer, strict=True):
+                granted[at] = bool(flag)
+        return granted
+
+    async def offered(self, tasks: Sequence[Task]) -> list[bool]:
+        """Which of these starts anybody may still claim."""
+        seen: set[tuple[str, str, Token]] = set()
+        commands: list[Command] = []
+        for task in tasks:
+            place = await self._place(task)
+            commands.append(("HGET", keys_of(task.run_id)[1], -1 if place is None else place))
+        found = []
+        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
+            start = (task.run_id, task.node_id, task.token)
+            node = None if state is None else node_of(state.decode())
+            found.append(
+                node is not None
+                and node.phase is Phase.PUBLISHED
+                and node.token == task.token
+                and start not in seen
+            )
+            seen.add(start)
+        return found
+
+    async def _place(self, task: Task) -> int | None:
+        """Where the node is in its definition: the message says so, or the run does."""
+        if task.place is not None:
+            return task.place
+        shell = await self._shell(task.run_id)
+        return None if shell is None else shell.run.graph.index.get(task.node_id)
 
     async def _apply_to(
         self,
@@ -153,17 +323,27 @@ class RedisStore:
         shell = await self._shell(run_id)
         if shell is None:
             return
-        sent, requests = [], []
-        for place in places:
-            request = request_of(moves[place], shell.shape, now, _nonce())
-            if request is not None:
-                sent.append(place)
-                requests.append(request)
-        if requests:
-            for place, decision in zip(
-                sent, await self._step(run_id, shell, requests), strict=True
-            ):
+        todo = [place for place in places if _node_of(moves[place]) in shell.shape.names]
+        while todo:
+            move = moves[todo[0]]
+            if type(move) is Claim:  # it has a script of its own
+                count, made = 1, [await self._claim(shell, move, now)]
+            else:
+                count = next((n for n, p in enumerate(todo) if type(moves[p]) is Claim), len(todo))
+                requests = [
+                    request_of(moves[place], shell.shape, now, _nonce()) for place in todo[:count]
+                ]
+                made = await self._step(run_id, shell, requests)
+            for place, decision in zip(todo, made, strict=False):
                 decisions[place] = decision
+            todo = todo[count:]
+
+    async def _claim(self, shell: _Shell, move: Claim, now: float) -> Decision:
+        place = shell.run.graph.index[move.node]
+        _, nodes, _, _, _, events, _ = keys_of(move.run_id)
+        args = claim_args([(place, move.token)], move.worker, move.lease_until, now, again=False)
+        answer = await self._pipe.script(source("claim"), (nodes, events), args)
+        return claimed(move, place, answer, now)
 
     async def _step(self, run_id: str, shell: _Shell, requests: Sequence[Fields]) -> list[Decision]:
         """All of these, in order; stops on the way to fetch what a rule asks for."""
@@ -193,13 +373,17 @@ class RedisStore:
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided, if there are any."""
         cause = {"now": time_text(now), "nonce": str(_nonce())}
-        return await self._settle(run_id, await self._known(run_id), cause)
+        shell = await self._shell(run_id)
+        return NOTHING if shell is None else await self._settle(run_id, shell, cause)
 
     async def _settle(self, run_id: str, shell: _Shell, cause: Fields) -> Decision:
         """Ask the conditions of the nodes that became ready, until none is left to ask."""
         whole = NOTHING
         while True:
-            run, pending = await self._load(run_id, shell)
+            try:
+                run, pending = await self._load(run_id, shell)
+            except NotFound:
+                return whole  # it was lost, or dropped, meanwhile
             if not pending:
                 return whole
             verdicts = {}
@@ -211,10 +395,13 @@ class RedisStore:
                 "kind": "settle",
                 "now": cause["now"],
                 "nonce": cause["nonce"],
+                "epoch": run.epoch,
                 "verdicts": verdicts,
             }
             _, _, seq, (answer,) = await self._call(run_id, [request], shell.shape.whole)
             whole = joined(whole, decision_of(answer, shell.run, seq))
+            if whole.ended:  # what is pending from now on is of another epoch, and not ours
+                return whole
 
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
@@ -233,24 +420,29 @@ class RedisStore:
         return run
 
     async def _load(self, run_id: str, shell: _Shell) -> tuple[RunState, bytes]:
-        *hashes, seq = await self._pipe.script(reading(), keys_of(run_id)[:6], [])
+        *hashes, seq = await self._pipe.script(source("load"), keys_of(run_id)[:6], [])
         fields, nodes, counts, outputs, ends = map(_pairs, hashes)
+        if b"status" not in fields:  # dropped, or lost with Redis
+            self._shells.pop(run_id, None)
+            raise _no_run(run_id)
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         return run_of(run, fields, nodes, counts, outputs, ends, seq), fields[b"pending"]
 
     async def wait(self, run_id: str) -> RunState:
+        """Raises `NotFound` for a run that is not there, or not any more."""
         shell = await self._known(run_id)
         while True:
             if await self._is_finished(run_id):
                 run, _ = await self._load(run_id, shell)
                 if run.finished:
                     return run
-            await asyncio.sleep(POLL_SECONDS)
+            await self._news(run_id)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         shell = await self._known(run_id)
         events = keys_of(run_id)[5]
+        pause = POLL_SECONDS
         while True:
             finished = await self._is_finished(run_id)
             texts = await self._pipe.call("LRANGE", events, after, -1)
@@ -259,28 +451,54 @@ class RedisStore:
                 yield event_of(text, after, shell.run.graph)
             if finished and not texts:
                 return
-            if not texts:
-                await asyncio.sleep(POLL_SECONDS)
+            pause = POLL_SECONDS if texts else min(pause * 1.5, LONGEST_POLL_SECONDS)
+            if not finished:
+                await asyncio.sleep(pause)
 
-    async def scene(self, run_id: str, places: Sequence[int]) -> RedisScene:
+    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisScene]:
         """For rendering these nodes: their parents, and whatever their templates read."""
-        shell = await self._known(run_id)
-        graph = shell.run.graph
-        wanted: dict[int, None] = {}
-        for place in places:
-            spec = graph.nodes[place]
-            wanted.update(dict.fromkeys(spec.parents))
-            wanted.update({graph.index[n]: None for n in spec.config.reads if n in graph.index})
-        if not wanted:
-            return RedisScene(shell.run, {})
-        _, nodes, _, out, ends, *_ = keys_of(run_id)
-        answers = await asyncio.gather(
-            *(self._pipe.call("HMGET", key, *wanted) for key in (nodes, out, ends))
-        )
-        return RedisScene(shell.run, nodes_of(graph, wanted, *answers))
+        made: list[RedisScene] = []
+        commands: list[Command] = []
+        missing: list[tuple[RedisScene, list[int]]] = []
+        for run_id, dispatches in orders.items():
+            run = dispatches[0].run
+            graph = run.graph
+            at_hand = self._at_hand.pop(run_id, {})
+            scene = RedisScene(run)
+            made.append(scene)
+            lacking: dict[int, None] = {}
+            for _, place, _ in dispatches:
+                spec = graph.nodes[place]
+                reads = [graph.index[n] for n in spec.config.reads if n in graph.index]
+                for parent in (*spec.parents, *reads):
+                    if parent in at_hand:
+                        scene.add(parent, NodeStatus.COMPLETED, at_hand[parent], None)
+                    else:
+                        lacking[parent] = None
+            if lacking:
+                _, nodes, _, out, ends, *_ = keys_of(run_id)
+                commands += [("HMGET", key, *lacking) for key in (nodes, out, ends)]
+                missing.append((scene, list(lacking)))
+        answers = await self._pipe.many(commands)
+        for at, (scene, lacking_places) in enumerate(missing):
+            graph = scene.run.graph
+            found = nodes_of(graph, lacking_places, *answers[3 * at : 3 * at + 3])
+            for place, node in found.items():
+                scene.add(place, node.status, node.output, node.error)
+        return made
+
+    async def inputs(self, task: Task) -> dict[str, Any]:
+        """The outputs of a node's completed parents by id."""
+        shell = await self._known(task.run_id)
+        place = shell.run.graph.index[task.node_id]
+        (scene,) = await self.scenes({task.run_id: [Dispatch(shell.run, place, task.token)]})
+        return scene.inputs(place)
 
     async def _is_finished(self, run_id: str) -> bool:
-        return bool(await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at"))
+        finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")
+        if finished_at is None:
+            raise _no_run(run_id)
+        return bool(finished_at)
 
     async def recall(self, key: str, now: float) -> Cached | None:
         kept = await self._pipe.call("GET", f"wf:cache:{key}")
@@ -294,7 +512,7 @@ class RedisStore:
     async def _known(self, run_id: str) -> _Shell:
         shell = await self._shell(run_id)
         if shell is None:
-            raise NotFound(f"no run '{run_id}' in Redis")
+            raise _no_run(run_id)
         return shell
 
     async def _shell(self, run_id: str) -> _Shell | None:
@@ -308,9 +526,11 @@ class RedisStore:
         if digest is None:
             return None
         content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
+        if content is None:  # Redis was emptied this very moment
+            return None
         graph = self._definitions.graph(digest, retries, lambda: content)
         number = int(version) if version else None
-        run = RunState(run_id, graph, orjson.loads(params), float(created_at), number)
+        run = _Outline(run_id, graph, orjson.loads(params), float(created_at), number)
         shell = _Shell(run, self._shape(graph))
         self._remember(run_id, shell)
         return shell
@@ -329,29 +549,22 @@ class RedisStore:
         return shape
 
 
-class RedisScene:
-    """Some nodes of a run, as they are: enough to render others."""
+def _pieces(places: list[int]) -> list[list[int]]:
+    return [places[at : at + MOST_AT_ONCE] for at in range(0, len(places), MOST_AT_ONCE)]
 
-    __slots__ = ("_nodes", "_run")
 
-    def __init__(self, run: RunState, nodes: dict[int, NodeState]) -> None:
-        self._run = run
-        self._nodes = nodes
+def _node_of(move: Transition) -> str | None:
+    if isinstance(move, Cancel | TakeOver):
+        return None
+    return move.from_node if isinstance(move, Retry) else move.node
 
-    def get(self, name: str) -> Any:
-        place = self._run.graph.index.get(name)
-        if place is None:
-            return self._run.get(name)
-        node = self._nodes[place]
-        return NodeValue(name, node.status, node.output, node.error)
 
-    def inputs(self, place: int) -> dict[str, Any]:
-        graph = self._run.graph
-        return {
-            graph.nodes[parent].id: self._nodes[parent].output
-            for parent in graph.nodes[place].parents
-            if self._nodes[parent].status is NodeStatus.COMPLETED
-        }
+async def _a_moment(_: str) -> None:
+    await asyncio.sleep(POLL_SECONDS)
+
+
+def _no_run(run_id: str) -> NotFound:
+    return NotFound(f"no run '{run_id}' in Redis")
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:

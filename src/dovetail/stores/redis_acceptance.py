@@ -11,29 +11,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import KeyUsed
-from dovetail.pipe import Pipe
+from dovetail.engine.submissions import Key, Unmade
+from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_lists import batch_key, source
 
 ACCEPTED = "wf:accepted"
 """What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
-Key = tuple[str, str, str]
-
-
-class Unmade(NamedTuple):
-    """Something that was accepted; `made` is to be told its name once its runs are there."""
-
-    name: str
-    submits: list[Submit]
-    created_at: float
 
 
 def batch_number(batch_id: str) -> int:
@@ -144,7 +136,16 @@ class Acceptance:
         workflow = placed[0].graph.name
         await self._write_batch(batch_id, workflow, len(placed), key, now, todo)
         await self._claim_for_batch(batch_id, key)
-        await asyncio.gather(*(self.accept(one, now) for one in placed))
+        # Nobody else has other runs for these places: whoever makes them reads their ids above.
+        places: list[Command] = [
+            ("HSET", f"{batch_key(batch_id)}:places", index, one.run_id)
+            for index, one in enumerate(placed)
+        ]
+        metas: list[Command] = [
+            ("HSET", keys_of(one.run_id)[0], "batch", batch_id, "place", index)
+            for index, one in enumerate(placed)
+        ]
+        await self._pipe.many([*places, *metas])
         return placed
 
     async def batch_made(self, batch_id: str) -> None:
@@ -191,11 +192,14 @@ class Acceptance:
         )
         found = []
         for name in names:
-            left = await self._left_of(name.decode())
+            try:
+                left = await self._left_of(name.decode())
+            except NotFound:
+                left = None  # half of it was deleted: nobody can make it, and others wait
             if left is None:
                 await self._pipe.call("ZREM", ACCEPTED, name)
             elif not left.submits:
-                await self.settle(left.name)
+                await self.settle(name.decode())
             else:
                 found.append(left)
         return found
@@ -237,8 +241,7 @@ class Acceptance:
         return Unmade(name, submits, kept["created_at"])
 
     async def settle(self, name: str) -> None:
-        await self._pipe.call("HDEL", name, "todo")
-        await self._pipe.call("ZREM", ACCEPTED, name)
+        await self._pipe.many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
 
     async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
         first = submits[0]

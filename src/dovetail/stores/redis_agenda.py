@@ -9,12 +9,21 @@ too few is found by the sweep. What it must not know: any rule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dovetail.core.events import Token
 from dovetail.core.transitions import Wake
-from dovetail.pipe import Pipe
+from dovetail.engine.shared import Start
+from dovetail.pipe import Command, Pipe
 
+SCANNED = 1000
 DELAYED, LEASES, ACTIVE = "wf:delayed", "wf:leases", "wf:active"
+_ENDED = """
+for k = 2, #ARGV do
+  local moved = redis.call('ZSCORE', KEYS[1], ARGV[k])
+  if moved and tonumber(moved) <= tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
+end
+"""
 
 
 class RedisAgenda:
@@ -34,32 +43,55 @@ class RedisAgenda:
 
     # ── whose lease ends ─────────────────────────────────────────────────────────────────
 
-    async def lease(self, starts: Iterable[tuple[str, str, Token]], until: float) -> None:
+    async def lease(self, starts: Iterable[Start], until: float) -> None:
         await self._add(LEASES, [(until, _name(start)) for start in starts])
 
-    async def expired(self, now: float, limit: int) -> list[tuple[str, str, Token]]:
+    async def expired(self, now: float, limit: int) -> list[Start]:
         return [_parts(name) for name in await self._until(LEASES, now, limit)]
 
-    async def released(self, starts: Iterable[tuple[str, str, Token]]) -> None:
+    async def released(self, starts: Iterable[Start]) -> None:
         await self._drop(LEASES, [_name(start) for start in starts])
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
     async def moved(self, run_ids: Iterable[str], now: float) -> None:
-        await self._add(ACTIVE, [(now, run_id) for run_id in run_ids])
+        await self._add(ACTIVE, [(now, run_id) for run_id in run_ids], "GT")
 
-    async def idle(self, since: float, limit: int) -> list[str]:
-        return await self._until(ACTIVE, since, limit)
+    async def idle(self, since: float, limit: int) -> list[tuple[str, float]]:
+        """Runs that have not moved since then, longest first, and when they last did."""
+        found = await self._pipe.call(
+            *("ZRANGEBYSCORE", ACTIVE, "-inf", repr(float(since)), "WITHSCORES"),
+            *("LIMIT", 0, limit),
+        )
+        return [(found[at].decode(), float(found[at + 1])) for at in range(0, len(found), 2)]
 
-    async def ended(self, run_ids: Iterable[str]) -> None:
-        await self._drop(ACTIVE, list(run_ids))
+    async def ended(self, run_ids: Iterable[str], since: float) -> None:
+        """These need no look any more, but for one that has moved since then: it was retried."""
+        names = list(run_ids)
+        if names:
+            await self._pipe.script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+
+    async def remember_all(self, now: float) -> None:
+        """Put every run on the agenda that has not ended, whatever was lost."""
+        cursor: Any = b"0"
+        while True:
+            cursor, found = await self._pipe.call(
+                "SCAN", cursor, "MATCH", "wf:{*}:meta", "COUNT", SCANNED
+            )
+            asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in found]
+            for key, (status, ended) in zip(found, await self._pipe.many(asked), strict=True):
+                if status is not None and not ended:
+                    run_id = key.decode().removeprefix("wf:{").removesuffix("}:meta")
+                    await self._pipe.call("ZADD", ACTIVE, "NX", repr(now), run_id)
+            if cursor == b"0":
+                return
 
     # ── sorted sets ──────────────────────────────────────────────────────────────────────
 
-    async def _add(self, key: str, entries: Sequence[tuple[float, str]]) -> None:
+    async def _add(self, key: str, entries: Sequence[tuple[float, str]], *how: str) -> None:
         if entries:
             flat = [part for at, name in entries for part in (repr(float(at)), name)]
-            await self._pipe.call("ZADD", key, *flat)
+            await self._pipe.call("ZADD", key, *how, *flat)
 
     async def _until(self, key: str, at: float, limit: int) -> list[str]:
         found = await self._pipe.call(
@@ -72,11 +104,11 @@ class RedisAgenda:
             await self._pipe.call("ZREM", key, *names)
 
 
-def _name(start: tuple[str, str, Token]) -> str:
+def _name(start: Start | Wake) -> str:
     run_id, node, token = start
     return f"{run_id} {node} {token}"
 
 
-def _parts(name: str) -> tuple[str, str, Token]:
+def _parts(name: str) -> Start:
     run_id, node, token = name.rsplit(" ", 2)
     return run_id, node, Token.parse(token)

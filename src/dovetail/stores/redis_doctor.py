@@ -20,7 +20,7 @@ OLDEST_VERSION = (6, 2)
 MOST_SKEW_SECONDS = 1.0
 FULLEST = 0.9
 OLDEST_RESULT_SECONDS = 30.0
-TASKS, RESULTS = "tasks:", "wf:stream:results"
+TASKS, RESULTS, ORCHESTRATORS = "tasks:", "wf:stream:results", "wf:orchestrators"
 PATIENCE_SECONDS = 5.0
 
 
@@ -33,7 +33,8 @@ async def examine(
     found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
     found += [await _cluster(pipe, info), _memory(info), _role(info), await _clock(pipe, clock)]
     workers = await RedisFleet(pipe).workers()
-    found += [_workers(workers), await _backlog(pipe, workers), await _results(pipe)]
+    backlog = await _backlog(pipe, workers, settings.max_backlog)
+    found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
     found.append(await _dead_letters(pipe))
     return [*found, *disagreements(settings)]
 
@@ -167,6 +168,16 @@ async def _setting(pipe: Pipe, name: str) -> str | None:
 # ── who is there, and what lies about ────────────────────────────────────────────────────
 
 
+async def _orchestrators(pipe: Pipe) -> Finding:
+    """Each holds a lease of a few seconds, scored by its end."""
+    seconds, _ = await pipe.call("TIME")
+    alive = int(await pipe.call("ZCOUNT", ORCHESTRATORS, int(seconds), "+inf"))
+    if not alive:
+        message = "none is alive: no run goes on"
+        return Finding("orchestrators", False, message, "dovetail orchestrator")
+    return Finding("orchestrators", True, f"{alive} alive")
+
+
 def _workers(workers: list[dict[str, Any]]) -> Finding:
     alive = [one for one in workers if one["alive"]]
     dead = len(workers) - len(alive)
@@ -178,7 +189,7 @@ def _workers(workers: list[dict[str, Any]]) -> Finding:
     return Finding("workers", True, f"{len(alive)} alive, {running} of {room} slots busy{lost}")
 
 
-async def _backlog(pipe: Pipe, workers: list[dict[str, Any]]) -> Finding:
+async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Finding:
     """Tasks that wait, by handler. One that was done has left its stream."""
     served = {name for one in workers if one["alive"] for name in one["handlers"]}
     waiting: dict[str, int] = {}
@@ -188,14 +199,18 @@ async def _backlog(pipe: Pipe, workers: list[dict[str, Any]]) -> Finding:
             waiting[key.removeprefix(TASKS)] = length
     if not waiting:
         return Finding("backlog", True, "no task waits")
-    most = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))
-    shown = ", ".join(f"{name} {count:,}" for name, count in most[:5])
+    largest = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))
+    shown = ", ".join(f"{name} {count:,}" for name, count in largest[:5])
     message = f"{sum(waiting.values()):,} tasks wait or run: {shown}"
     orphans = sorted(set(waiting) - served)
     if orphans:
         names = ", ".join(f"'{name}'" for name in orphans[:5])
         fix = "start a worker that loads them: dovetail worker --handlers FILE"
         return Finding("backlog", False, f"{message}; no live worker knows {names}", fix)
+    if sum(waiting.values()) > most:
+        name = env_name("max_backlog")
+        fix = f"start more workers: dovetail worker; or raise {name}"
+        return Finding("backlog", False, f"{message}; above {most:,} ({name}) no run is taken", fix)
     return Finding("backlog", True, message)
 
 

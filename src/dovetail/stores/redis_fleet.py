@@ -8,7 +8,7 @@ also while all workers are away. What it must not know: what a worker does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,6 +33,8 @@ class WorkerFacts(NamedTuple):
     handlers: Sequence[str]
     running: int
     concurrency: int
+    retries: Mapping[str, int] = {}
+    """Of those handlers that have some of their own."""
 
 
 class RedisFleet:
@@ -88,7 +90,20 @@ class RedisFleet:
 
     async def handlers(self) -> frozenset[str]:
         """Every handler that a worker announced within the last day."""
-        return frozenset(name for one in await self._remembered() for name in one["handlers"])
+        return frozenset(await self.announced())
+
+    async def served(self) -> frozenset[str]:
+        """Those of a worker that is alive."""
+        alive = [one for one in await self.workers() if one["alive"]]
+        return frozenset(name for one in alive for name in one["handlers"])
+
+    async def announced(self) -> dict[str, int]:
+        """The same with the retries of each, as the worker that was started last has them."""
+        return {
+            name: int(one.get("retries", {}).get(name, 0))
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
 
     async def _remembered(self) -> list[dict[str, Any]]:
         seconds, _ = await self._pipe.call("TIME")

@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.states import RunStatus
-from dovetail.pipe import Argument, Pipe
-from dovetail.stores.redis import keys_of
+from dovetail.pipe import Argument, Command, Pipe
 
 RUNS = "wf:list:{runs}"
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
 """A run is stored once it was started."""
+RUNNING = RunStatus.RUNNING.value.encode()
+Read = Sequence[Any]
+"""What Redis answers to `_reading`."""
+_FACTS = ("status", "finished_at", "epoch", "version", "created_at", "workflow", "batch", "place")
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
-AT_ONCE = 200
+AT_ONCE = 500
 
 
 def workflow_key(name: str) -> str:
@@ -52,8 +55,12 @@ class Born(NamedTuple):
     place: int
 
     def entry(self, run_id: str) -> str:
-        """In the order of the alphabet, entries are in the order of time and place."""
-        return f"{int(self.created_at * 1e6):017d}{self.place:08d}-{run_id}"
+        return _entry(run_id, self.created_at, self.place)
+
+
+def _entry(run_id: str, created_at: float, place: int) -> str:
+    """In the order of the alphabet, entries are in the order of time and place."""
+    return f"{int(created_at * 1e6):017d}{place:08d}-{run_id}"
 
 
 def run_id_of(entry: bytes) -> str:
@@ -70,8 +77,21 @@ class Facts(NamedTuple):
 
     status: str
     finished_at: float | None
+    epoch: int
     registered: bool
     born: Born
+
+
+class _Kind(NamedTuple):
+    """What runs have in common that go into the same lists and out of the same."""
+
+    status: bytes
+    finished: bool
+    registered: bool
+    workflow: bytes
+    batch: bytes | None
+    listed: bool
+    """As one that there is; for the rest see `_changes`."""
 
 
 class RunLists:
@@ -82,29 +102,47 @@ class RunLists:
 
     async def refresh(self, run_ids: Iterable[str]) -> None:
         """List these runs as they are now."""
-        await asyncio.gather(*map(self._refresh, dict.fromkeys(run_ids)))
+        known = list(dict.fromkeys(run_ids))
+        for first in range(0, len(known), AT_ONCE):
+            await self._refresh_some(known[first : first + AT_ONCE])
 
-    async def _refresh(self, run_id: str) -> None:
-        facts = await self._facts(run_id)
+    async def _refresh_some(self, run_ids: Sequence[str]) -> None:
+        """Most of them are new or have ended, once: that changes few lists, and the same ones."""
+        reading = [_reading(run_id) for run_id in run_ids]
+        *read, scores = await self._pipe.many([*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)])
+        kinds: dict[_Kind, list[tuple[str, Read]]] = {}
+        simple: list[tuple[str, Read]] = []
+        doubtful: list[tuple[str, Read]] = []
+        for run_id, was, score in zip(run_ids, read, scores, strict=True):
+            status, finished_at, epoch, version, _, workflow, batch, _ = was
+            if status is None:
+                continue
+            if epoch != b"1":
+                doubtful.append((run_id, was))
+                continue
+            listed = score is not None
+            kind = _Kind(status, bool(finished_at), bool(version), workflow, batch, listed)
+            kinds.setdefault(kind, []).append((run_id, was))
+            simple.append((run_id, was))
+        writing = [change for kind, runs in kinds.items() for change in _changes(kind, runs)]
+        # Read again behind the changes: another one may have listed what came after, and we have
+        # just undone it.
+        answers = await self._pipe.many([*writing, *(_reading(run_id) for run_id, _ in simple)])
+        again = zip(simple, answers[len(writing) :], strict=True)
+        doubtful += [(run_id, was) for (run_id, was), now in again if now != was]
+        await asyncio.gather(*(self._set_right(run_id, was) for run_id, was in doubtful))
+
+    async def _set_right(self, run_id: str, known: Read) -> None:
+        """Every list there is, until the run is listed as it is."""
+        facts = _facts_of(known)
         while facts is not None:
             await self._put(run_id, facts)
-            # Another one may have listed what came after, and we have just undone it.
-            again = await self._facts(run_id)
+            again = _facts_of(await self._pipe.call(*_reading(run_id)))
             if again is None:
                 await self.take_out(run_id, facts.born)
             if again == facts:
                 return
             facts = again
-
-    async def _facts(self, run_id: str) -> Facts | None:
-        names = ("status", "finished_at", "version", "created_at", "workflow", "batch", "place")
-        status, finished_at, version, *birth = await self._pipe.call(
-            "HMGET", keys_of(run_id)[0], *names
-        )
-        if status is None:
-            return None
-        ended = float(finished_at) if finished_at else None
-        return Facts(status.decode(), ended, bool(version), born(*birth))
 
     async def _put(self, run_id: str, facts: Facts) -> None:
         entry = facts.born.entry(run_id)
@@ -188,6 +226,45 @@ class RunLists:
         """When the last of a list's finished runs ended."""
         found = await self._pipe.call("ZREVRANGE", f"{where}:finished", 0, 0, "WITHSCORES")
         return float(found[1]) if found else None
+
+
+def _reading(run_id: str) -> Command:
+    return ("HMGET", f"wf:{{{run_id}}}:meta", *_FACTS)
+
+
+def _facts_of(answer: Read) -> Facts | None:
+    status, finished_at, epoch, version, *birth = answer
+    if status is None:
+        return None
+    ended = float(finished_at) if finished_at else None
+    return Facts(status.decode(), ended, int(epoch), bool(version), born(*birth))
+
+
+def _changes(kind: _Kind, runs: Sequence[tuple[str, Read]]) -> Iterator[Command]:
+    """List runs in their first epoch: they are new, or were running until now."""
+    ids = [run_id for run_id, _ in runs]
+    entries = [_entry(run_id, float(read[4]), int(read[7] or 0)) for run_id, read in runs]
+    scored = [part for entry in entries for part in ("0", entry)]
+    name = workflow_key(kind.workflow.decode())
+    wheres = [RUNS, name]
+    if kind.batch is not None:
+        wheres.append(batch_key(kind.batch.decode()))
+    # Into a list before out of another one: nothing is ever in none.
+    for where in wheres:
+        yield ("ZADD", f"{where}:{kind.status.decode()}", *scored)
+        if not kind.listed:
+            yield ("ZADD", f"{where}:all", *scored)
+    if kind.registered and not kind.finished:
+        yield ("ZADD", f"{name}:open", *(part for run_id in ids for part in ("0", run_id)))
+    if kind.finished:
+        ended = [part for run_id, read in runs for part in (read[1], run_id)]
+        yield from (("ZADD", f"{where}:finished", *ended) for where in wheres if where != name)
+        if kind.registered:
+            yield ("ZREM", f"{name}:open", *ids)
+    if kind.status != RUNNING:
+        yield from (("ZREM", f"{where}:{RUNNING.decode()}", *entries) for where in wheres)
+    if not kind.listed:  # last: who finds it here takes the rest for granted
+        yield ("ZADD", f"{RUNS}:ids", *(part for run_id in ids for part in ("0", run_id)))
 
 
 def _checked(cursor: str) -> str:

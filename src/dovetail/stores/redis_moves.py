@@ -20,7 +20,6 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
-    Claim,
     Complete,
     Decision,
     Dispatch,
@@ -32,7 +31,6 @@ from dovetail.core.transitions import (
     Renew,
     Retry,
     Stop,
-    Submit,
     TakeOver,
     Transition,
     Wake,
@@ -67,6 +65,8 @@ class Shape:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.names = graph.index.keys() | {None}
+        """What a transition may be about: a node, or None for the run itself."""
         conditional = [int(spec.condition is not None) for spec in graph.nodes]
         self._children = [
             [
@@ -77,6 +77,13 @@ class Shape:
         ]
         self._conditional = conditional
         self._whole: bytes | None = None
+        self.children_text = [
+            "?"
+            if any(conditional[child] for child in spec.children)
+            else ",".join(f"{child}:{len(graph.nodes[child].parents)}" for child in spec.children)
+            for spec in graph.nodes
+        ]
+        """As `complete_many.lua` takes them."""
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]
@@ -108,18 +115,14 @@ def time_text(seconds: float) -> str:
     return "1e999" if seconds == FOREVER else repr(float(seconds))
 
 
-def request_of(move: Submit | Transition, shape: Shape, now: float, nonce: int) -> Fields | None:
-    """What the script takes; None for a node that the graph does not have."""
+def request_of(move: Transition, shape: Shape, now: float, nonce: int) -> Fields:
+    """What `apply.lua` takes of a transition whose node the graph has."""
     fields: Fields = {"kind": KINDS[type(move)], "now": time_text(now), "nonce": str(nonce)}
-    if isinstance(move, Submit | Cancel | TakeOver):
+    if isinstance(move, Cancel | TakeOver):
         return fields | _MAKERS[type(move)](move, shape, -1)
     if isinstance(move, Retry):
-        if move.from_node is not None and move.from_node not in shape.graph.index:
-            return None
         return fields | _retry(move, shape)
-    place = shape.graph.index.get(move.node)
-    if place is None:
-        return None
+    place = shape.graph.index[move.node]
     epoch, attempt, token_nonce = move.token
     fields |= {"i": place, "te": epoch, "ta": attempt, "n": str(token_nonce)}
     make = _MAKERS.get(type(move))
@@ -128,24 +131,6 @@ def request_of(move: Submit | Transition, shape: Shape, now: float, nonce: int) 
 
 def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
-
-
-def _submit(move: Submit, shape: Shape, _: int) -> Fields:
-    graph = shape.graph
-    told = {"workflow": graph.name, "version": move.version}
-    return {
-        "created": _json(told),
-        "roots": graph.roots,
-        "conditional": shape.conditional_root,
-        "size": len(graph.nodes),
-        "limit": graph.max_concurrency or 0,
-        "fail_fast": graph.fail_fast,
-    }
-
-
-def _claim(move: Claim, shape: Shape, place: int) -> Fields:
-    worker = move.worker.replace(SEPARATOR, "/")
-    return {"worker": worker, "lease": time_text(move.lease_until)}
 
 
 def _complete(move: Complete | Recall, shape: Shape, place: int) -> Fields:
@@ -191,8 +176,6 @@ def _progress(move: Progress, shape: Shape, place: int) -> Fields:
 
 
 _MAKERS: dict[type, Callable[[Any, Shape, int], Fields]] = {
-    Submit: _submit,
-    Claim: _claim,
     Renew: lambda move, shape, place: {"lease": time_text(move.lease_until)},
     Complete: _complete,
     Recall: _complete,

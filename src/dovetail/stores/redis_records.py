@@ -15,15 +15,15 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.errors import Conflict, NotFound
-from dovetail.core.replay import Entry
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding, Registered, WorkflowVersion
-from dovetail.engine.views import event_view, summary_view, timestamp
+from dovetail.engine.submissions import Key, Unmade
+from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.listing import page_size, place_in_list
 from dovetail.stores.redis import keys_of
-from dovetail.stores.redis_acceptance import Acceptance, Key, Unmade, batch_number
+from dovetail.stores.redis_acceptance import Acceptance, batch_number
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import (
     RUNS,
@@ -51,6 +51,9 @@ _SUMMARY = (
 
 
 class RedisRecords:
+    outlives = False
+    """What is accepted here is lost with this Redis, as are the runs."""
+
     def __init__(
         self,
         pipe: Pipe,
@@ -205,6 +208,10 @@ class RedisRecords:
         """
         await self._lists.refresh(run_ids)
 
+    async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
+        """As orchestrators tell it."""
+        await self._lists.refresh(turned)
+
     async def _refresh_named(self, names: Sequence[bytes]) -> None:
         await self._lists.refresh(name.decode() for name in names)
 
@@ -290,10 +297,12 @@ class RedisRecords:
             content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
             return self._definitions.graph(int(digest, 16), retries, lambda: content)
 
-    async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self.summary(run_id))
+
+    async def entries(self, run_id: str, after: int = 0) -> None:
         """A run in Redis has a log of events, and no journal of transitions."""
         await self.summary(run_id)
-        raise Conflict(f"run {run_id} has no journal: Redis keeps its events only")
 
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
         if not is_text(run_id):
@@ -332,7 +341,7 @@ class RedisRecords:
 
     async def settle(self, unmade: Unmade) -> None:
         """The runs that were left unmade are there."""
-        await self._acceptance.settle(unmade.name)
+        await self._acceptance.settle(str(unmade.name))
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -421,8 +430,7 @@ class RedisRecords:
         due = await self._pipe.call(
             "ZRANGEBYSCORE", f"{RUNS}:finished", "-inf", repr(long_ago), "LIMIT", 0, limit
         )
-        for name in due:
-            await self._expire(name.decode(), long_ago, now)
+        await asyncio.gather(*(self._expire(name.decode(), long_ago, now) for name in due))
         return len(due)
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:

@@ -15,7 +15,7 @@ import orjson
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
 from dovetail.engine.ports import Finding, Registered, WorkflowVersion
-from dovetail.engine.views import event_view, timestamp
+from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
 from dovetail.stores.listing import page_size, place_in_list, summary_of
 from dovetail.stores.sqlite import SqliteStore
@@ -189,6 +189,9 @@ class SqliteRecords:
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         return summary_of(row)
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self.summary(run_id))
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""

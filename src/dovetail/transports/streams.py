@@ -9,6 +9,7 @@ letters and never stops anybody. What it must not know: any rule.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -17,20 +18,33 @@ import hiredis
 import orjson
 
 from dovetail.core.events import Token
-from dovetail.core.templates import Deferred
-from dovetail.core.transitions import Complete, Fail, Stop
+from dovetail.core.transitions import Complete, Stop
 from dovetail.engine.ports import Result, Task
-from dovetail.pipe import Pipe, RedisError
+from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError
+from dovetail.transports.messages import (
+    inputs_text,
+    read_result,
+    read_task,
+    result_fields,
+    shown,
+    task_fields,
+)
 
 RESULTS = "wf:stream:results"
 STOPS = "wf:stream:stops"
+ENDS = "wf:stream:ends"
 DEAD = "wf:dead"
 WORKERS, ORCHESTRATORS = "workers", "orchestrators"
+MARK = "dovetail-mark"
+"""A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MOST_DEAD = 10_000
 MOST_STOPS = 10_000
+MOST_ENDS = 10_000
+MOST_SETTLED = 1000
 BLOCK_MILLISECONDS = 1000
-TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "params", "inputs")
-RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
+AGAIN_SECONDS = 0.5
+QUICK_SECONDS = 0.05
+FARTHEST_AHEAD = 8
 
 
 class Message(NamedTuple):
@@ -42,27 +56,156 @@ class Message(NamedTuple):
     """A `Task`, a `Complete` or a `Fail`."""
 
 
-class Malformed(ValueError):
-    pass
-
-
 def stream_of(handler: str) -> str:
     return f"tasks:{handler}"
 
 
+def _time(message_id: bytes) -> float:
+    """When a message was sent, by the clock of Redis."""
+    return int(message_id.partition(b"-")[0]) / 1000
+
+
+def _words(*words: str | bytes | None) -> bytes:
+    """A command as Redis reads it, with a hole for each word that is None."""
+    told = b"".join(
+        b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), _bytes(word))
+        for word in words
+    )
+    return b"*%d\r\n" % len(words) + told
+
+
+def _bytes(word: str | bytes) -> bytes:
+    return word if isinstance(word, bytes) else word.encode()
+
+
+_TASK = _words(
+    *("XADD", None, "*", "run_id", None, "node_id", None, "token", None, "handler", None),
+    *("config", None, "params", None, "inputs", None, "timeout_seconds", None, "place", None),
+)
+_RESULT = _words(
+    *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
+    *("success", "1", "output", None, "error", "null"),
+)
+
+
+def _task_message(task: Task) -> Command:
+    """What sends a task. Nearly all are alike, and to fill in a form is a third of the work."""
+    if task.deferred or task.cache or task.resource_tag is not None or task.place is None:
+        return ("XADD", stream_of(task.handler), "*", *task_fields(task))
+    run_id, node_id, token = task.run_id.encode(), task.node_id.encode(), str(task.token).encode()
+    handler = task.handler.encode()
+    config, params, inputs = orjson.dumps(task.config), orjson.dumps(task.params), inputs_text(task)
+    timeout, place = b"%r" % task.timeout_seconds, b"%d" % task.place
+    return _TASK % (
+        *(len(handler) + 6, b"tasks:" + handler, len(run_id), run_id, len(node_id), node_id),
+        *(len(token), token, len(handler), handler, len(config), config),
+        *(len(params), params, len(inputs), inputs, len(timeout), timeout, len(place), place),
+    )
+
+
+def _result_message(result: Result) -> Command:
+    if not isinstance(result, Complete) or result.cache is not None:
+        return ("XADD", RESULTS, "*", *result_fields(result))
+    run_id, node, token = result.run_id.encode(), result.node.encode(), str(result.token).encode()
+    output = orjson.dumps(result.output)
+    return _RESULT % (
+        *(len(run_id), run_id, len(node), node, len(token), token),
+        *(len(output), output),
+    )
+
+
 class StreamSender:
-    """The orchestrators' end: tasks go out, orders to stop go out."""
+    """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
+        self._sent_to: set[str] = set()
+        self._marked: set[str] = set()
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        asked = [self._pipe.call("XADD", stream_of(t.handler), "*", *task_fields(t)) for t in tasks]
-        await asyncio.gather(*asked)
+        self._sent_to.update(task.handler for task in tasks)
+        await self._pipe.many([_task_message(task) for task in tasks])
 
     async def stop(self, order: Stop) -> None:
         fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
         await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MOST_STOPS, "*", *fields)
+
+    async def announce(self, run_ids: Iterable[str]) -> None:
+        """Tell who waits for the end of these runs."""
+        await self._pipe.many(
+            [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_id", one) for one in run_ids]
+        )
+
+    async def oldest_result(self) -> float | None:
+        """When the oldest result that nobody has settled was sent."""
+        (held,) = await self._pipe.ask([("XPENDING", RESULTS, ORCHESTRATORS)])
+        waits = await self._oldest_unread(RESULTS, ORCHESTRATORS)
+        if isinstance(held, hiredis.ReplyError) or not held[0]:
+            return waits
+        oldest = _time(held[1])
+        return oldest if waits is None else min(oldest, waits)
+
+    async def oldest_waiting(self, handler: str) -> float | None:
+        """When the oldest task that no worker has read yet was sent."""
+        return await self._oldest_unread(stream_of(handler), WORKERS)
+
+    async def _oldest_unread(self, stream: str, group: str) -> float | None:
+        (groups,) = await self._pipe.ask([("XINFO", "GROUPS", stream)])
+        if isinstance(groups, hiredis.ReplyError):
+            return None
+        after = b"0-0"
+        for told in groups:
+            facts = dict(zip(told[::2], told[1::2], strict=True))
+            if facts[b"name"] == group.encode():
+                after = facts[b"last-delivered-id"]
+        found = await self._pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
+        return _time(found[0][0]) if found else None
+
+    async def lost(self) -> list[str]:
+        """Handlers whose tasks were lost with their stream since this was last asked."""
+        handlers = sorted(self._sent_to)
+        marks: list[Command] = [
+            ("XGROUP", "CREATECONSUMER", stream_of(handler), WORKERS, MARK) for handler in handlers
+        ]
+        lost = []
+        for handler, new in zip(
+            handlers, await self._pipe.ask(marks) if marks else (), strict=True
+        ):
+            if new != 0 and handler in self._marked:
+                lost.append(handler)
+            if isinstance(new, hiredis.ReplyError):  # no stream, or nobody has read it yet
+                self._marked.discard(handler)
+            else:
+                self._marked.add(handler)
+        return lost
+
+
+_SETTLE = """
+local stream, group = KEYS[1], ARGV[1]
+redis.call('XACK', stream, unpack(ARGV))
+local held = redis.call('XPENDING', stream, group)
+local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
+if held[1] == 0 then
+  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
+else
+  local older_ms, older_seq = string.match(held[2], '^(%d+)-(%d+)$')
+  older_ms, older_seq, ms, seq = older_ms + 0, older_seq + 0, ms + 0, seq + 0
+  if older_ms > ms or (older_ms == ms and older_seq > seq) then
+    redis.call('XTRIM', stream, 'MINID', held[2])
+  else
+    redis.call('XDEL', stream, unpack(ARGV, 2))
+  end
+end
+"""
+"""Messages are read in order: if nobody holds one as old as the newest of these, all up to there
+are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
+order."""
+_DISMISS = """
+if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
+"""In one step: with what it holds, a consumer would take messages along that nobody reads again."""
 
 
 class StreamReader:
@@ -72,22 +215,36 @@ class StreamReader:
         self._blocking = blocking
         self._pipe = pipe
         self._group = group
-        self._consumer = consumer
+        self.consumer = consumer
         self._known: set[str] = set()
+        self.is_reading = False
 
-    async def read(self, streams: Sequence[str], limit: int) -> list[Message]:
-        """New messages of these streams, at most so many of each; waits a second for some."""
+    async def read(
+        self, streams: Sequence[str], limit: int, done: Sequence[Message] = ()
+    ) -> list[Message]:
+        """New messages of these streams, at most so many of each; waits a second for some.
+
+        `done` are messages to settle on the way.
+        """
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
-        command: list[str | int] = ["XREADGROUP", "GROUP", self._group, self._consumer]
+        command: list[str | int] = ["XREADGROUP", "GROUP", self._group, self.consumer]
         command += ["COUNT", limit, "BLOCK", BLOCK_MILLISECONDS, "STREAMS", *streams]
-        reply = await self._blocking.ask(*command, *[">"] * len(streams))
+        reading: Command = (*command, *[">"] * len(streams))
+        self.is_reading = True
+        try:
+            *settled, reply = await self._blocking.ask([*self._settling(done), reading])
+        finally:
+            self.is_reading = False
+        if any(isinstance(one, hiredis.ReplyError) for one in settled):
+            await self.settle(done)  # Redis has forgotten the script
         if isinstance(reply, hiredis.ReplyError):
             if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
                 self._known.clear()
                 return []
-            if str(reply).startswith("UNBLOCKED"):
+            if str(reply).startswith(("UNBLOCKED", *LATER)):
+                await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
         found: list[Message] = []
@@ -95,55 +252,76 @@ class StreamReader:
             found += await self._understood(stream.decode(), entries)
         return found
 
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """Along with the next read, on its connection; None while a read blocks that."""
+        return None if self.is_reading else self._blocking.ask(commands, hurry=False)
+
     async def claim_stale(self, stream: str, idle_seconds: float, limit: int) -> list[Message]:
         """Messages that another consumer has read and not settled for so long."""
-        reply = await self._pipe.ask(
-            "XAUTOCLAIM",
-            *(stream, self._group, self._consumer, int(idle_seconds * 1000)),
-            *("0-0", "COUNT", limit),
-        )
+        command = ("XAUTOCLAIM", stream, self._group, self.consumer, int(idle_seconds * 1000))
+        (reply,) = await self._pipe.ask([(*command, "0-0", "COUNT", limit)])
         if isinstance(reply, hiredis.ReplyError):
             return []  # no such stream or group: nobody has read anything
         return await self._understood(stream, reply[1])
 
+    async def claim_from(self, stream: str, consumer: str, limit: int) -> list[Message]:
+        """Messages that this consumer has read, which is known to be gone."""
+        pending: Command = ("XPENDING", stream, self._group, "-", "+", limit, consumer)
+        (held,) = await self._pipe.ask([pending])
+        if isinstance(held, hiredis.ReplyError) or not held:
+            return []
+        numbers = [entry[0] for entry in held]
+        claimed = await self._pipe.call("XCLAIM", stream, self._group, self.consumer, 0, *numbers)
+        return await self._understood(stream, claimed)
+
+    async def dismiss(self, stream: str, consumer: str) -> None:
+        """One that is gone is a consumer no longer, unless it still holds something."""
+        with contextlib.suppress(RedisError):  # there is no such stream, or group
+            await self._pipe.script(_DISMISS, [stream], [self._group, consumer])
+
     async def settle(self, messages: Iterable[Message]) -> None:
         """These are done with: they shall be read by nobody again."""
+        await self._pipe.many(self._settling(messages))
+
+    def _settling(self, messages: Iterable[Message]) -> list[Command]:
         by_stream: dict[str, list[str]] = {}
         for message in messages:
             by_stream.setdefault(message.stream, []).append(message.id)
-        asked = []
-        for stream, ids in by_stream.items():
-            asked.append(self._pipe.call("XACK", stream, self._group, *ids))
-            asked.append(self._pipe.call("XDEL", stream, *ids))
-        await asyncio.gather(*asked)
+        return [
+            self._pipe.evaluation(_SETTLE, [stream], [self._group, *ids[at : at + MOST_SETTLED]])
+            for stream, ids in by_stream.items()
+            for at in range(0, len(ids), MOST_SETTLED)
+        ]
 
     async def _open(self, stream: str) -> None:
-        reply = await self._pipe.ask("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
+        command = ("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
+        (reply,) = await self._pipe.ask([command])
         if isinstance(reply, hiredis.ReplyError) and not str(reply).startswith("BUSYGROUP"):
             raise RedisError(f"XGROUP CREATE {stream}: {reply}")
         self._known.add(stream)
 
     async def _understood(self, stream: str, entries: Any) -> list[Message]:
+        read = read_result if stream == RESULTS else read_task
         found = []
         for entry in entries or ():
             if entry is None or entry[1] is None:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
             try:
-                content = _content(stream, fields)
-            except (Malformed, ValueError, KeyError, TypeError) as problem:
+                content = read(fields)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found.append(Message(stream, number, content))
         return found
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
-        shown = [_shown(field) for field in fields]
+        texts = [shown(field) for field in fields]
         letter = {
             "stream": stream,
             "id": number,
             "reason": str(problem) or type(problem).__name__,
-            "fields": dict(zip(shown[::2], shown[1::2], strict=False)),
+            "fields": dict(zip(texts[::2], texts[1::2], strict=False)),
             "time": time.time(),
         }
         await self._pipe.call("LPUSH", DEAD, orjson.dumps(letter))
@@ -151,176 +329,168 @@ class StreamReader:
         await self.settle([Message(stream, number, None)])
 
 
-def _shown(field: bytes) -> str:
-    return field[:2000].decode(errors="replace")
-
-
-# ── messages ─────────────────────────────────────────────────────────────────────────────
-
-
-def task_fields(task: Task) -> list[str | bytes]:
-    dumps = orjson.dumps
-    fields: list[str | bytes] = [
-        *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
-        *("handler", task.handler, "config", dumps(task.config), "params", dumps(task.params)),
-        *("inputs", dumps(task.inputs()), "timeout_seconds", repr(task.timeout_seconds)),
-    ]
-    if task.resource_tag is not None:
-        fields += ["resource_tag", task.resource_tag]
-    if task.deferred:
-        kept = [[list(one.path), one.source, one.scope] for one in task.deferred]
-        fields += ["deferred", dumps(kept)]
-    if task.cache is not None:
-        fields += ["cache", dumps(task.cache)]
-    return fields
-
-
-def result_fields(result: Result) -> list[str | bytes]:
-    dumps = orjson.dumps
-    fields: list[str | bytes] = ["run_id", result.run_id, "node_id", result.node]
-    fields += ["token", str(result.token)]
-    if isinstance(result, Complete):
-        fields += ["success", "1", "output", dumps(result.output), "error", "null"]
-        if result.cache is not None:
-            fields += ["cache", dumps(result.cache)]
-        return fields
-    hints = {
-        "permanent": result.permanent,
-        "after": result.after,
-        "at_least": result.at_least,
-        "chance": result.chance,
-    }
-    fields += ["success", "0", "output", "null", "error", dumps(result.error)]
-    return [*fields, "hints", dumps(hints)]
-
-
-def _content(stream: str, fields: list[bytes]) -> Task | Result:
-    given = dict(zip((f.decode() for f in fields[::2]), fields[1::2], strict=True))
-    if stream == RESULTS:
-        return _result(given)
-    return _task(given)
-
-
-def _require(given: dict[str, bytes], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise Malformed(f"it has no {', '.join(missing)}")
-
-
-def _token(text: bytes) -> Token:
-    try:
-        return Token.parse(text.decode())
-    except ValueError:
-        raise Malformed(f"its token is {_shown(text)!r}") from None
-
-
-def _result(given: dict[str, bytes]) -> Result:
-    _require(given, RESULT_FIELDS)
-    run_id, node = given["run_id"].decode(), given["node_id"].decode()
-    token = _token(given["token"])
-    if given["success"] in (b"1", b"true", b"True"):
-        cache = orjson.loads(given["cache"]) if "cache" in given else None
-        output = orjson.loads(given["output"])
-        return Complete(
-            run_id, node, token, output, None if cache is None else (cache[0], cache[1])
-        )
-    if given["success"] not in (b"0", b"false", b"False"):
-        raise Malformed(f"its success is {_shown(given['success'])!r}")
-    error = orjson.loads(given["error"])
-    if not isinstance(error, dict):
-        error = {"type": "error", "message": str(error)}
-    hints = orjson.loads(given["hints"]) if "hints" in given else {}
-    return Fail(
-        run_id,
-        node,
-        token,
-        error,
-        permanent=bool(hints.get("permanent")),
-        after=hints.get("after"),
-        at_least=hints.get("at_least"),
-        chance=float(hints.get("chance") or 0.0),
-    )
-
-
-def _task(given: dict[str, bytes]) -> Task:
-    _require(given, TASK_FIELDS)
-    config, params = orjson.loads(given["config"]), orjson.loads(given["params"])
-    inputs = orjson.loads(given["inputs"])
-    for name, value in (("config", config), ("params", params), ("inputs", inputs)):
-        if not isinstance(value, dict):
-            raise Malformed(f"its {name} is no object")
-    deferred = orjson.loads(given.get("deferred", b"[]"))
-    cache = orjson.loads(given["cache"]) if "cache" in given else None
-    tag = given.get("resource_tag")
-    return Task(
-        given["run_id"].decode(),
-        given["node_id"].decode(),
-        _token(given["token"]),
-        given["handler"].decode(),
-        config,
-        params,
-        inputs,
-        float(given.get("timeout_seconds", b"300")),
-        None if tag is None else tag.decode(),
-        tuple(Deferred(tuple(path), source, scope) for path, source, scope in deferred),
-        None if cache is None else (cache[0], cache[1]),
-    )
+Received = tuple[Message, Task]
 
 
 class StreamInbox:
     """The workers' end: tasks come in, results go out."""
 
-    def __init__(self, reader: StreamReader, pipe: Pipe, handlers: Sequence[str]) -> None:
-        self._reader = reader
+    def __init__(
+        self,
+        reader: StreamReader | Sequence[StreamReader],
+        pipe: Pipe,
+        handlers: Sequence[str],
+        *,
+        stale_seconds: float | None = None,
+    ) -> None:
+        """One reader for all handlers or, where a read covers one stream only, one for each.
+
+        What a worker has read and not begun for `stale_seconds` is taken from it.
+        """
+        streams = [stream_of(handler) for handler in handlers]
+        if isinstance(reader, StreamReader):
+            self._readers: list[tuple[StreamReader, list[str]]] = [(reader, streams)]
+        else:
+            self._readers = [(one, [s]) for one, s in zip(reader, streams, strict=True)]
         self._pipe = pipe
-        self._streams = [stream_of(handler) for handler in handlers]
+        self._reads: dict[int, asyncio.Task[list[Message]]] = {}
+        self._kept: list[Message] = []
+        """Read and not asked for yet: a read may bring more than was wanted."""
+        self._busy = 1
+        """Streams that brought something last time."""
+        self._full, self._given_at, self._ahead = False, 0.0, 1
+        self._sent: tuple[asyncio.Future[list[Any]], list[Command]] | None = None
+        self._stale_seconds = stale_seconds
+        self._look_at = time.monotonic() + (stale_seconds or 0) / 2
 
-    async def tasks(self, limit: int) -> list[tuple[Message, Task]]:
-        # COUNT is for each stream: all of them together must not bring more than was asked for.
-        share = max(1, limit // len(self._streams)) if limit > len(self._streams) else 1
-        messages = await self._reader.read(self._rotated(), share)
-        return [(message, message.content) for message in messages]
+    async def tasks(self, limit: int) -> list[Received]:
+        now = time.monotonic()
+        # Who comes back at once for as much again may as well be given more to keep. Of a worker
+        # that takes longer, others would have to wait for what it keeps.
+        quick = self._full and now - self._given_at < QUICK_SECONDS
+        self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
+        if not self._kept:
+            self._kept = await self._stale(limit) or await self._read(limit * self._ahead)
+        taken, self._kept = self._kept[:limit], self._kept[limit:]
+        self._full, self._given_at = len(taken) == limit, time.monotonic()
+        return [(message, message.content) for message in taken]
 
-    def _rotated(self) -> list[str]:
-        """Another stream first each time, so that none is always served last."""
-        self._streams = [*self._streams[1:], self._streams[0]]
-        return self._streams
+    async def _read(self, wanted: int) -> list[Message]:
+        # COUNT is for each stream, and usually few of them have something.
+        share = max(1, wanted // self._busy)
+        if len(self._readers) == 1:
+            reader, streams = self._readers[0]
+            self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
+            found = await reader.read(streams, share)
+        else:
+            found = await self._read_each(share)
+        self._busy = max(1, len({message.stream for message in found}))
+        return found
 
-    async def stale(self, idle_seconds: float, limit: int) -> list[tuple[Message, Task]]:
-        """What a worker has read and then died over."""
-        found: list[tuple[Message, Task]] = []
-        for stream in self._streams:
-            messages = await self._reader.claim_stale(stream, idle_seconds, limit)
-            found += [(message, message.content) for message in messages]
+    async def _read_each(self, share: int) -> list[Message]:
+        for at, (reader, streams) in enumerate(self._readers):
+            if at not in self._reads:
+                self._reads[at] = asyncio.create_task(reader.read(streams, share))
+        done, _ = await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        self._reads = {at: read for at, read in self._reads.items() if read not in done}
+        return [message for read in done for message in read.result()]
+
+    async def _stale(self, limit: int) -> list[Message]:
+        """What a worker has read and then died over, looked for now and then."""
+        if self._stale_seconds is None or time.monotonic() < self._look_at:
+            return []
+        self._look_at = time.monotonic() + self._stale_seconds / 2
+        found: list[Message] = []
+        for reader, streams in self._readers:
+            for stream in streams:
+                found += await reader.claim_stale(stream, self._stale_seconds, limit)
         return found
 
     async def settle(self, messages: Sequence[Message]) -> None:
-        await self._reader.settle(messages)
+        await self._readers[0][0].settle(messages)
+        await self._arrived()
 
     async def send(self, results: Sequence[Result]) -> None:
-        asked = [self._pipe.call("XADD", RESULTS, "*", *result_fields(r)) for r in results]
-        await asyncio.gather(*asked)
+        """On their way when this returns; whatever comes next sees to it that they arrive."""
+        commands = [_result_message(result) for result in results]
+        await self._arrived()
+        # On the connection that is used next: with the next read, or the claims of what is kept.
+        reply = None
+        if len(self._readers) == 1 and not self._kept:
+            reply = self._readers[0][0].send(commands)
+        self._sent = (reply or self._pipe.ask(commands, hurry=False), commands)
+
+    async def _arrived(self) -> None:
+        if self._sent is None:
+            return
+        (reply, commands), self._sent = self._sent, None
+        try:
+            failed = [isinstance(one, hiredis.ReplyError) for one in await reply]
+        except RedisError:
+            failed = [True] * len(commands)
+        again = [one for one, bad in zip(commands, failed, strict=True) if bad]
+        while again:
+            try:
+                await self._pipe.many(again)
+                return
+            except RedisError:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def put_back(self, found: Sequence[Received]) -> None:
+        self._kept += [message for message, _ in found]
+
+    async def close(self) -> None:
+        """Read no more, and let others have at once what was read and never begun."""
+        await self._arrived()
+        for read in self._reads.values():
+            read.cancel()
+        await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        left, self._kept = self._kept, []
+        await self._pipe.many([_task_message(message.content) for message in left])
+        await self.settle(left)
+        for reader, streams in self._readers:
+            for stream in streams:
+                await reader.dismiss(stream, reader.consumer)
 
 
 class StopFeed:
     """Orders to stop, as every worker hears them."""
 
     def __init__(self, blocking: Pipe) -> None:
-        self._blocking = blocking
-        self._after = ""
+        self._feed = Feed(blocking, STOPS)
 
     async def next(self) -> list[Stop]:
         """The orders since the last call; waits a second for some."""
-        if not self._after:  # not "$", which would mean another moment at each call
-            newest = await self._blocking.call("XREVRANGE", STOPS, "+", "-", "COUNT", 1)
-            self._after = newest[0][0].decode() if newest else "0-0"
-        command = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", STOPS, self._after)
-        reply = await self._blocking.call(*command)
         found: list[Stop] = []
+        for given in await self._feed.next():
+            token = Token.parse(given[b"token"].decode())
+            found.append(Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token))
+        return found
+
+
+class Feed:
+    """A stream that everybody hears from the moment on when they begin to listen."""
+
+    def __init__(self, blocking: Pipe, stream: str) -> None:
+        self._blocking = blocking
+        self._stream = stream
+        self._after = ""
+
+    async def open(self) -> None:
+        """Listen from now on."""
+        # Not "$", which would mean another moment at each call.
+        newest = await self._blocking.call("XREVRANGE", self._stream, "+", "-", "COUNT", 1)
+        self._after = newest[0][0].decode() if newest else "0-0"
+
+    async def next(self) -> list[dict[bytes, bytes]]:
+        """What was told since the last call; waits a second for something."""
+        if not self._after:
+            await self.open()
+        command = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", self._stream, self._after)
+        reply = await self._blocking.call(*command)
+        found = []
         for _, entries in reply or ():
             for number, fields in entries:
                 self._after = number.decode()
-                given = dict(zip(fields[::2], fields[1::2], strict=True))
-                token = Token.parse(given[b"token"].decode())
-                found.append(Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token))
+                found.append(dict(zip(fields[::2], fields[1::2], strict=True)))
         return found

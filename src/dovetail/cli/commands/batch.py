@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from dovetail.cli import streams
-from dovetail.cli.asking import settings_of_this_place
+from dovetail.cli.asking import handlers_of_this_place
 from dovetail.cli.batching import Batch
 from dovetail.cli.commands.validate import checked_file, report_of
 from dovetail.cli.documents import Write, document_if
@@ -16,6 +16,7 @@ from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.items import Items, Survey
 from dovetail.cli.logs import show_logs
+from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import counted
 from dovetail.core.definition.model import Workflow
 from dovetail.handlers.builtin import load_registry
@@ -49,7 +50,7 @@ def _run(
     registry = load_registry(settings, handlers)
     limits = definition_limits(settings)
     file = File(path, limits)
-    checked = checked_file(file, limits, registry)
+    checked = checked_file(file, limits, handlers_of_this_place(registry))
     for line in report_of(file, checked):
         streams.complain(line)
     if checked.workflow is None:

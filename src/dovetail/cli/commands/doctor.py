@@ -15,7 +15,7 @@ from dovetail.cli.text import Line, pad, plain
 from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import attached, redis_findings
+from dovetail.wiring import attached, database_findings, redis_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ def _elsewhere(settings: Settings) -> Iterator[Finding]:
         name = env_name("server")
         message = f"{name} is set, but this version only knows stores, not servers"
         yield Finding("place", False, message, f"unset {name}")
+    if settings.database_url is not None and settings.redis_url is None:
+        name, other = env_name("database_url"), env_name("redis_url")
+        message = f"{name} is set and {other} is not: runs are kept in {settings.db} alone"
+        yield Finding("archive", False, message, f"set {other}, too, or unset {name}")
 
 
 def _handlers(settings: Settings, specs: Sequence[str]) -> Finding:
@@ -102,8 +106,9 @@ async def _file(settings: Settings) -> list[Finding]:
 
 
 async def _redis(settings: Settings) -> list[Finding]:
-    """What Redis has to say about itself; with it, no file is used."""
-    return _told(await redis_findings(settings))
+    """What Redis and PostgreSQL have to say about themselves; with them, no file is used."""
+    found = await asyncio.gather(redis_findings(settings), database_findings(settings))
+    return _told([*found[0], *found[1]])
 
 
 def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[Finding]:

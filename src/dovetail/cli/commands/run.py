@@ -40,7 +40,8 @@ def _run(
     handlers: Sequence[str],
     write: Write | None,
 ) -> int:
-    settings = load_settings()
+    # In this process, whatever the other commands work on.
+    settings = load_settings().model_copy(update={"redis_url": None, "server": None})
     registry = load_registry(settings, handlers)
     limits = definition_limits(settings)
     file = File(path, limits)

@@ -23,6 +23,7 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
+from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
 from dovetail.cli.text import (
     Line,
@@ -144,7 +145,8 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
     yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
     facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
-        facts.append(("driven by", "a process that is alive"))
+        shared = is_shared(settings_of_this_place())
+        facts.append(("driven by", "orchestrators" if shared else "a process that is alive"))
     if run.params:
         facts.append(("params", clip(printable(json.dumps(run.params, ensure_ascii=False)), 500)))
     for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):

@@ -1,7 +1,6 @@
-"""`dovetail serve`: the HTTP API, with the engine in this process, until a signal ends it.
+"""`dovetail serve`: the HTTP API, with what is behind it, until a signal ends it.
 
-It also looks after the file: runs whose process died go on here. What it must not know: what
-the API answers, or how a run moves.
+What it must not know: what the API answers, what is behind it, or how a run moves.
 """
 
 from __future__ import annotations
@@ -9,46 +8,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from contextlib import AbstractAsyncContextManager
 
 from dovetail import __version__
 from dovetail.api.app import create_app
-from dovetail.api.fleet import ThisProcess
 from dovetail.api.security import Tokens, check_binding
 from dovetail.api.server import addresses_of, listen, serve, url_of
 from dovetail.api.service import Service
 from dovetail.cli import streams
+from dovetail.cli.behind import Behind, on_redis, this_process
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.interrupts import Ask
 from dovetail.cli.logs import show_logs
+from dovetail.cli.services import (
+    fast_loop,
+    find_redis,
+    interrupt_means_terminate,
+    unless_stopped,
+)
 from dovetail.cli.stage import Stopping, perform
-from dovetail.cli.text import counted
-from dovetail.config import Settings, env_name, load_settings
-from dovetail.engine.commands import Commands
+from dovetail.config import Settings, load_settings
 from dovetail.handlers.builtin import load_registry
-from dovetail.handlers.registry import Registry
-from dovetail.wiring import embedded
 
 log = logging.getLogger("dovetail.serve")
 
 SERVICES = ("orchestrator", "worker")
-TAKE_OVER_SECONDS = 2.0
-"""How often it looks for runs that nobody drives any more."""
 
 
 def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None) -> int:
     settings = load_settings()
-    _check_services(beside)
-    if settings.redis_url is not None:
-        raise InvalidInput(
-            f"{env_name('redis_url')} is set, but this version serves only the embedded engine; "
-            f"unset it to serve the runs in {settings.db}"
-        )
-    if beside is not None:
+    services = _services(beside)
+    if services and settings.redis_url is None:
         raise InvalidInput(
             "--with is for set-ups on Redis, where orchestrator and worker are services of their "
             "own; without Redis both are in this process already, so leave it out"
@@ -57,77 +50,62 @@ def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None)
     check_binding(addresses, settings.tokens)
     Tokens(settings.tokens)  # before anything is opened: one that is wrong must not cost a start
     registry = load_registry(settings, handlers)
+    behind: AbstractAsyncContextManager[Behind]
+    if settings.redis_url is None:
+        behind = this_process(settings, registry)
+    else:
+        behind = on_redis(settings, registry, services)
     show_logs(settings.log_format)
     _show_server_logs()
     listening = listen(addresses, port)
 
     async def work(stopping: Stopping) -> int:
-        _interrupt_means_terminate()
-        await _serve(settings, registry, [host, *addresses], listening, stopping)
+        interrupt_means_terminate()
+        if settings.redis_url is None or await unless_stopped(find_redis(settings, log), stopping):
+            await _serve(behind, settings, [host, *addresses], listening, stopping)
         return 0
 
     try:
-        return perform(work, _give_up, settings.drain_seconds)
+        return perform(work, _give_up, settings.drain_seconds, fast_loop)
     finally:
         for one in listening:
             one.close()
 
 
-def _check_services(beside: str | None) -> None:
-    for name in (beside or "").split(",") if beside is not None else ():
-        if name.strip() not in SERVICES:
+def _services(beside: str | None) -> list[str]:
+    if beside is None:
+        return []
+    names = [name.strip() for name in beside.split(",")]
+    for name in names:
+        if name not in SERVICES:
             raise InvalidInput(f"--with: no service '{name}'; known: {', '.join(SERVICES)}")
+    return names
 
 
 async def _serve(
+    behind: AbstractAsyncContextManager[Behind],
     settings: Settings,
-    registry: Registry,
     hosts: Sequence[str],
     listening: list[socket.socket],
     stopping: Stopping,
 ) -> None:
-    async with embedded(settings, registry) as commands:
-        names = [known.name for known in registry.handlers()]
-        fleet = ThisProcess(commands, names, settings.concurrency)
+    async with behind as (commands, fleet, duties):
         service = Service(commands, fleet, settings, hosts)
         app = create_app(service, __version__)
-        duties = [
-            asyncio.ensure_future(_take_over(commands)),
-            asyncio.ensure_future(stopping.wait()),
-        ]
+        asked = asyncio.ensure_future(stopping.wait())
         serving = asyncio.ensure_future(serve(app, listening, service.closing))
         streams.say(f"dovetail serves {url_of(listening)}")
         sys.stdout.flush()
         try:
-            await asyncio.wait({serving, *duties}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             service.closing.set()
             await serving
-            for duty in duties:
-                duty.cancel()
-            # A lost store is found out by the duty that uses it: it ends the server, loudly.
-            for outcome in await asyncio.gather(*duties, return_exceptions=True):
-                if isinstance(outcome, Exception):
-                    raise outcome
-
-
-async def _take_over(commands: Commands) -> None:
-    """Go on with the runs that nobody drives, now and for ever after."""
-    while True:
-        if taken := await commands.resume():
-            log.info("took over %s that nobody drove", counted(len(taken), "run"))
-        await asyncio.sleep(TAKE_OVER_SECONDS)
-
-
-def _interrupt_means_terminate() -> None:
-    """Ctrl-C ends a server as SIGTERM does: its runs are handed back, none is cancelled."""
-    terminate = signal.getsignal(signal.SIGTERM)
-
-    def received(number: int, frame: FrameType | None) -> None:
-        if callable(terminate):
-            terminate(signal.SIGTERM, frame)
-
-    signal.signal(signal.SIGINT, received)
+            asked.cancel()
+        # A lost store is found out by the duty that uses it: it ends the server, loudly.
+        for duty in duties:
+            if duty.done():
+                duty.result()
 
 
 def _show_server_logs() -> None:

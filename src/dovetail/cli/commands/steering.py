@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run, settings_of_this_place
+from dovetail.cli.asking import ask, chosen_run
 from dovetail.cli.documents import document_if, print_json
 from dovetail.cli.driving import short_id
-from dovetail.cli.ending import retry_hint, status_piece
+from dovetail.cli.ending import command, retry_hint, status_piece
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.logs import show_logs
+from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.several import Several
 from dovetail.cli.text import Line, listed, plain
@@ -46,6 +47,8 @@ def retry_run(
     detach: bool,
     as_json: bool,
 ) -> int:
+    if is_shared(settings_of_this_place()):
+        return _retry_shared(given, from_node, detach=detach, as_json=as_json)
     _refuse_detach(detach)
     with document_if(as_json) as write:
         settings, registry = _loaded(handlers)
@@ -61,6 +64,31 @@ def retry_run(
             return shown
 
         return Session(settings, registry, write, handlers).run(begin)
+
+
+def _retry_shared(given: str | None, from_node: str | None, *, detach: bool, as_json: bool) -> int:
+    """Where services drive runs: they run it again, and we look on."""
+
+    async def begin(commands: Commands) -> Shown:
+        run_id = await _to_retry(commands, given, from_node)
+        shown = Shown.from_now(await commands.store.load(run_id))
+        await commands.retry(run_id, from_node)
+        return shown
+
+    async def alone(commands: Commands) -> tuple[dict[str, Any], str]:
+        run_id = (await begin(commands)).run_id
+        return await commands.get_run(run_id), await short_id(commands, run_id)
+
+    if not detach:
+        with document_if(as_json) as write:
+            return Session(settings_of_this_place(), None, write).run(begin)
+    run, short = ask(alone)
+    if as_json:
+        print_json(run)
+    else:
+        streams.say([status_piece(run["status"]), (f" {short} {plain(run['workflow'])}", "")])
+        streams.say([("follow it with:  ", "dim"), (command("runs", "watch", short), "bold")])
+    return 0
 
 
 def _require_handlers(run: RunState, plan: dict[str, list[str]], registry: Registry) -> None:
@@ -96,6 +124,8 @@ async def _to_retry(commands: Commands, given: str | None, from_node: str | None
 
 
 def resume_runs(given: str | None, handlers: Sequence[str], *, detach: bool, as_json: bool) -> int:
+    if is_shared(settings_of_this_place()):
+        ask(lambda commands: commands.resume(given))  # which says who does that there
     _refuse_detach(detach)
     with document_if(as_json) as write:
         settings, registry = _loaded(handlers)

@@ -1,19 +1,26 @@
-"""`dovetail trigger`: a run of a registered workflow; embedded, it is driven here to its end."""
+"""`dovetail trigger`: a run of a registered workflow; embedded, it is driven here to its end.
+
+Where services drive runs it only says which one it made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, settings_of_this_place
-from dovetail.cli.documents import Write, document_if
+from dovetail.cli.asking import ask
+from dovetail.cli.documents import Write, document_if, json_bytes
+from dovetail.cli.driving import SHORT_ID, short_id
+from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.logs import show_logs
 from dovetail.cli.params import read_params, tell_violations
+from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
+from dovetail.cli.text import plain
 from dovetail.core.errors import InvalidParams
-from dovetail.engine.commands import Commands
+from dovetail.engine.commands import Accepted, Commands
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import definition_limits
 
@@ -52,19 +59,40 @@ def _trigger(
     params = read_params(ask(schema_of), pairs, params_path, definition_limits(settings))
     if params is None:
         return INVALID
-    registry = load_registry(settings, handlers)
-    show_logs(settings.log_format)
 
-    async def begin(commands: Commands) -> Shown:
+    async def make(commands: Commands) -> Accepted:
         accepted = await commands.trigger(
             name, params, version=wanted, idempotency_key=idempotency_key
         )
-        run = await commands.store.load(accepted.run_id)
         if not accepted.created:
-            streams.complain([(f"run {run.id[:6]} was made with this key before", "dim")])
-        return Shown.from_the_start(run)
+            short = accepted.run_id[:SHORT_ID]
+            streams.complain([(f"run {short} was made with this key before", "dim")])
+        return accepted
+
+    async def begin(commands: Commands) -> Shown:
+        return Shown.from_the_start(await commands.store.load((await make(commands)).run_id))
 
     try:
+        if is_shared(settings):
+            return _leave_to_services(make, write)
+        registry = load_registry(settings, handlers)
+        show_logs(settings.log_format)
         return Session(settings, registry, write, handlers).run(begin)
     except InvalidParams as error:
         return tell_violations(error)
+
+
+def _leave_to_services(make: Callable[[Commands], Awaitable[Accepted]], write: Write | None) -> int:
+    async def question(commands: Commands) -> tuple[dict[str, Any], str]:
+        accepted = await make(commands)
+        made = await commands.receipt(accepted.run_id)
+        return made, await short_id(commands, accepted.run_id)
+
+    made, short = ask(question)
+    if write is not None:
+        write(json_bytes(made))
+        return 0
+    workflow = f"{plain(made['workflow'])} version {made['version']}"
+    streams.say([("run ", ""), (short, "bold"), (f" of {workflow} is accepted", "")])
+    streams.say([("follow it with:  ", "dim"), (command("runs", "watch", short), "bold")])
+    return 0

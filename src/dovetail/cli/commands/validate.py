@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -38,7 +38,7 @@ def validate_files(paths: Sequence[str], handlers: Sequence[str], *, as_json: bo
     return 0 if valid == len(paths) else INVALID
 
 
-def checked_file(file: File, limits: Limits, known_handlers: Registry | None) -> Checked:
+def checked_file(file: File, limits: Limits, known_handlers: Container[str] | None) -> Checked:
     """Parse and check it; problems of the text itself are errors like all others."""
     try:
         return check(file.parse(), known_handlers, limits)

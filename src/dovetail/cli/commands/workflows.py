@@ -9,11 +9,12 @@ from typing import Any
 import yaml
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, settings_of_this_place
+from dovetail.cli.asking import ask, handlers_of_this_place
 from dovetail.cli.commands.validate import checked_file, report_of
 from dovetail.cli.documents import document_if, json_bytes, print_json
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
+from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import Line, age, plain, table
 from dovetail.core.definition.validation import Checked
 from dovetail.engine.commands import Commands
@@ -26,7 +27,8 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
     with document_if(as_json) as write:  # loading handlers may print
         limits = definition_limits(settings)
         file = File(path, limits)
-        checked = checked_file(file, limits, load_registry(settings, handlers))
+        known = handlers_of_this_place(load_registry(settings, handlers))
+        checked = checked_file(file, limits, known)
         for line in report_of(file, checked):
             streams.complain(line)
         if checked.workflow is None:

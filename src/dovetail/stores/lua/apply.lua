@@ -3,11 +3,10 @@
 -- A decision is {changed, events, dispatch, wake, stop, ended, pending}.
 
 local decisions, go_on, why = {}, 0, ''
-local before = run.known and call('LLEN', EVENTS) or 0
 for k, move in ipairs(request.moves) do
   now, nonce = move.now, move.nonce
   out = {changed = {}, events = {}, dispatch = {}, wake = {}, stop = {}, ended = 0, pending = 0}
-  if run.known or move.kind == 'submit' then
+  if run.known then
     local answer = rules[move.kind](move)
     if answer == NEED_GRAPH then
       go_on, why = k, NEED_GRAPH
@@ -23,11 +22,14 @@ for k, move in ipairs(request.moves) do
 end
 
 local function in_pieces(command, key, list)
+  local reply = 0
   for first = 1, #list, 4000 do
-    call(command, key, unpack(list, first, math.min(first + 3999, #list)))
+    reply = call(command, key, unpack(list, first, math.min(first + 3999, #list)))
   end
+  return reply
 end
 
+local before = 0
 if run.known then
   local states, forgotten = {}, {}
   for i in pairs(touched) do
@@ -50,11 +52,12 @@ if run.known then
   end
   in_pieces('HSET', ENDS, kept)
   in_pieces('HDEL', ENDS, dropped)
-  in_pieces('RPUSH', EVENTS, log)
+  before = in_pieces('RPUSH', EVENTS, log) - #log
   if #states > 0 or #log > 0 then
     call('HSET', META, 'status', run.status, 'epoch', run.epoch, 'unfinished', run.unfinished,
       'failed', run.failed, 'cancelled', run.cancelled, 'active', run.active,
-      'finished_at', run.finished_at, 'error', run.error, 'pending', run.pending)
+      'finished_at', run.finished_at, 'error', run.error, 'pending', run.pending,
+      'asked', run.asked)
   end
 end
 return {go_on, why, before, decisions}

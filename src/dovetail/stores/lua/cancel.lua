@@ -1,6 +1,8 @@
 -- cancel: somebody wants the run to stop.
 rules.cancel = function(move)
+  if run.asked == nonce then return done_before() end
   if run.finished_at ~= '' then return end
+  run.asked = nonce
   all_nodes()
   for i = 0, run.size - 1 do
     if node(i).s == 'R' then order(out.stop, i) end

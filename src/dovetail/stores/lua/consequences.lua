@@ -1,5 +1,6 @@
 -- What every rule is made of. The files of this folder are joined to one script: this one, one
--- file per transition, and apply.lua, which steps one run by a list of transitions.
+-- file per transition, and apply.lua, which steps one run by a list of transitions. What happens
+-- to every node of every run has a script of its own beside it: submit, claim, complete_many.
 --
 -- All keys belong to one run and share its hash tag:
 --   KEYS[1]  wf:{id}:meta    hash  status, epoch, counts, times, error; the definition's digest, params
@@ -29,7 +30,7 @@ local call = redis.call
 local run = {}
 do
   local kept = call('HMGET', META, 'status', 'epoch', 'unfinished', 'failed', 'cancelled',
-    'active', 'finished_at', 'fail_fast', 'limit', 'size', 'error', 'pending')
+    'active', 'finished_at', 'fail_fast', 'limit', 'size', 'error', 'pending', 'asked')
   run.known = kept[1] and true or false
   run.status, run.epoch = kept[1], tonumber(kept[2])
   run.unfinished, run.failed = tonumber(kept[3]), tonumber(kept[4])
@@ -37,6 +38,7 @@ do
   run.finished_at, run.fail_fast = kept[7], kept[8] == '1'
   run.limit, run.size = tonumber(kept[9]), tonumber(kept[10])
   run.error, run.pending = kept[11] or '', kept[12] or ''
+  run.asked = kept[13] or '' -- the nonce of what a user asked for last
   run.held = 0
   if run.known and run.limit > 0 then run.held = call('ZCARD', HELD) end
 end
@@ -47,12 +49,13 @@ end
 
 local nodes, touched = {}, {}
 
+local FIELDS = '^(%u)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%d+)|(%u?)|([^|]*)|([^|]*)|([^|]*)|'
+  .. '([^|]*)|([^|]*)$'
+
 local function parse(text)
-  local f = {}
-  for field in string.gmatch(text .. '|', '([^|]*)|') do f[#f + 1] = field end
-  return {s = f[1], e = tonumber(f[2]), a = tonumber(f[3]), c = tonumber(f[4]),
-    ta = tonumber(f[5]), n = f[6], aa = tonumber(f[7]), an = f[8],
-    p = f[9], u = f[10], l = f[11], w = f[12], st = f[13], fi = f[14]}
+  local s, e, a, c, ta, n, aa, an, p, u, l, w, st, fi = string.match(text, FIELDS)
+  return {s = s, e = tonumber(e), a = tonumber(a), c = tonumber(c), ta = tonumber(ta), n = n,
+    aa = tonumber(aa), an = an, p = p, u = u, l = l, w = w, st = st, fi = fi}
 end
 
 local function fresh(epoch)
@@ -131,6 +134,14 @@ end
 local function order(list, i)
   local nd = node(i)
   list[#list + 1] = {i, nd.e, nd.ta, nd.n}
+end
+
+-- What a user asked for was done, and its answer lost on the way: say so, with what is published.
+local function done_before()
+  for i = 0, run.size - 1 do
+    if node(i).n == nonce and node(i).p == 'P' then order(out.dispatch, i) end
+  end
+  out.changed[1] = 0
 end
 
 -- ── reason, cause and error of nodes ───────────────────────────────────────────────────────
@@ -386,7 +397,10 @@ local function settle(children)
     end
   end
   if conditional then
-    run.pending = cjson.encode({ready = ready, queue = {}})
+    -- Beside what somebody else may have left pending and is about to settle, or died over.
+    local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
+    for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
+    run.pending = cjson.encode(kept)
     out.pending = 1
     return
   end

@@ -1,9 +1,11 @@
 -- retry: the run goes on after its end, in a new epoch.
 --   move: from (place or absent), name (JSON)
 rules.retry = function(move)
+  if run.asked == nonce then return done_before() end
   if not FINAL[run.status] then return end
   if run.status == 'COMPLETED' and move.from == nil then return end
   if graph == nil then return NEED_GRAPH end
+  run.asked = nonce
   all_nodes()
   local again = {}
   for i = 0, run.size - 1 do

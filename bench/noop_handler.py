@@ -1,0 +1,13 @@
+"""The no-op of the workloads as a handler, for workers: `dovetail worker --handlers` this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail import Context, handler
+from workloads import node
+
+
+@handler(max_retries=0)
+async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    return node(*config["of"])

@@ -1,0 +1,157 @@
+"""Who runs the workloads over one Redis: Dovetail's services, streaQ, Celery's canvas.
+
+Each has a database of that Redis, worker processes of its own and a client, which is the process it
+is opened in (see apart.py). Services, connections and definitions are there before; timed is what
+a client would wait for: from the first run that it starts until it knows that all have ended. The
+peers tell that by the results, so these are read by then; Dovetail's are read and checked after.
+
+A call answers the CPU time of the client. Who `checks` has another call that does so, untimed. Who
+`rests` has work left when its runs have ended, and a call that returns once that is done: its time
+does not count, but the CPU that it takes does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from apart import Job, Opener
+from fleet import HERE, services
+from measuring import cpu_taken
+from workloads import Workload, definition
+
+START_SECONDS = 60.0
+POLL_SECONDS = 0.05
+ORCHESTRATOR = ["-m", "dovetail", "orchestrator"]
+WORKER = ["-m", "dovetail", "worker", "--handlers", str(HERE / "noop_handler.py")]
+
+
+@contextmanager
+def dovetail(
+    works: list[dict[str, Any]],
+    url: str,
+    database_url: str | None = None,
+    orchestrators: int = 1,
+    workers: int = 1,
+) -> Iterator[Job]:
+    """Its services as anybody starts them, with their default settings and registered workflows."""
+    from dovetail.config import Settings
+    from dovetail.distributed import commanding
+
+    settings = Settings(redis_url=url, database_url=database_url)
+    environment = {"DOVETAIL_REDIS_URL": url, "DOVETAIL_DATABASE_URL": database_url or ""}
+    with ExitStack() as stack:
+        pids = stack.enter_context(
+            services(
+                orchestrator=[ORCHESTRATOR] * orchestrators,
+                worker=[WORKER] * workers,
+                environment=environment,
+            )
+        )
+        loop = stack.enter_context(asyncio.Runner()).get_loop()
+        entered = commanding(settings)
+        commands = loop.run_until_complete(entered.__aenter__())
+        stack.callback(lambda: loop.run_until_complete(entered.__aexit__(None, None, None)))
+        calls: dict[str, Callable[[], Any]] = {}
+
+        def in_loop(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+            return lambda: loop.run_until_complete(work())
+
+        for work in (Workload(**each) for each in works):
+            loop.run_until_complete(_registered(commands, work))
+            client = _Client(commands, work)
+            calls[work.name] = cpu_taken(in_loop(client.run))
+            calls[f"check {work.name}"] = in_loop(client.check)
+        if database_url is not None:
+            calls["rest"] = in_loop(partial(_archived, url))
+        yield Job({"pids": pids, "rests": database_url is not None, "checks": True}, calls)
+
+
+class _Client:
+    """Starts the runs of a workload and waits for their ends; what they say, it asks afterwards."""
+
+    def __init__(self, commands: Any, work: Workload) -> None:
+        self._commands = commands
+        self._work = work
+        self._last = ""
+        """The run, or the batch of them, that was waited for last."""
+
+    async def run(self) -> None:
+        commands, work = self._commands, self._work
+        if work.runs == 1:
+            self._last = (await commands.trigger(work.name)).run_id
+            await commands.wait(self._last)
+        else:
+            self._last = (await commands.batch(work.name, [{}] * work.runs))["batch_id"]
+            await commands.wait_batch(self._last)
+
+    async def check(self) -> None:
+        commands, work = self._commands, self._work
+        ids = [self._last]
+        if work.runs > 1:
+            batch = await commands.get_batch(self._last, limit=work.runs)
+            ids = [run["run_id"] for run in batch["runs"]]
+        runs = [await commands.store.load(run_id) for run_id in ids]
+        work.check([run.node(name).output for run in runs for name in work.exits])
+
+
+async def _registered(commands: Any, work: Workload) -> None:
+    """As soon as a worker has said that it knows the handler."""
+    from dovetail.core.errors import InvalidDefinition
+
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                await commands.register(definition(work))
+                return
+            except InvalidDefinition:
+                await asyncio.sleep(POLL_SECONDS)
+
+
+async def _archived(url: str) -> None:
+    """Until the archive has everything, so that its work does not fall to whoever is next."""
+    from dovetail.pipe import Pipe
+    from dovetail.stores.redis_hints import UNARCHIVED
+
+    async with asyncio.timeout(START_SECONDS), Pipe(url) as pipe:
+        while True:
+            if not await pipe.call("ZCARD", UNARCHIVED):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def streaq(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
+    os.environ["BENCH_REDIS_URL"] = url
+    import streaq_peer
+
+    with streaq_peer.opened([Workload(**each) for each in works]) as job:
+        yield job
+
+
+@contextmanager
+def celery(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
+    os.environ["BENCH_REDIS_URL"] = url
+    import celery_peer
+
+    with celery_peer.opened([Workload(**each) for each in works]) as job:
+        yield job
+
+
+OURS = "dovetail"
+ARCHIVED = "dovetail, archived"
+DOUBLED = "dovetail, 2 + 2"
+STREAQ = "streaq"
+CELERY = "celery"
+
+CONTESTANTS: dict[str, tuple[Opener, dict[str, Any]]] = {
+    OURS: (dovetail, {}),
+    ARCHIVED: (dovetail, {"archive": True}),
+    DOUBLED: (dovetail, {"orchestrators": 2, "workers": 2}),
+    STREAQ: (streaq, {}),
+    CELERY: (celery, {}),
+}

@@ -1,0 +1,329 @@
+"""Brings what happens to runs into the archive, and lets go of what is safe there.
+
+It runs in every orchestrator, and any number of them side by side do no harm: each writes what it
+saw, as late and as often as it likes. Nothing waits for it. While the archive is away hints pile
+up, runs go on, and nothing is forgotten. What it must not know: any rule, or how either store
+keeps a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from dovetail.core.errors import ArchiveDown, StoreError
+from dovetail.engine.clock import Clock
+from dovetail.engine.snapshots import Course, Head, Kept, Reading, RunSnapshot, course
+
+AT_ONCE = 200
+"""Runs that one turn takes."""
+READ_TOGETHER = 50
+WRITTEN_BYTES = 8 << 20
+"""About so much goes into one transaction; runs may be large."""
+PAUSE_SECONDS = 0.2
+"""Between two turns."""
+REST_SECONDS = 0.4
+"""So long what moved is left alone: a short run is written once, a busy one twice a second."""
+RETIRE_SECONDS = 30.0
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
+MOST_HEADS = 10_000
+
+log = logging.getLogger("dovetail.archive")
+
+
+class Claim(NamedTuple):
+    """A run that moved, ours to archive for a while."""
+
+    run_id: str
+    since: float
+    until: float
+
+
+class Entry(NamedTuple):
+    """A finished run that is archived, and since when it need not be hot any more but for
+    somebody who looks."""
+
+    run_id: str
+    since: float
+
+
+class Hints(Protocol):
+    """Which runs the archive may be behind with, and which finished ones it has."""
+
+    async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None: ...
+    async def claim(self, limit: int, rested: float = 0.0) -> list[Claim]:
+        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        ...
+
+    async def settle(self, claims: Sequence[Claim]) -> None:
+        """Strike these out, but for those that moved since they were claimed."""
+        ...
+
+    async def give_back(self, claims: Sequence[Claim]) -> None: ...
+    async def archived(self, entries: Sequence[Entry]) -> None: ...
+    async def archived_before(self, before: float, limit: int) -> list[Entry]: ...
+    async def forget(self, entries: Sequence[Entry]) -> None: ...
+
+
+class HotRuns(Protocol):
+    """The runs where they live."""
+
+    def lengths(self) -> AsyncIterator[dict[str, int]]:
+        """How many events each unfinished run has, some runs at a time."""
+        ...
+
+    async def known(self, run_ids: Sequence[str]) -> set[str]: ...
+    async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
+        """What each run has beyond a head, or everything; without those that are not there."""
+        ...
+
+    async def definition(self, snapshot: RunSnapshot) -> bytes: ...
+    async def renumber(self, run_id: str, was: int, generation: int) -> None:
+        """Its log goes on under another generation, unless somebody else saw to that."""
+        ...
+
+    async def put_back(
+        self, snapshot: RunSnapshot, lease_until: float, *, replacing: int | None = None
+    ) -> bool:
+        """Make the run as it was, if it is not there, or in place of that generation."""
+        ...
+
+    async def drop(self, run_id: str, head: Head) -> int:
+        """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
+        ...
+
+
+class Archive(Protocol):
+    """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
+
+    async def write_many(self, snapshots: Sequence[RunSnapshot]) -> dict[str, Kept]:
+        """Keep them all, or none; without those whose `content` it needs."""
+        ...
+
+    async def kept(self, run_ids: Iterable[str]) -> dict[str, Kept]: ...
+    async def heads(self, run_ids: Iterable[str]) -> dict[str, Head]: ...
+    async def read(self, run_id: str) -> RunSnapshot | None: ...
+
+
+class Archiver:
+    def __init__(
+        self,
+        hot: HotRuns,
+        hints: Hints,
+        archive: Archive,
+        clock: Clock,
+        *,
+        checkpoint_interval: float,
+        retention_seconds: float,
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
+        self._hot = hot
+        self._hints = hints
+        self._archive = archive
+        self._clock = clock
+        self._checkpoint_interval = checkpoint_interval
+        self._retention_seconds = retention_seconds
+        self._rest_seconds = rest_seconds
+        self._heads: OrderedDict[str, Head] = OrderedDict()
+        """Where we left some runs; whoever else wrote them since is noticed at the write."""
+
+    async def run(self) -> None:
+        """Every duty, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(in_spite_of_outages(self.archive_what_moved, PAUSE_SECONDS))
+            # So often that there is time left for an archiver to die over what was found.
+            group.create_task(in_spite_of_outages(self.sweep, self._checkpoint_interval / 3))
+            group.create_task(in_spite_of_outages(self.retire, RETIRE_SECONDS))
+
+    # ── what moved is archived ───────────────────────────────────────────────────────────
+
+    async def archive_what_moved(self) -> None:
+        while True:
+            claims = await self._hints.claim(AT_ONCE, self._rest_seconds)
+            if claims:
+                await self._take(claims)
+            if len(claims) < AT_ONCE:
+                return
+
+    async def _take(self, claims: Sequence[Claim]) -> None:
+        try:
+            done = await self._bring([claim.run_id for claim in claims])
+        except StoreError:
+            await self._hints.give_back(claims)
+            raise
+        # What is not done comes again when its claim lapses.
+        await self._hints.settle([claim for claim in claims if claim.run_id in done])
+
+    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
+        """Bring the archive up to these; those of which it has everything now."""
+        heads = await self._heads_of(run_ids)
+        done: set[str] = set()
+        group: list[RunSnapshot] = []
+        for first in range(0, len(run_ids), READ_TOGETHER):
+            some = run_ids[first : first + READ_TOGETHER]
+            lacking = await self._look(some, heads)
+            done |= {run_id for run_id in some if run_id not in lacking}
+            group += lacking.values()
+            if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                done |= await self._write(group)
+                group = []
+        return done | await self._write(group)
+
+    async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        found = {one: self._heads[one] for one in run_ids if one in self._heads}
+        if unknown := [one for one in run_ids if one not in found]:
+            found |= await self._archive.heads(unknown)
+        return found
+
+    async def _look(
+        self, run_ids: Sequence[str], heads: Mapping[str, Head]
+    ) -> dict[str, RunSnapshot]:
+        """What the archive lacks of these; nothing of those of which it knew better."""
+        readings = await self._hot.read({run_id: heads.get(run_id) for run_id in run_ids})
+        lacking: dict[str, RunSnapshot] = {}
+        complete: list[RunSnapshot] = []
+        unsure: list[str] = []
+        for run_id in run_ids:
+            remembered = self._heads.pop(run_id, None)
+            if run_id not in readings:
+                continue
+            head, reading = heads.get(run_id), readings[run_id]
+            match course(head, reading):
+                case Course.LEAVE:
+                    complete.append(reading.snapshot)
+                    if head is not None and not head.kept.finished:
+                        self._remember(run_id, head)
+                case Course.WRITE:
+                    lacking[run_id] = reading.snapshot
+                case _ if remembered is not None:
+                    unsure.append(run_id)  # somebody else may have put it right since
+                case Course.REPLACE:
+                    await self._replace(reading.snapshot)
+                case Course.RENUMBER:
+                    assert head is not None  # noqa: S101
+                    lacking |= await self._renumber(reading.snapshot, head)
+        await self._let_go(complete)
+        if unsure:
+            lacking |= await self._look(unsure, await self._archive.heads(unsure))
+        return lacking
+
+    async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
+        """Those of these that are finished need not be hot for ever."""
+        await self._hints.archived(
+            [Entry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
+        )
+
+    async def _renumber(self, here: RunSnapshot, head: Head) -> dict[str, RunSnapshot]:
+        """The whole run, under a generation that neither side has used."""
+        log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
+        following = max(here.generation, head.kept.generation) + 1
+        await self._hot.renumber(here.run_id, here.generation, following)
+        whole = await self._hot.read({here.run_id: None})
+        return {run_id: reading.snapshot for run_id, reading in whole.items()}
+
+    async def _replace(self, here: RunSnapshot) -> None:
+        kept = await self._archive.read(here.run_id)
+        if kept is None or not kept.finished:
+            return  # it was retried meanwhile; whoever did that tells of it
+        log.warning("run %s was finished before the end of its log was lost", here.run_id)
+        following = replace(kept, generation=max(here.generation, kept.generation) + 1)
+        await self._hints.archived([Entry(here.run_id, self._clock())])
+        await self._hot.put_back(following, 0.0, replacing=here.generation)
+
+    async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
+        """Those that the archive has now."""
+        if not snapshots:
+            return set()
+        try:
+            kept = await self._archive.write_many(snapshots)
+            if unknown := [one for one in snapshots if one.run_id not in kept]:
+                whole = [replace(s, content=await self._hot.definition(s)) for s in unknown]
+                kept |= await self._archive.write_many(whole)
+        except ArchiveDown:
+            raise
+        except (StoreError, LookupError) as error:
+            if len(snapshots) == 1:
+                log.exception("run %s cannot be archived", snapshots[0].run_id, exc_info=error)
+                return set()
+            # One of them cannot be written, which must not be in the way of the others.
+            return set().union(*[await self._write([one]) for one in snapshots])
+        done = [one for one in snapshots if self._has_taken(one, kept.get(one.run_id))]
+        await self._let_go(
+            done
+        )  # before the hints are settled: if we die in between, we come again
+        return {one.run_id for one in done}
+
+    def _has_taken(self, written: RunSnapshot, kept: Kept | None) -> bool:
+        """If not, somebody else was there, with more of it or with another log; or something that
+        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
+        taken = kept == (written.generation, written.last_seq, written.finished)
+        if kept is not None and taken and written.events and not written.finished:
+            self._remember(written.run_id, Head(kept, written.epoch, written.events[-1]))
+        return taken
+
+    def _remember(self, run_id: str, head: Head) -> None:
+        self._heads[run_id] = head
+        if len(self._heads) > MOST_HEADS:
+            self._heads.popitem(last=False)
+
+    # ── what no hint told of ─────────────────────────────────────────────────────────────
+
+    async def sweep(self) -> None:
+        """Give a hint of every run with which the archive is not where it should be."""
+        async for lengths in self._hot.lengths():
+            unsure = [
+                run_id
+                for run_id, count in lengths.items()
+                if run_id not in self._heads or self._heads[run_id].kept.last_seq != count
+            ]
+            kept = await self._archive.kept(unsure) if unsure else {}
+            behind = [
+                run_id
+                for run_id in unsure
+                if run_id not in kept or kept[run_id].last_seq != lengths[run_id]
+            ]
+            await self._hints.moved(behind)
+
+    # ── what is safe there is let go ─────────────────────────────────────────────────────
+
+    async def retire(self) -> None:
+        """Drop the hot state of runs that ended long ago and are in the archive."""
+        while True:
+            long_ago = self._clock() - self._retention_seconds
+            entries = await self._hints.archived_before(long_ago, AT_ONCE)
+            if not entries:
+                return
+            heads = await self._archive.heads([entry.run_id for entry in entries])
+            await asyncio.gather(*(self._drop(e.run_id, heads.get(e.run_id)) for e in entries))
+            await self._hints.forget(entries)
+
+    async def _drop(self, run_id: str, head: Head | None) -> None:
+        if head is None or not head.kept.finished or await self._hot.drop(run_id, head) < 0:
+            # The archive lacks something after all: once it has it, we hear of the run again.
+            self._heads.pop(run_id, None)
+            await self._hints.moved([run_id])
+
+
+def _weight(snapshot: RunSnapshot) -> int:
+    return sum(map(len, snapshot.events)) + sum(map(len, snapshot.outputs.values()))
+
+
+async def in_spite_of_outages(duty: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """A duty at once and then for ever, jittered; a store that is away only delays it."""
+    backoff = 0.0
+    while True:
+        try:
+            await duty()
+            if backoff:
+                log.warning("the archive goes on")
+            backoff = 0.0
+        except StoreError as error:
+            if not backoff:
+                log.warning("the archive waits: %s", error)
+            backoff = min(max(FIRST_BACKOFF_SECONDS, 2 * backoff), LONGEST_BACKOFF_SECONDS)
+        await asyncio.sleep((backoff or seconds) * random.uniform(0.8, 1.2))  # noqa: S311

@@ -1,0 +1,140 @@
+"""Puts back from the archive what the hot state has lost.
+
+A run that was accepted and is not finished, and that Redis does not know, is made as it was
+archived, or for the first time if whoever accepted it died before that. Any number of processes
+may do it at once: a run that is there is left alone. What it must not know: how either store
+keeps a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from dovetail.core.errors import NotFound
+from dovetail.core.transitions import Submit
+from dovetail.engine.archiver import Entry, Hints, HotRuns, in_spite_of_outages
+from dovetail.engine.clock import Clock
+from dovetail.engine.ports import Rates
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.engine.snapshots import RunSnapshot
+
+RESTORE_SECONDS = 60.0
+PAGE = 1000
+AT_ONCE = 16
+
+log = logging.getLogger("dovetail.archive")
+
+KeptRates = Callable[[], Awaitable[dict[str, tuple[float, int]]]]
+
+
+class Archived(Protocol):
+    """What is asked of an archive here. Raises `ArchiveDown` while it is away."""
+
+    async def read(self, run_id: str) -> RunSnapshot | None:
+        """Everything there is of a run; no status in `meta` if it was never made."""
+        ...
+
+    def submission(self, snapshot: RunSnapshot) -> Submit:
+        """What was asked for, of a run that was read."""
+        ...
+
+    async def unfinished(
+        self, created_before: float, limit: int = ..., after: str | None = None
+    ) -> list[str]: ...
+
+
+class Restorer:
+    def __init__(
+        self,
+        hot: HotRuns,
+        hints: Hints,
+        archive: Archived,
+        orchestrator: SharedOrchestrator,
+        clock: Clock,
+        *,
+        lease_seconds: float,
+        recovery_timeout: float,
+        limits: KeptRates | None = None,
+        shared_limits: Rates | None = None,
+    ) -> None:
+        """`limits` are the rates that are kept for good, `shared_limits` those that hold."""
+        self._hot = hot
+        self._hints = hints
+        self._archive = archive
+        self._orchestrator = orchestrator
+        self._clock = clock
+        self._lease_seconds = lease_seconds
+        self._recovery_timeout = recovery_timeout
+        self._limits = limits
+        self._shared_limits = shared_limits
+
+    async def run(self) -> None:
+        """At once, then every minute, for ever."""
+        await in_spite_of_outages(self.restore, RESTORE_SECONDS)
+
+    async def restore(self) -> int:
+        """Put back what is lost; how many runs that were. Younger ones may still be made."""
+        await self._restore_limits()
+        before = self._clock() - self._recovery_timeout
+        after, restored = None, 0
+        while page := await self._archive.unfinished(before, PAGE, after):
+            known = await self._hot.known(page)
+            lost = [run_id for run_id in page if run_id not in known]
+            for first in range(0, len(lost), AT_ONCE):
+                some = lost[first : first + AT_ONCE]
+                restored += sum(await asyncio.gather(*map(self._restore, some)))
+            after = page[-1]
+        if restored:
+            log.warning("restored %d runs that Redis did not know", restored)
+        return restored
+
+    async def bring_back(self, run_id: str) -> None:
+        """Make a run that is archived hot again, so that it can be moved. Raises `NotFound`."""
+        if await self._hot.known([run_id]):
+            return
+        snapshot = await self._archive.read(run_id)
+        if snapshot is None:
+            raise NotFound(f"no run '{run_id}' in Redis or in the archive")
+        if not snapshot.finished:
+            await self._put_back(snapshot)
+            return
+        # From now on, not from its end: it may go again if nobody moves it.
+        await self._hints.archived([Entry(run_id, self._clock())])
+        await self._hot.put_back(_following(snapshot), 0.0)
+
+    async def _restore(self, run_id: str) -> bool:
+        snapshot = await self._archive.read(run_id)
+        if snapshot is None or snapshot.finished:
+            return False  # somebody wrote its end meanwhile
+        return await self._put_back(snapshot)
+
+    async def _put_back(self, snapshot: RunSnapshot) -> bool:
+        """Whether it was us who did."""
+        run_id = snapshot.run_id
+        if "status" not in snapshot.meta:
+            accepted_at = float(snapshot.meta["created_at"])
+            await self._orchestrator.submit(self._archive.submission(snapshot), accepted_at)
+            return True
+        now = self._clock()
+        # Before the run: if we die in between, the sweep looks for a run that is not there.
+        await self._orchestrator.agenda.moved([run_id], now)
+        ours = await self._hot.put_back(_following(snapshot), now + self._lease_seconds)
+        await self._orchestrator.look_after(run_id)
+        return ours
+
+    async def _restore_limits(self) -> None:
+        if self._limits is None or self._shared_limits is None:
+            return
+        kept, holding = await self._limits(), await self._shared_limits.all()
+        for tag, (rate, burst) in kept.items():
+            if holding.get(tag) != (rate, burst):
+                await self._shared_limits.set(tag, rate, burst)
+
+
+def _following(snapshot: RunSnapshot) -> RunSnapshot:
+    """Under the next generation: whoever still writes the one before does no harm."""
+    return replace(snapshot, generation=snapshot.generation + 1)

@@ -1,0 +1,120 @@
+"""Runs that are asked for where many processes make them: kept first, then made.
+
+Between the two a process may die. What was accepted by then is made by whoever is asked for it
+again, or by an orchestrator that finds it. What it must not know: where that is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.transitions import Decision, Submit, Transition
+from dovetail.engine.clock import Clock
+from dovetail.engine.ports import KeyUsed
+from dovetail.engine.shared import SharedOrchestrator
+
+MAKING_SECONDS, MAKING_SECONDS_EACH = 5.0, 0.01
+"""So long whoever asked waits for the hot store, once the run is kept in another one."""
+AGE_SECONDS = 10.0
+"""What was accepted so long ago and is not there has lost its maker."""
+
+Key = tuple[str, str, str]
+
+
+class Unmade(NamedTuple):
+    """Something that was accepted, with its runs that are not there."""
+
+    name: Any
+    """Of what was accepted, for whoever keeps it."""
+    submits: list[Submit]
+    created_at: float
+
+
+class Acceptance(Protocol):
+    """Keeps what was asked for."""
+
+    outlives: bool
+    """What is accepted is safe, whatever becomes of the store that runs are made in."""
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        """Returns what is to be made: under another id, if it was accepted before and its
+        maker died. Raises `KeyUsed`."""
+        ...
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Submit]:
+        """All of them, or none. Raises `KeyUsed`."""
+        ...
+
+    async def made(self, submit: Submit) -> None: ...
+    async def batch_made(self, batch_id: str) -> None: ...
+
+    async def unmade(self, accepted_before: float) -> list[Unmade]:
+        """What was accepted and whose maker died; `settle` when its runs are there."""
+        ...
+
+    async def settle(self, unmade: Unmade) -> None: ...
+
+
+class Submissions:
+    """The driver of a process that asks for runs and leaves driving them to others."""
+
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        orchestrator: SharedOrchestrator,
+        clock: Clock,
+        on_delay: Callable[[DovetailError], None],
+    ) -> None:
+        """`on_delay` is told why something that was accepted could not be made at once."""
+        self._acceptance = acceptance
+        self._orchestrator = orchestrator
+        self._clock = clock
+        self._on_delay = on_delay
+
+    async def submit(self, submit: Submit) -> None:
+        now = self._clock()
+        accepted = await self._acceptance.accept(submit, now)
+        if await self._made_in_time([accepted], now):
+            await self._acceptance.made(accepted)
+        if accepted.run_id != submit.run_id:
+            raise KeyUsed(accepted.run_id, same_body=True)
+
+    async def submit_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> None:
+        accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
+        if await self._made_in_time(accepted, now):
+            await self._acceptance.batch_made(batch_id)
+
+    async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
+        return await self._orchestrator.apply(moves, durable=durable)
+
+    async def follow(self, decisions: Iterable[Decision]) -> None:
+        await self._orchestrator.follow(decisions)
+
+    async def make_up(self) -> None:
+        """A duty of orchestrators: make what others have accepted and then died over."""
+        for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
+            await self._orchestrator.submit_many(left.submits, left.created_at)
+            await self._acceptance.settle(left)
+
+    async def _made_in_time(self, submits: Sequence[Submit], now: float) -> bool:
+        if not self._acceptance.outlives:
+            await self._orchestrator.submit_many(submits, now)
+            return True
+        patience = MAKING_SECONDS + len(submits) * MAKING_SECONDS_EACH
+        try:
+            async with asyncio.timeout(patience):
+                await self._orchestrator.submit_many(submits, now)
+        except (StoreError, NotFound) as error:  # it was lost again, with all of the store
+            self._on_delay(error)
+        except TimeoutError:
+            self._on_delay(StoreError(f"not made within {patience:g} s"))
+        else:
+            return True
+        return False

@@ -1,0 +1,100 @@
+-- complete_many: handlers returned, in a run that nothing has happened to but success. A script
+-- of its own, for what nearly every call is; where it stops, `complete` goes on.
+--   KEYS[1]  wf:{id}:meta    KEYS[2]  wf:{id}:nodes   KEYS[3]  wf:{id}:deps
+--   KEYS[4]  wf:{id}:out     KEYS[5]  wf:{id}:events
+--   ARGV[1]  now             ARGV[2]  nonce of the tokens it gives out
+--   ARGV[3]… of each node: place, its token's nonce, its output, its children
+-- Children are place:parents,… or ? if one of them has a condition.
+-- returns {nodes done, events there are, whether the run has ended, then what became ready: the
+-- number of the node it follows from and its place}
+--
+-- In the first epoch, with none failed or cancelled and no verdict pending, a child of a node that
+-- runs has not been touched: so it is not read.
+
+local call, match = redis.call, string.match
+local UNIT = 100000
+local now, nonce = ARGV[1], ARGV[2]
+local kept = call('HMGET', KEYS[1], 'status', 'epoch', 'failed', 'cancelled', 'limit', 'pending',
+  'unfinished', 'active')
+if kept[1] ~= 'RUNNING' or kept[2] ~= '1' or kept[3] ~= '0' or kept[4] ~= '0'
+  or kept[5] ~= '0' or kept[6] ~= '' then
+  return {0, 0, 0}
+end
+local unfinished, active = tonumber(kept[7]), tonumber(kept[8])
+
+local places = {}
+for k = 3, #ARGV, 4 do places[#places + 1] = ARGV[k] end
+local before = call('HMGET', KEYS[2], unpack(places))
+local answer, states, outputs, log, seen = {0, 0, 0}, {}, {}, {}, {}
+local counts, stored = {}, {}
+for k, place in ipairs(places) do
+  local at = 3 + (k - 1) * 4
+  local token, children = ARGV[at + 1], ARGV[at + 3]
+  local c, n, worker, started = match(before[k] or '',
+    '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|')
+  if n ~= token or children == '?' or seen[place] then break end
+  seen[place] = true
+  states[#states + 1] = place
+  states[#states + 1] = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. worker .. '|'
+    .. started .. '|' .. now
+  outputs[#outputs + 1] = place
+  outputs[#outputs + 1] = ARGV[at + 2]
+  log[#log + 1] = '[' .. now .. ',"node.completed",1,' .. place .. ',1,null]'
+  unfinished, active = unfinished - 1, active - 1
+  for child, parents in string.gmatch(children, '(%d+):(%d+)') do
+    local ready = parents == '1'
+    if not ready then
+      local settled = counts[child]
+      if settled == nil then
+        settled = call('HGET', KEYS[3], child)
+        if settled then stored[child] = true end
+        settled = tonumber(settled or 0)
+      end
+      counts[child] = settled + UNIT + 1
+      ready = math.floor(counts[child] / UNIT) == tonumber(parents)
+    end
+    if ready then
+      states[#states + 1] = child
+      states[#states + 1] = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
+      log[#log + 1] = '[' .. now .. ',"node.queued",1,' .. child .. ',0,null]'
+      active = active + 1
+      counts[child] = counts[child] and -1
+      answer[#answer + 1] = k
+      answer[#answer + 1] = tonumber(child)
+    end
+  end
+  answer[1] = k
+end
+if answer[1] == 0 then return answer end
+
+local function in_pieces(command, key, list)
+  local reply
+  for first = 1, #list, 4000 do
+    reply = call(command, key, unpack(list, first, math.min(first + 3999, #list)))
+  end
+  return reply
+end
+
+in_pieces('HSET', KEYS[4], outputs)
+in_pieces('HSET', KEYS[2], states)
+local kept, forgotten = {}, {}
+for child, settled in pairs(counts) do
+  if settled >= 0 then
+    kept[#kept + 1] = child
+    kept[#kept + 1] = settled
+  elseif stored[child] then
+    forgotten[#forgotten + 1] = child
+  end
+end
+in_pieces('HSET', KEYS[3], kept)
+in_pieces('HDEL', KEYS[3], forgotten)
+if unfinished == 0 then
+  answer[3] = 1
+  log[#log + 1] = '[' .. now .. ',"run.completed",1,null,null,null]'
+  call('HSET', KEYS[1], 'unfinished', 0, 'active', active, 'status', 'COMPLETED',
+    'finished_at', now)
+else
+  call('HSET', KEYS[1], 'unfinished', unfinished, 'active', active)
+end
+answer[2] = in_pieces('RPUSH', KEYS[5], log)
+return answer

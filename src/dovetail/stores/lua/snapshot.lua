@@ -1,0 +1,67 @@
+-- snapshot: what one run has beyond an event that is known, at one moment.
+--   KEYS[1]  wf:{id}:meta    hash
+--   KEYS[2]  wf:{id}:nodes   hash
+--   KEYS[3]  wf:{id}:ends    hash
+--   KEYS[4]  wf:{id}:events  list
+--   ARGV[1]  the number of the event that is known, or 0
+--   ARGV[2]  the generation that it is of
+-- returns {meta, number of events, events from the known one on, nodes, ends}: hashes flat, and of
+--   the last two only what these events name, unless much or everything may have changed;
+--   {} if there is no such run; without events, nodes and ends if the known one is not there
+local UNPACKED = 4000
+local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'size')
+if not kept[1] then return {} end
+local known, count = tonumber(ARGV[1]), redis.call('LLEN', KEYS[4])
+local whole = known == 0 or (kept[2] or '1') ~= ARGV[2]
+
+local meta
+if whole then
+  meta = redis.call('HGETALL', KEYS[1])
+else
+  -- What the trigger said does not change, and may be large.
+  local names = {}
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if name ~= 'params' and name ~= 'retries' then names[#names + 1] = name end
+  end
+  meta = {}
+  for k, value in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
+    meta[2 * k - 1], meta[2 * k] = names[k], value
+  end
+end
+if count < known then return {meta, count} end
+
+local events = redis.call('LRANGE', KEYS[4], math.max(known - 1, 0), -1)
+whole = whole or count - known >= tonumber(kept[3])
+local places, seen = {}, {}
+if not whole then
+  for k = 2, #events do
+    local place = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')
+    if place then
+      if not seen[place] then
+        seen[place] = true
+        places[#places + 1] = place
+      end
+    elseif string.find(events[k], '^%[[^,]+,"run%.retried"') then
+      whole = true
+      break
+    end
+  end
+end
+
+local function named(key)
+  if whole then return redis.call('HGETALL', key) end
+  local found = {}
+  for first = 1, #places, UNPACKED do
+    local last = math.min(first + UNPACKED - 1, #places)
+    local values = redis.call('HMGET', key, unpack(places, first, last))
+    for k, value in ipairs(values) do
+      if value then
+        found[#found + 1] = places[first + k - 1]
+        found[#found + 1] = value
+      end
+    end
+  end
+  return found
+end
+
+return {meta, count, events, named(KEYS[2]), named(KEYS[3])}

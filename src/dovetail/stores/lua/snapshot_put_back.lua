@@ -1,0 +1,25 @@
+-- put_back: a run that was written beside its place takes its place.
+--   KEYS[1] .. KEYS[n]     wf:{id}:<part>                    where it belongs, meta first
+--   KEYS[n+1] .. KEYS[2n]  wf:{id}:restoring:<nonce>:<part>  where it was written; these expire
+--   ARGV[1]  the generation of the run that it replaces; empty: only if there is none
+--   ARGV[2]  its epoch: a run that was retried since is not replaced
+-- returns 1 done, 0 there is another run
+local n = #KEYS / 2
+local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'epoch')
+local free
+if ARGV[1] == '' then
+  free = not kept[1]
+else
+  free = kept[1] and (kept[2] or '1') == ARGV[1] and tonumber(kept[3]) <= tonumber(ARGV[2])
+end
+if not free or redis.call('EXISTS', KEYS[n + 1]) == 0 then
+  redis.call('UNLINK', unpack(KEYS, n + 1))
+  return 0
+end
+redis.call('UNLINK', unpack(KEYS, 1, n))
+for k = 1, n do
+  if redis.call('PERSIST', KEYS[n + k]) == 1 then
+    redis.call('RENAME', KEYS[n + k], KEYS[k])
+  end
+end
+return 1

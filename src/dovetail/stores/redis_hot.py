@@ -1,0 +1,140 @@
+"""What happens to every node of every run, each as a call of a small script of its own.
+
+Submit, claim and complete are most of all calls, and most of these are of the plainest kind: so
+their scripts take flat arguments, read what they need and answer in numbers, and what is told of
+them is made here, from what is known already. Whatever else there is goes through `apply.lua`.
+What it must not know: how a call reaches Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event, Token
+from dovetail.core.run import RunState
+from dovetail.core.transitions import NOTHING, Claim, Complete, Decision, Dispatch, Submit
+from dovetail.pipe import Argument
+from dovetail.stores.definitions import StoredDefinition
+from dovetail.stores.redis_moves import SEPARATOR, Shape, time_text
+
+MOST_AT_ONCE = 500
+"""Nodes of one call: a script must not keep Redis from everybody else, nor its arguments grow."""
+
+
+def submit_args(
+    submit: Submit, shape: Shape, stored: StoredDefinition, now: float, nonce: int
+) -> list[Argument]:
+    graph = submit.graph
+    told = {"workflow": graph.name, "version": submit.version}
+    size = len(graph.nodes)
+    return [
+        *(time_text(now), nonce, orjson.dumps(told), ",".join(map(str, graph.roots))),
+        *("1" if shape.conditional_root else "0", graph.max_concurrency or 0),
+        *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
+        *("definition", stored.sha256, "retries", stored.retries),
+        *("params", orjson.dumps(submit.params), "created_at", time_text(now)),
+        *("fail_fast", "1" if graph.fail_fast else "0", "limit", graph.max_concurrency or 0),
+        *("size", size, "unfinished", size),
+    ]
+
+
+def submitted(
+    submit: Submit, run: RunState, answer: Sequence[int], now: float, nonce: int
+) -> Decision:
+    """What a submit decided, unless verdicts are pending: then the beginning of it."""
+    if not answer:
+        return NOTHING
+    _, pending, *published = answer
+    graph = submit.graph
+    told = {"workflow": graph.name, "version": submit.version}
+    decision = Decision()
+    decision.events = [
+        Event(1, now, "run.created", 1, None, None, told),
+        Event(2, now, "run.started", 1),
+    ]
+    if not pending:
+        for seq, root in enumerate(graph.roots, 3):
+            decision.changed.append(root)
+            decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
+    token = Token(1, 1, nonce)
+    decision.dispatch = [Dispatch(run, place, token) for place in published]
+    return decision
+
+
+def claim_args(
+    claims: Sequence[tuple[int, Token]], worker: str, until: float, now: float, *, again: bool
+) -> list[Argument]:
+    """`claims` are places and tokens; `again`: who asks the same again is answered the same."""
+    name = worker.replace(SEPARATOR, "/")
+    args: list[Argument] = [time_text(now), time_text(until), name, orjson.dumps(name)]
+    args.append("1" if again else "0")
+    for place, (epoch, attempt, nonce) in claims:
+        args += (place, epoch, attempt, nonce)
+    return args
+
+
+def claimed(move: Claim, place: int, answer: Sequence[int], now: float) -> Decision:
+    """What the claim of one node decided."""
+    seq, granted = answer
+    if not granted:
+        return NOTHING
+    decision = Decision()
+    decision.changed.append(place)
+    told = {"worker": move.worker.replace(SEPARATOR, "/")}
+    epoch, attempt, _ = move.token
+    decision.events.append(Event(seq, now, "node.started", epoch, move.node, attempt, told))
+    return decision
+
+
+def complete_args(
+    moves: Sequence[Complete], shape: Shape, now: float, nonce: int
+) -> list[Argument] | None:
+    """None if one of them is not for this script: of a node that is not there, or started twice."""
+    index, children, dumps = shape.graph.index, shape.children_text, orjson.dumps
+    args: list[Argument] = [time_text(now), nonce]
+    for _, node, token, output, _ in moves:
+        place = index.get(node)
+        if place is None or token[0] != 1 or token[1] != 1:
+            return None
+        args += (place, token[2], dumps(output), children[place])
+    return args
+
+
+def completed(
+    moves: Sequence[Complete],
+    run: RunState,
+    answer: Sequence[int],
+    now: float,
+    nonce: int,
+    *,
+    events: bool,
+) -> list[Decision]:
+    """Of as many moves as the script did; without `events`, only that the run has ended is told."""
+    done, length, ended, *ready = answer
+    graph: Graph = run.graph
+    index, nodes = graph.index, graph.nodes
+    token = Token(1, 1, nonce)
+    decisions = []
+    for move in moves[:done]:
+        decision = Decision()
+        decision.changed.append(index[move.node])
+        decisions.append(decision)
+    for number, child in zip(ready[::2], ready[1::2], strict=True):
+        decision = decisions[number - 1]
+        decision.changed.append(child)
+        decision.dispatch.append(Dispatch(run, child, token))
+    if events:
+        seq = length - done - len(ready) // 2 - ended
+        for move, decision in zip(moves, decisions, strict=False):
+            seq += 1
+            decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
+            for _, child, _ in decision.dispatch:
+                seq += 1
+                decision.events.append(Event(seq, now, "node.queued", 1, nodes[child].id, 0))
+    if ended:
+        decisions[-1].ended = True
+        decisions[-1].events.append(Event(length, now, "run.completed", 1))
+    return decisions

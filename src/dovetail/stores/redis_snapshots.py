@@ -1,0 +1,301 @@
+"""Whole runs out of Redis and into it: as the archive gets them, and gives them back.
+
+A snapshot is read by one script, at one moment, but for two things that cannot change under it:
+outputs, which may be large and stay the same within an epoch, and what the definition says. A run
+is put back beside its place first, in as many pieces as it takes, and then moved there at once.
+What it must not know: when a run is archived or restored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
+
+from dovetail.core.dag import Graph
+from dovetail.engine.snapshots import Head, Kept, Reading, RunSnapshot
+from dovetail.pipe import Argument, Command, Pipe
+from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis import PARTS, keys_of
+from dovetail.stores.redis_agenda import ACTIVE
+from dovetail.stores.redis_lists import source
+from dovetail.stores.redis_moves import SEPARATOR, UNIT, time_text
+
+PIECE = 1000
+"""Of a hash or a list, in one command."""
+FEW = 64
+"""Of outputs, which may be a megabyte each."""
+STAGED_SECONDS = 600
+"""What nobody finished putting back goes away by itself."""
+STATE, NONCE, PHASE, LEASE = 0, 5, 8, 10
+"""Of a node's fields, those that are looked at here."""
+JSON_NULL = b"null"
+NOTHING = Kept(0, 0, False)
+
+
+class RedisSnapshots:
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._definitions = Definitions()
+
+    # ── out of Redis ─────────────────────────────────────────────────────────────────────
+
+    async def lengths(self) -> AsyncIterator[dict[str, int]]:
+        """How many events each run on the agenda has, some runs at a time."""
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._pipe.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE)
+            run_ids = [name.decode() for name in flat[::2]]
+            logs = [("LLEN", _keys(run_id)["events"]) for run_id in run_ids]
+            yield dict(zip(run_ids, await self._pipe.many(logs), strict=True))
+            if cursor == b"0":
+                return
+
+    async def known(self, run_ids: Sequence[str]) -> set[str]:
+        """Those of these that Redis has."""
+        asked = [("HEXISTS", _keys(run_id)["meta"], "status") for run_id in run_ids]
+        there = await self._pipe.many(asked)
+        return {run_id for run_id, found in zip(run_ids, there, strict=True) if found}
+
+    async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
+        """What each run has beyond a head, or everything; without those that are not there."""
+        found: dict[str, Reading] = {}
+        todo = dict(heads)
+        while todo:
+            readings = await self._states(todo)
+            going_on = {one: r.snapshot for one, r in readings.items() if r.continues}
+            moved = await self._add_outputs(going_on)
+            found |= {one: reading for one, reading in readings.items() if not reading.continues}
+            found |= {one: Reading(snapshot, True) for one, snapshot in going_on.items()}
+            todo = {run_id: heads[run_id] for run_id in moved}
+        return found
+
+    async def _states(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
+        asked = []
+        for run_id, head in heads.items():
+            keys = _keys(run_id)
+            names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
+            kept = NOTHING if head is None else head.kept
+            asked.append(
+                self._pipe.evaluation(source("snapshot"), names, [kept.last_seq, kept.generation])
+            )
+        answers = zip(heads.items(), await self._pipe.many(asked), strict=True)
+        return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
+
+    async def _add_outputs(self, snapshots: dict[str, RunSnapshot]) -> list[str]:
+        """To each of these, and the result if it is finished; those that were retried, or
+        dropped, meanwhile are taken out and returned."""
+        wanted = {
+            run_id: [i for i, state in snapshot.nodes.items() if state.startswith("C|")]
+            for run_id, snapshot in snapshots.items()
+        }
+        outputs = await self._outputs(wanted)
+        moved = []
+        for run_id, (found, epoch) in outputs.items():
+            snapshot = snapshots[run_id]
+            if epoch != snapshot.meta["epoch"].encode():
+                moved.append(run_id)
+                del snapshots[run_id]
+                continue
+            snapshot.outputs.update(found)
+            if snapshot.finished:
+                snapshots[run_id] = replace(snapshot, result=await self._result(snapshot))
+        return moved
+
+    async def _outputs(
+        self, wanted: Mapping[str, Sequence[int]]
+    ) -> dict[str, tuple[dict[int, bytes], bytes | None]]:
+        """By run, with the epoch that they are of: within it, an output never changes."""
+        asked: list[Command] = []
+        for run_id, places in wanted.items():
+            keys = _keys(run_id)
+            asked += [("HMGET", keys["out"], *piece) for piece in _pieces(places, FEW)]
+            # Last, so that it is still the epoch of all that was read before it.
+            asked.append(("HGET", keys["meta"], "epoch"))
+        answers = iter(await self._pipe.many(asked))
+        found = {}
+        for run_id, places in wanted.items():
+            pieces = [next(answers) for _ in range(-(-len(places) // FEW))]
+            values = zip(places, chain.from_iterable(pieces), strict=True)
+            there = {place: value for place, value in values if value is not None}
+            found[run_id] = (there, next(answers))
+        return found
+
+    async def _result(self, snapshot: RunSnapshot) -> bytes:
+        """As `views.result` says it, made of the outputs as they are."""
+        try:
+            graph = await self._graph(snapshot)
+        except LookupError:
+            return JSON_NULL  # nobody can say any more which output it is
+        wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
+        outputs = snapshot.outputs
+        if missing := [place for place in wanted if place not in outputs]:
+            more = await self._outputs({snapshot.run_id: missing})
+            outputs = {**outputs, **more[snapshot.run_id][0]}
+        if graph.output_node is not None:
+            return outputs.get(graph.output_node, JSON_NULL)
+        told = (
+            b'"%s":%s' % (graph.nodes[place].id.encode(), outputs.get(place, JSON_NULL))
+            for place in wanted
+        )
+        return b"{%s}" % b",".join(told)
+
+    async def _graph(self, snapshot: RunSnapshot) -> Graph:
+        number = int(snapshot.meta["definition"], 16)
+        retries = snapshot.meta.get("retries", "{}").encode()
+        try:
+            return self._definitions.graph(number, retries, _not_compiled)
+        except LookupError:
+            content = snapshot.content or await self.definition(snapshot)
+            return self._definitions.graph(number, retries, lambda: content)
+
+    async def definition(self, snapshot: RunSnapshot) -> bytes:
+        """The text of a run's definition."""
+        content: bytes | None = await self._pipe.call("GET", _definition_key(snapshot))
+        if content is None:
+            raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
+        return content
+
+    # ── into Redis ───────────────────────────────────────────────────────────────────────
+
+    async def renumber(self, run_id: str, was: int, generation: int) -> None:
+        """Its log goes on under another generation, unless somebody else saw to that."""
+        given: list[Argument] = [was, generation]
+        await self._pipe.script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
+
+    async def put_back(
+        self, snapshot: RunSnapshot, lease_until: float, *, replacing: int | None = None
+    ) -> bool:
+        """Make the run as it was, its workers with a lease until then. False if it is there.
+
+        `replacing` is the generation of a run in Redis whose place it takes, unless that was
+        retried since.
+        """
+        graph = await self._graph(snapshot)
+        keys = _keys(snapshot.run_id)
+        aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
+        content = snapshot.content or await self.definition(snapshot)
+        await self._pipe.call("SET", _definition_key(snapshot), content, "NX")
+        for commands in _writes(aside, _parts(snapshot, graph, lease_until)):
+            await self._pipe.many(commands)
+        both = [*keys.values(), *(aside + part for part in keys)]
+        given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
+        return bool(await self._pipe.script(source("snapshot_put_back"), both, given))
+
+    async def drop(self, run_id: str, head: Head) -> int:
+        """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
+        keys = _keys(run_id)
+        names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
+        given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
+        return int(await self._pipe.script(source("snapshot_drop"), names, given))
+
+
+def _reading(run_id: str, head: Head | None, answer: Sequence[Any]) -> Reading:
+    """What `snapshot.lua` answered; the outputs are read later."""
+    flat, count, *rest = answer
+    meta = {name.decode(): value.decode() for name, value in _pairs(flat)}
+    events, nodes, ends = rest or ([], [], [])
+    kept = NOTHING if head is None else head.kept
+    continues = count >= kept.last_seq
+    if continues and kept.last_seq:
+        known, *events = events
+        continues = head is not None and known == head.event
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        generation=int(meta.pop("generation", "1")),
+        meta=meta,
+        nodes={int(place): state.decode() for place, state in _pairs(nodes)},
+        outputs={},
+        ends={int(place): end for place, end in _pairs(ends)},
+        first_seq=kept.last_seq + 1,
+        events=events,
+    )
+    return Reading(snapshot, continues)
+
+
+# ── a run as Redis wants it ──────────────────────────────────────────────────────────────
+
+
+def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str, Any]:
+    """Every key of a run, made from what is archived of it.
+
+    Some things move without an event, so the archive may not have heard: a lease is renewed, a
+    node that was held back or waited is published. Counts are therefore made anew, and:
+    - a worker that is alive may hold a lease of which nobody knows, so each gets a new one;
+    - whatever was published is offered again, and may run already: a new token makes that a
+      start of which nothing counts any more.
+    """
+    nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
+    nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
+    active, held = 0, []
+    for place in sorted(nodes):
+        fields = nodes[place]
+        if fields[STATE] == "R":
+            active += 1
+            fields[LEASE] = time_text(max(lease_until, float(fields[LEASE] or 0)))
+        elif fields[PHASE] == "P":
+            active += 1
+            fields[NONCE] = nonce
+        elif fields[PHASE] == "H":
+            held.append(place)
+    limit = int(snapshot.meta["limit"])
+    while held and active < limit:
+        fields = nodes[held.pop(0)]
+        fields[PHASE], fields[NONCE] = "P", nonce
+        active += 1
+    return {
+        "meta": {**snapshot.meta, "generation": snapshot.generation, "active": active},
+        "nodes": {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
+        "deps": _counts(nodes, graph),
+        "out": snapshot.outputs,
+        "ends": snapshot.ends,
+        "events": list(snapshot.events),
+        "held": {str(place): place for place in held},
+    }
+
+
+def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
+    """Of each node that waits, its parents that are settled."""
+    states = [nodes[i][STATE] if i in nodes else "W" for i in range(len(graph.nodes))]
+    worth = {"C": UNIT + 1, "S": UNIT}
+    counts = {
+        place: sum(worth.get(states[parent], 0) for parent in spec.parents)
+        for place, spec in enumerate(graph.nodes)
+        if states[place] == "W"
+    }
+    return {place: count for place, count in counts.items() if count}
+
+
+def _writes(aside: str, parts: dict[str, Any]) -> Iterator[list[Command]]:
+    """The commands that write these keys, beside their place, a few at a time."""
+    verbs = {"events": "RPUSH", "held": "ZADD"}
+    for part, content in parts.items():
+        key = aside + part
+        size = FEW if part == "out" else PIECE
+        for piece in _pieces(content if part == "events" else content.items(), size):
+            flat = piece if part == "events" else [value for pair in piece for value in pair]
+            yield [(verbs.get(part, "HSET"), key, *flat), ("EXPIRE", key, STAGED_SECONDS)]
+
+
+def _pieces(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(values)
+    while piece := list(islice(rest, size)):
+        yield piece
+
+
+def _keys(run_id: str) -> dict[str, str]:
+    return dict(zip(PARTS, keys_of(run_id), strict=True))
+
+
+def _definition_key(snapshot: RunSnapshot) -> str:
+    return f"wf:def:{snapshot.meta['definition']}"
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _not_compiled() -> bytes:
+    raise LookupError

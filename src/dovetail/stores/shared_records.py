@@ -1,0 +1,269 @@
+"""What PostgreSQL keeps beside runs, with what goes on in Redis at this moment.
+
+PostgreSQL has every run, and is a moment behind with those that move. Which ones these are, Redis
+knows: they are shown as they are there, and counted so. What it must not know: how a run moves, or
+how it is archived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.transitions import Submit
+from dovetail.engine.restoring import Restorer
+from dovetail.engine.submissions import Key, Unmade
+from dovetail.engine.views import timestamp
+from dovetail.pipe import Pipe
+from dovetail.stores.listing import page_size, place_in_list, summary_of
+from dovetail.stores.postgres import PostgresArchive
+from dovetail.stores.postgres_pool import Connection, PostgresPool, statements
+from dovetail.stores.postgres_records import LARGEST_NUMBER, PostgresRecords
+from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_hints import UNARCHIVED
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_moves import event_of
+from dovetail.stores.redis_records import RedisRecords
+
+MOST_LATE = 1000
+"""So many runs that the archive is behind with are looked at for one answer."""
+ARCHIVED_SECONDS = 3.0
+"""An end in Redis is in the archive within a second; so long is waited for it."""
+LOOK_SECONDS = 0.05
+
+
+class _Live(NamedTuple):
+    """A run as Redis has it now."""
+
+    status: str
+    finished_at: float | None
+
+
+class SharedRecords(PostgresRecords):
+    def __init__(
+        self, pool: PostgresPool, pipe: Pipe, hot: RedisRecords, limits: RedisLimits
+    ) -> None:
+        super().__init__(pool)
+        self._pipe = pipe
+        self._hot = hot
+        self._shared_limits = limits
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        number = None if batch is None else await self.batch_number(batch)
+        wanted = {"workflow": workflow, "batch": number}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+        behind = await self._behind()
+        if status is None:
+            rows = await self._pool.rows("summaries", before, limit + 1, **given)
+            found = list((await self._as_they_are(rows, behind)).items())
+        else:
+            found = await self._of_status(status, given, before, limit + 1, behind)
+        more = str(found[limit - 1][0]) if len(found) > limit else None
+        return {"items": [view for _, view in found[:limit]], "next_cursor": more}
+
+    async def _of_status(
+        self,
+        status: str,
+        given: dict[str, Any],
+        before: int,
+        wanted: int,
+        behind: Collection[str],
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """A page, newest first, though the archive has some runs under another status."""
+        late = await self._pool.rows("summaries_of", before, behind, **given) if behind else []
+        moved = _only(status, await self._as_they_are(late, behind))
+        found: dict[int, dict[str, Any]] = {}
+        while len(found) < wanted:
+            rows = await self._pool.rows("summaries", before, wanted, status=status, **given)
+            found |= _only(status, await self._as_they_are(rows, behind))
+            if len(rows) < wanted:
+                break
+            before = rows[-1][0]
+        return sorted((moved | found).items(), reverse=True)[:wanted]
+
+    async def _behind(self) -> list[str]:
+        """The runs that moved since they were archived."""
+        names = await self._pipe.call("ZRANGE", UNARCHIVED, 0, MOST_LATE - 1)
+        return [name.decode() for name in names]
+
+    async def _as_they_are(
+        self, rows: Sequence[Any], behind: Collection[str]
+    ) -> dict[int, dict[str, Any]]:
+        """How the runs of these rows are to be shown, by their numbers."""
+        moved = set(behind)
+        shown = await asyncio.gather(*(self._shown(summary_of(row), moved) for row in rows))
+        return dict(zip((row[0] for row in rows), shown, strict=True))
+
+    async def _shown(self, view: dict[str, Any], moved: Collection[str]) -> dict[str, Any]:
+        if view["finished_at"] is None or view["run_id"] in moved:
+            with suppress(NotFound):  # not made yet, or lost with Redis: as it was archived
+                return await self._hot.summary(view["run_id"])
+        return view
+
+    async def summary(self, run_id: str) -> dict[str, Any]:
+        try:
+            return await self._hot.summary(run_id)
+        except NotFound:
+            return await super().summary(run_id)
+
+    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+        try:
+            return await self._hot.events(run_id, after)
+        except NotFound:
+            return await super().events(run_id, after)
+
+    async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
+        """Those of these that Redis has."""
+        answers = await self._pipe.many(
+            [("HMGET", keys_of(run_id)[0], "status", "finished_at") for run_id in run_ids]
+        )
+        return {
+            run_id: _Live(status.decode(), float(finished_at) if finished_at else None)
+            for run_id, (status, finished_at) in zip(run_ids, answers, strict=True)
+            if status is not None
+        }
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        first = 0 if cursor is None else place_in_list(cursor)
+        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
+        by_status, ended = await self._counted(number, count) if counts else ({}, None)
+        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
+        live = await self._live([run_id for _, run_id, _ in rows[:limit]])
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": {status: runs for status, runs in by_status.items() if runs},
+            "created_at": timestamp(created_at),
+            "finished_at": None if ended is None else timestamp(ended or created_at),
+            "runs": [
+                {
+                    "index": index,
+                    "run_id": run_id,
+                    "status": live[run_id].status if run_id in live else status,
+                }
+                for index, run_id, status in rows[:limit]
+            ],
+            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
+        }
+
+    async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
+        """How many runs have which status; when the last one ended, if all have."""
+        behind = await self._behind()
+
+        async def read(connection: Connection) -> tuple[list[Any], list[Any]]:
+            sql = statements()
+            counted = await connection.fetch(sql["batch_counts"], number)
+            return counted, await connection.fetch(sql["statuses_in_batch"], number, behind)
+
+        # At one moment: what is archived in between would be counted twice, or not at all.
+        counted, late = await self._pool.look(read)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, 0.0
+        for status, runs, done, last in counted:
+            by_status[status] = runs
+            finished += done
+            ended = max(ended, last or 0.0)
+        live = await self._live([run_id for run_id, _, _ in late])
+        for run_id, status, finished_at in late:
+            if run_id in live:
+                now = live[run_id]
+                by_status[status] -= 1
+                by_status[now.status] = by_status.get(now.status, 0) + 1
+                finished += (now.finished_at is not None) - (finished_at is not None)
+                ended = max(ended, now.finished_at or 0.0)
+        return by_status, ended if finished == count else None
+
+    # ── workflows and limits ─────────────────────────────────────────────────────────────
+
+    async def delete_workflow(self, name: str) -> None:
+        give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
+        while True:
+            try:
+                await super().delete_workflow(name)
+                return
+            except Conflict:
+                if await self._is_active(name) or asyncio.get_running_loop().time() > give_up:
+                    raise
+            await asyncio.sleep(LOOK_SECONDS)  # its runs have ended, and are about to be archived
+
+    async def _is_active(self, name: str) -> bool:
+        run_ids = [run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MOST_LATE)]
+        live = await self._live(run_ids)
+        return any(run_id not in live or live[run_id].finished_at is None for run_id in run_ids)
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await super().set_limit(tag, rate, burst)
+        await self._shared_limits.set(tag, rate, burst)
+
+
+def _only(status: str, views: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {number: view for number, view in views.items() if view["status"] == status}
+
+
+class ArchivedAcceptance:
+    """What is asked for is in PostgreSQL before it is answered."""
+
+    outlives = True
+
+    def __init__(self, records: PostgresRecords) -> None:
+        self._records = records
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        await self._records.accept(submit, now)
+        return submit
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Submit]:
+        await self._records.accept_batch(batch_id, submits, key, now)
+        return list(submits)
+
+    async def made(self, submit: Submit) -> None:
+        """Its row is not needed any less."""
+
+    async def batch_made(self, batch_id: str) -> None:
+        """As with a run."""
+
+    async def unmade(self, accepted_before: float) -> list[Unmade]:
+        """They are restored with all others that Redis does not know."""
+        return []
+
+    async def settle(self, unmade: Unmade) -> None: ...
+
+
+class ArchivedRuns:
+    """Runs that Redis does not have."""
+
+    def __init__(self, archive: PostgresArchive, restorer: Restorer) -> None:
+        self._archive = archive
+        self.load = archive.load
+        self.bring_back = restorer.bring_back
+
+    async def log(self, run_id: str, after: int) -> list[Event]:
+        run: RunState = await self.load(run_id)
+        snapshot = await self._archive.read(run_id)
+        events: Iterable[bytes] = () if snapshot is None else snapshot.events
+        return [event_of(text, seq, run.graph) for seq, text in enumerate(events, 1) if seq > after]

@@ -1,0 +1,135 @@
+"""Runs that many processes share, as the commands see them: hot in Redis, and then in the archive.
+
+A run is in Redis while it goes on, and for a while after; one that Redis has dropped, or lost, is
+read from the archive, if there is one. Nothing is driven here: whatever is decided is sent out to
+whoever does. What it must not know: any rule, or who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Literal, Protocol
+
+from dovetail.core.errors import NotFound
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.transitions import Decision, Submit, Transition
+from dovetail.engine.ports import Cached
+from dovetail.engine.submissions import Key, Submissions
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore, keys_of
+
+LOOK_SECONDS = 0.5
+"""How often the archive is looked at for a run that will be back in Redis."""
+
+
+class Archive(Protocol):
+    """Runs that Redis does not have."""
+
+    async def load(self, run_id: str) -> RunState:
+        """Raises `NotFound`."""
+        ...
+
+    async def log(self, run_id: str, after: int) -> list[Event]:
+        """As far as it is archived."""
+        ...
+
+    async def bring_back(self, run_id: str) -> None:
+        """Put it into Redis again. Raises `NotFound`."""
+        ...
+
+
+class SharedRuns:
+    def __init__(
+        self, pipe: Pipe, hot: RedisStore, submissions: Submissions, archive: Archive | None
+    ) -> None:
+        self._pipe = pipe
+        self._hot = hot
+        self._submissions = submissions
+        self._archive = archive
+
+    # ── runs are made and moved ──────────────────────────────────────────────────────────
+
+    async def create(self, submit: Submit, now: float) -> Decision:
+        return await self._hot.create(submit, now)
+
+    async def create_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Decision]:
+        """Whatever follows is sent out as the runs are made."""
+        await self._submissions.submit_batch(batch_id, submits, key, now)
+        return []
+
+    async def apply(
+        self, moves: Sequence[Transition], now: float, *, durable: bool = False
+    ) -> list[Decision]:
+        if self._archive is not None:
+            for run_id in {move.run_id for move in moves}:
+                if not await self._is_hot(run_id):
+                    await self._archive.bring_back(run_id)
+        return await self._submissions.apply(moves, durable=durable)
+
+    async def _is_hot(self, run_id: str) -> bool:
+        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))
+
+    # ── runs are read ────────────────────────────────────────────────────────────────────
+
+    async def load(self, run_id: str) -> RunState:
+        try:
+            return await self._hot.load(run_id)
+        except NotFound:
+            if self._archive is None:
+                raise
+        return await self._archive.load(run_id)
+
+    async def wait(self, run_id: str) -> RunState:
+        while True:
+            try:
+                return await self._hot.wait(run_id)
+            except NotFound:
+                if self._archive is None:
+                    raise
+            run = await self._archive.load(run_id)
+            if run.finished:
+                return run
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        while True:
+            try:
+                async for event in self._hot.watch(run_id, after):
+                    yield event
+                    after = event.seq
+                return
+            except NotFound:
+                if self._archive is None:
+                    raise
+            finished = (await self._archive.load(run_id)).finished
+            for event in await self._archive.log(run_id, after):
+                yield event
+                after = event.seq
+            if finished:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def recall(self, key: str, now: float) -> Cached | None:
+        return await self._hot.recall(key, now)
+
+    # ── who drives them ──────────────────────────────────────────────────────────────────
+
+    async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+        """The orchestrators, all of them, as long as it is not finished."""
+        status, finished_at = await self._pipe.call(
+            "HMGET", keys_of(run_id)[0], "status", "finished_at"
+        )
+        finished = bool(finished_at) if status else (await self.load(run_id)).finished
+        return "none" if finished else "elsewhere"
+
+    async def orphans(self) -> list[str]:
+        return []
+
+    async def adopt(
+        self, run_ids: Iterable[str], now: float, max_crashes: int
+    ) -> dict[str, Decision]:
+        return {}

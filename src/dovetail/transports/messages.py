@@ -1,0 +1,183 @@
+"""What travels between processes, as flat fields: a task to a worker, its result back.
+
+Values are plain text or JSON, never a pickle, so anybody can write and read them. What lacks a
+field or has a wrong one is `Malformed` and becomes a dead letter. What it must not know: what
+carries a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from dovetail.core.consequences import new_tuple
+from dovetail.core.events import Token
+from dovetail.core.templates import Deferred
+from dovetail.core.transitions import Complete, Fail
+from dovetail.engine.ports import Result, Task
+
+TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "params", "inputs")
+RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
+_PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "timeout_seconds", "place")]
+_PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
+SHOWN_BYTES = 2000
+MOST_INPUTS = 64 << 10
+"""Bytes of a node's inputs that travel with its task: it may have thousands of parents."""
+
+
+class Malformed(ValueError):
+    pass
+
+
+def shown(field: bytes) -> str:
+    return field[:SHOWN_BYTES].decode(errors="replace")
+
+
+# ── written ──────────────────────────────────────────────────────────────────────────────
+
+
+def task_fields(task: Task) -> list[str | bytes]:
+    dumps = orjson.dumps
+    fields: list[str | bytes] = [
+        *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
+        *("handler", task.handler, "config", dumps(task.config), "params", dumps(task.params)),
+        *("inputs", inputs_text(task), "timeout_seconds", repr(task.timeout_seconds)),
+    ]
+    if task.place is not None:
+        fields += ["place", str(task.place)]
+    if task.resource_tag is not None:
+        fields += ["resource_tag", task.resource_tag]
+    if task.deferred:
+        kept = [[list(one.path), one.source, one.scope] for one in task.deferred]
+        fields += ["deferred", dumps(kept)]
+    if task.cache is not None:
+        fields += ["cache", dumps(task.cache)]
+    return fields
+
+
+def inputs_text(task: Task) -> bytes:
+    """None if they are too large to travel: whoever runs it fetches them."""
+    if task.source is None:
+        return b"null"
+    text = orjson.dumps(task.inputs())
+    return text if len(text) <= MOST_INPUTS else b"null"
+
+
+def result_fields(result: Result) -> list[str | bytes]:
+    dumps = orjson.dumps
+    fields: list[str | bytes] = ["run_id", result.run_id, "node_id", result.node]
+    fields += ["token", str(result.token)]
+    if isinstance(result, Complete):
+        fields += ["success", "1", "output", dumps(result.output), "error", "null"]
+        if result.cache is not None:
+            fields += ["cache", dumps(result.cache)]
+        return fields
+    hints = {
+        "permanent": result.permanent,
+        "after": result.after,
+        "at_least": result.at_least,
+        "chance": result.chance,
+    }
+    fields += ["success", "0", "output", "null", "error", dumps(result.error)]
+    return [*fields, "hints", dumps(hints)]
+
+
+# ── and read ─────────────────────────────────────────────────────────────────────────────
+
+
+def _given(fields: Sequence[bytes], names: Sequence[str]) -> dict[str, bytes]:
+    given = dict(zip((field.decode() for field in fields[::2]), fields[1::2], strict=True))
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise Malformed(f"it has no {', '.join(missing)}")
+    return given
+
+
+@lru_cache(256)
+def _token(text: bytes) -> Token:
+    """Children of one node have one token among them."""
+    try:
+        return Token.parse(text.decode())
+    except ValueError:
+        raise Malformed(f"its token is {shown(text)!r}") from None
+
+
+def _object(name: str, text: bytes) -> dict[str, Any]:
+    if text == b"{}":
+        return {}
+    value = orjson.loads(text)
+    if not isinstance(value, dict):
+        raise Malformed(f"its {name} is no object")
+    return value
+
+
+def read_result(fields: Sequence[bytes]) -> Result:
+    if fields[::2] == _PLAIN_RESULT and fields[7] == b"1":  # nearly every one
+        found = (fields[1].decode(), fields[3].decode(), _token(fields[5]))
+        return new_tuple(Complete, (*found, orjson.loads(fields[9]), None))
+    given = _given(fields, RESULT_FIELDS)
+    run_id, node = given["run_id"].decode(), given["node_id"].decode()
+    token = _token(given["token"])
+    if given["success"] in (b"1", b"true", b"True"):
+        cache = orjson.loads(given["cache"]) if "cache" in given else None
+        output = orjson.loads(given["output"])
+        return Complete(
+            run_id, node, token, output, None if cache is None else (cache[0], cache[1])
+        )
+    if given["success"] not in (b"0", b"false", b"False"):
+        raise Malformed(f"its success is {shown(given['success'])!r}")
+    error = orjson.loads(given["error"])
+    if not isinstance(error, dict):
+        error = {"type": "error", "message": str(error)}
+    hints = orjson.loads(given["hints"]) if "hints" in given else {}
+    return Fail(
+        run_id,
+        node,
+        token,
+        error,
+        permanent=bool(hints.get("permanent")),
+        after=hints.get("after"),
+        at_least=hints.get("at_least"),
+        chance=float(hints.get("chance") or 0.0),
+    )
+
+
+def read_task(fields: Sequence[bytes]) -> Task:
+    if fields[::2] == _PLAIN_TASK:
+        run_id, node_id, token, handler, config, params, inputs, timeout, place = fields[1::2]
+        plain = (
+            run_id.decode(),
+            node_id.decode(),
+            _token(token),
+            handler.decode(),
+            _object("config", config),
+            _object("params", params),
+            None if inputs == b"null" else _object("inputs", inputs),
+            float(timeout),
+            None,
+            (),
+            None,
+            int(place),
+        )
+        return new_tuple(Task, plain)
+    given = _given(fields, TASK_FIELDS)
+    deferred = orjson.loads(given.get("deferred", b"[]"))
+    cache = orjson.loads(given["cache"]) if "cache" in given else None
+    tag = given.get("resource_tag")
+    return Task(
+        given["run_id"].decode(),
+        given["node_id"].decode(),
+        _token(given["token"]),
+        given["handler"].decode(),
+        _object("config", given["config"]),
+        _object("params", given["params"]),
+        None if given["inputs"] == b"null" else _object("inputs", given["inputs"]),
+        float(given.get("timeout_seconds", b"300")),
+        None if tag is None else tag.decode(),
+        tuple(Deferred(tuple(path), source, scope) for path, source, scope in deferred),
+        None if cache is None else (cache[0], cache[1]),
+        int(given["place"]) if "place" in given else None,
+    )

@@ -1,0 +1,43 @@
+"""The runs that a test and its processes share: how they are made, and where they are kept.
+
+Imported by both, so it must not know who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.engine.ports import Store
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore
+from dovetail.stores.sqlite import SqliteStore
+
+
+def graph(nodes: dict[str, list[str]], **fields: Any) -> Graph:
+    """`fields` are the workflow's; `each` of them is for every node, `if` for those that wait."""
+    each, condition = fields.pop("each", {}), fields.pop("if", None)
+    definition = {
+        "name": "race",
+        **fields,
+        "nodes": [
+            {"id": name, "handler": "step", "dependencies": parents, **each}
+            | ({"condition": condition.format(*parents)} if parents and condition else {})
+            for name, parents in nodes.items()
+        ],
+    }
+    return build_graph(Workflow.model_validate(definition), {})
+
+
+@asynccontextmanager
+async def opened(folder: str, url: str | None) -> AsyncIterator[Store]:
+    if url is None:
+        async with SqliteStore(Path(folder) / "runs.db", sync="normal", drives=False) as store:
+            yield store
+    else:
+        async with Pipe(url) as pipe:
+            yield RedisStore(pipe)

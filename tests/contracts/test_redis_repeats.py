@@ -1,0 +1,223 @@
+"""What goes wrong between a service and Redis leaves a run as if nothing had.
+
+An answer that is lost after its script was executed makes the script run twice; a Redis that was
+restarted knows no script; one that is being replaced will not write. After each the run is held
+against the core, which has seen every transition once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, get_args
+
+import pytest
+
+from dovetail.core.events import Token
+from dovetail.core.run import RunState
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+from dovetail.engine.ports import Task
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore
+
+from ..core.drawn import LEASE, error_of
+from ..core.walk import graph
+from ..servers.redis_server import RedisServer
+from ..services.faults.proxy import Proxy
+from .stores import plain
+from .twins import Twins, in_silence
+
+GRAPH = graph(
+    {"a": [], "b": [], "c": ["a", "b"], "d": ["b"], "e": ["c", "d"]},
+    max_concurrency=2,
+    b={"max_retries": 1},
+    c={"condition": "{{ a.x > 0 }}"},
+    d={"condition": "{{ b.x > 5 }}"},
+)
+Make = Callable[[str, str, Token, float], Transition]
+STORY: list[tuple[Make, str, float]] = [
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a", 0.0),
+    (lambda run, name, token, now: Renew(run, name, token, now + LEASE), "a", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "b", 1.0),
+    (lambda run, name, token, now: Fail(run, name, token, error_of(name), after=2.0), "b", 1.0),
+    (lambda run, name, token, now: Wake(run, name, token), "b", 5.0),
+    (lambda run, name, token, now: Park(run, name, token, now + 3.0), "b", 1.0),
+    (lambda run, name, token, now: Wake(run, name, token), "b", 5.0),
+    (lambda run, name, token, now: Reap(run, name, token, 3), "a", 30.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "b", 1.0),
+    (lambda run, name, token, now: Complete(run, name, token, {"x": 3}), "b", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "a", 1.0),
+    (lambda run, name, token, now: Complete(run, name, token, {"x": 3}), "a", 1.0),
+    (lambda run, name, token, now: Recall(run, name, token, {"x": 4}), "c", 1.0),
+    (lambda run, name, token, now: Cancel(run), "e", 1.0),
+    (lambda run, name, token, now: Retry(run), "e", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "e", 1.0),
+    (lambda run, name, token, now: TakeOver(run, 3), "e", 1.0),
+    (lambda run, name, token, now: Claim(run, name, token, "w", now + LEASE), "e", 1.0),
+    (
+        lambda run, name, token, now: Fail(run, name, token, error_of(name), permanent=True),
+        "e",
+        1.0,
+    ),
+    (lambda run, name, token, now: Retry(run, "a"), "e", 1.0),
+]
+
+
+class Forgetful(Proxy):
+    """Loses so many of the next answers. Whole: the command was executed and nobody knows."""
+
+    losing = 0
+
+    def arrives(self, answer: bytes) -> tuple[bytes, bool]:
+        if not self.losing:
+            return answer, True
+        self.losing -= 1
+        self.lost += 1
+        return b"", False
+
+
+@asynccontextmanager
+async def behind_a_proxy(url: str) -> AsyncIterator[tuple[RedisStore, Forgetful]]:
+    port = int(url.rsplit(":", 1)[1].split("/")[0])
+    async with Forgetful(port, random.Random(1)) as proxy, Pipe(proxy.url) as pipe:
+        yield RedisStore(pipe), proxy
+
+
+async def live(
+    store: RedisStore, trouble: Callable[[], Awaitable[None]], *, heard: bool
+) -> RunState:
+    """The story, with trouble before every step of it; the run as the core has it in the end."""
+    twins = Twins([store], GRAPH, in_silence)
+    await twins.begin()
+    for make, name, wait in STORY:
+        await trouble()
+        token = twins.core.node(name).token
+        move = make(twins.id, name, token, twins.now + wait)
+        await twins.together([move], wait, heard=heard)
+        assert twins.met[type(move), True], f"{move} was refused: it says nothing"
+    await twins.end()
+    return twins.core
+
+
+async def test_the_story_has_every_transition_in_it(redis_url: str) -> None:
+    told = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
+    assert told == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
+
+
+async def test_a_step_whose_answer_was_lost_is_taken_once(redis_url: str) -> None:
+    async with behind_a_proxy(redis_url) as (store, proxy):
+
+        async def lose() -> None:
+            proxy.losing = 1
+
+        await live(store, lose, heard=False)
+        assert proxy.lost == len(STORY)
+
+
+async def test_a_run_whose_making_was_not_answered_is_made_once(redis_url: str) -> None:
+    async with behind_a_proxy(redis_url) as (store, proxy):
+        twins = Twins([store], GRAPH, in_silence)
+        await twins.begin()  # so that the scripts are known
+        proxy.losing = 2
+        submit = Submit("unheard", GRAPH, {"p": 1})
+        await store.create(submit, twins.now)
+        again = await store.create(submit, twins.now)
+        assert not again, "a known id decides nothing"
+        made, known = plain(await store.load("unheard")), plain(twins.core)
+        assert {**made, "id": known["id"]} == known
+
+
+async def test_a_claim_whose_answer_was_lost_is_granted_to_who_asked(redis_url: str) -> None:
+    """Else nobody would run the node, and a start would be counted as lost that never was."""
+    async with behind_a_proxy(redis_url) as (store, proxy):
+        twins = Twins([store], GRAPH, in_silence)
+        await twins.begin()
+        starts = [(twins.id, name, (await store.load(twins.id)).node(name).token) for name in "ab"]
+        a, b = [Task(*start, "h", {}, {}, {}, 1.0) for start in starts]
+        assert await store.claim([b], "w", twins.now + LEASE, twins.now) == [True]
+        proxy.losing = 1
+        asked = await store.claim([a, a, b], "w", twins.now + LEASE, twins.now + 1)
+        assert proxy.lost == 1
+        assert asked == [True, False, False]
+        assert await store.claim([a, b], "w", twins.now + LEASE, twins.now + 2) == [False, False]
+        assert (await store.load(twins.id)).seq == len(twins.log) + 2
+
+
+async def test_scripts_that_redis_forgot_are_told_again(redis_url: str) -> None:
+    async with Pipe(redis_url) as pipe, Pipe(redis_url) as other:
+
+        async def forget() -> None:
+            await other.call("SCRIPT", "FLUSH")
+
+        await live(RedisStore(pipe), forget, heard=True)
+
+
+async def test_a_connection_that_was_killed_is_opened_again(redis_url: str) -> None:
+    async with Pipe(redis_url) as pipe, Pipe(redis_url) as other:
+
+        async def kill() -> None:
+            await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        await live(RedisStore(pipe), kill, heard=False)
+
+
+async def test_a_redis_that_only_reads_is_waited_for() -> None:
+    """As after a failover, when the one that we know has become a replica."""
+    with RedisServer() as server:
+        async with Pipe(server.url) as pipe:
+            left = [3, 9, 15]
+
+            async def recover() -> None:
+                await asyncio.sleep(0.1)
+                await asyncio.to_thread(server.ask, "REPLICAOF", "NO", "ONE")
+
+            recovering: list[asyncio.Task[Any]] = []
+
+            async def fail_over() -> None:
+                left[:] = [steps - 1 for steps in left]
+                if 0 in left:
+                    await asyncio.to_thread(server.ask, "REPLICAOF", "127.0.0.1", "1")
+                    recovering.append(asyncio.create_task(recover()))
+
+            await live(RedisStore(pipe), fail_over, heard=False)
+            await asyncio.gather(*recovering)
+        assert "errorstat_READONLY" in server.ask("INFO", "errorstats")
+
+
+@pytest.mark.parametrize("loses", [1, 2, 3])
+async def test_answers_lost_in_the_middle_of_a_long_batch_lose_nothing(
+    redis_url: str, loses: int
+) -> None:
+    """Many commands travel together: some were executed, some answered, some neither."""
+    wide = graph({f"n{i}": [] for i in range(50)})
+    async with behind_a_proxy(redis_url) as (store, proxy):
+        many = [Twins([store], wide, in_silence) for _ in range(10)]
+        for twins in many:
+            await twins.begin()
+        proxy.losing = loses
+
+        async def claim(twins: Twins) -> None:
+            starts = [(twins.id, f"n{i}", twins.core.node(f"n{i}").token) for i in range(50)]
+            moves: list[Transition] = [Claim(*start, "w", 1e9) for start in starts]
+            await twins.together(moves, 1.0, heard=False)
+
+        await asyncio.gather(*map(claim, many))
+        for twins in many:
+            await twins.end()

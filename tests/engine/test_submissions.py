@@ -1,0 +1,130 @@
+"""What is accepted is made, at once or later, and whoever asked is told the truth about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dovetail.core.dag import build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.transitions import Submit
+from dovetail.engine import submissions
+from dovetail.engine.ports import KeyUsed
+from dovetail.engine.submissions import Submissions, Unmade
+
+GRAPH = build_graph(
+    Workflow.model_validate({"name": "f", "nodes": [{"id": "a", "handler": "input"}]}), {}
+)
+ASKED = Submit("asked", GRAPH, {})
+
+
+class Kept:
+    """What was accepted, and what of it is said to be made."""
+
+    def __init__(self, outlives: bool, renamed: str | None = None) -> None:
+        self.outlives = outlives
+        self._renamed = renamed
+        self.settled: list[Any] = []
+        self.left: list[Unmade] = []
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        return submit._replace(run_id=self._renamed or submit.run_id)
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Any, now: float
+    ) -> list[Submit]:
+        return list(submits)
+
+    async def made(self, submit: Submit) -> None:
+        self.settled.append(submit.run_id)
+
+    async def batch_made(self, batch_id: str) -> None:
+        self.settled.append(batch_id)
+
+    async def unmade(self, accepted_before: float) -> list[Unmade]:
+        return [left for left in self.left if left.created_at < accepted_before]
+
+    async def settle(self, unmade: Unmade) -> None:
+        self.settled.append(unmade.name)
+
+
+class Maker:
+    """An orchestrator that makes what it can."""
+
+    def __init__(self, error: Exception | None = None, seconds: float = 0.0) -> None:
+        self._error = error
+        self._seconds = seconds
+        self.made: list[tuple[str, float]] = []
+
+    async def submit_many(self, submits: Sequence[Submit], now: float) -> None:
+        await asyncio.sleep(self._seconds)
+        if self._error is not None:
+            raise self._error
+        self.made += [(submit.run_id, now) for submit in submits]
+
+
+def submitting(kept: Kept, maker: Maker) -> tuple[Submissions, list[str]]:
+    told: list[str] = []
+    made = Submissions(kept, maker, lambda: 1000.0, lambda why: told.append(str(why)))  # type: ignore[arg-type]
+    return made, told
+
+
+async def test_a_run_is_accepted_made_and_settled() -> None:
+    kept, maker = Kept(outlives=False), Maker()
+    them, told = submitting(kept, maker)
+    await them.submit(ASKED)
+    await them.submit_batch("b", [ASKED, ASKED._replace(run_id="other")], None, 900.0)
+    assert maker.made == [("asked", 1000.0), ("asked", 900.0), ("other", 900.0)]
+    assert kept.settled == ["asked", "b"]
+    assert not told
+
+
+async def test_what_another_one_died_over_is_made_under_its_id() -> None:
+    kept, maker = Kept(outlives=False, renamed="first"), Maker()
+    them, _ = submitting(kept, maker)
+    with pytest.raises(KeyUsed) as known:
+        await them.submit(ASKED)
+    assert (known.value.made, known.value.same_body) == ("first", True)
+    assert maker.made == [("first", 1000.0)]
+    assert kept.settled == ["first"]
+
+
+@pytest.mark.parametrize("error", [StoreError("away"), NotFound("flushed meanwhile")])
+async def test_what_is_kept_elsewhere_is_accepted_though_it_cannot_be_made_now(
+    error: Exception,
+) -> None:
+    kept = Kept(outlives=True)
+    them, told = submitting(kept, Maker(error))
+    await them.submit(ASKED)
+    await them.submit_batch("b", [ASKED], None, 900.0)
+    assert told == [str(error)] * 2
+    assert kept.settled == [], "it is still to be made"
+
+
+async def test_nobody_waits_for_long_for_what_is_kept_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submissions, "MAKING_SECONDS", 0.01)
+    them, told = submitting(Kept(outlives=True), Maker(seconds=60))
+    await asyncio.wait_for(them.submit(ASKED), 5)
+    assert told == ["not made within 0.02 s"]
+
+
+async def test_what_is_kept_nowhere_else_is_not_accepted_if_it_cannot_be_made() -> None:
+    kept = Kept(outlives=False)
+    them, _ = submitting(kept, Maker(StoreError("away")))
+    with pytest.raises(StoreError):
+        await them.submit(ASKED)
+    assert kept.settled == []
+
+
+async def test_only_what_was_accepted_a_while_ago_has_lost_its_maker() -> None:
+    kept, maker = Kept(outlives=False), Maker()
+    kept.left = [Unmade("old", [ASKED], 980.0), Unmade("new", [ASKED], 995.0)]
+    them, _ = submitting(kept, maker)
+    await them.make_up()
+    assert (kept.settled, maker.made) == (["old"], [("asked", 980.0)])

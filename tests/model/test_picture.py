@@ -1,0 +1,284 @@
+"""The processes of the model do what the engine's do, in the same order.
+
+The engine runs against parts that only note what they are asked for; the same thing is walked
+through in the model. What goes out together in the model may go out in any order in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from dovetail.core.run import RunState
+from dovetail.core.step import begin, step
+from dovetail.core.transitions import (
+    NOTHING,
+    Claim,
+    Complete,
+    Fail,
+    Retry,
+    Submit,
+    Transition,
+    Wake,
+)
+from dovetail.engine.ports import Task
+from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.shared import SharedOrchestrator
+
+from . import processes, scenarios
+from .processes import Program
+from .runs import ERROR, NO_RUN, OUTPUTS, Runs, Start
+
+GRAPH = scenarios.tried_again
+# What the engine's parts call what the model has another word for.
+WORDS = {
+    "create_many": "apply",
+    "claim": "apply",
+    "settle_pending": "verdicts",
+    "load": "look",
+    "settle": "ack",
+}
+STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "released", "woken"}
+STEPS |= {"verdicts", "look", "ack"}
+
+
+class Noting:
+    """A part of the engine that notes what it is asked for, and answers as it was told to."""
+
+    def __init__(self, told: list[str], **answers: Callable[..., Any]) -> None:
+        self._told = told
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def asked(*about: Any, **more: Any) -> Any:
+            step_name = WORDS.get(name, name)
+            if step_name in STEPS and (name != "released" or list(about[0])):
+                self._told.append(step_name)
+            answer = self._answers.get(name)
+            return answer(*about, **more) if answer is not None else None
+
+        return asked
+
+
+class Engine:
+    """An orchestrator over one run, and the same run in the model."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.runs = Runs(GRAPH)
+        self.number = NO_RUN
+        self.due: list[Wake] = []
+        self.expired: list[Any] = []
+        self.idle: list[tuple[str, float]] = []
+        self._clock = count(100, 50).__next__
+        self._nonces = count(1).__next__
+        self.run: RunState
+        self.agenda = Noting(
+            self.told,
+            due=lambda now, limit: self.due,
+            expired=lambda now, limit: self.expired,
+            idle=lambda since, limit: self.idle,
+        )
+        self.store = Noting(
+            self.told,
+            apply=self._apply,
+            create_many=self._create,
+            load=lambda run_id: self.run,
+            settle_pending=lambda run_id, now: NOTHING,
+            claim=lambda tasks, worker, until, now: [True] * len(tasks),
+        )
+        self.orchestrator = SharedOrchestrator(
+            self.store,  # type: ignore[arg-type]
+            Noting(self.told),  # type: ignore[arg-type]
+            self.agenda,  # type: ignore[arg-type]
+            Noting(self.told, lost=list),  # type: ignore[arg-type]
+            self.clock,
+            lease_seconds=10,
+            max_crashes=2,
+        )
+
+    def clock(self) -> float:
+        return float(self._clock())
+
+    def _create(self, submits: list[Submit], now: float) -> list[Any]:
+        self.run, decision = begin(submits[0], now, self._nonces())
+        return [decision]
+
+    def _apply(self, moves: list[Transition], now: float, **_: Any) -> list[Any]:
+        return [step(self.run, move, now, self._nonces()) for move in moves]
+
+    def step(self, *moves: Transition) -> None:
+        """Before the part that is compared."""
+        for move in moves:
+            assert step(self.run, move, 1e6, self._nonces())
+
+    def token(self, node: str) -> Any:
+        return self.run.node(node).token
+
+    # ── the same in the model ────────────────────────────────────────────────────────────
+
+    def start(self, node: str) -> Start:
+        """The same start there: its tokens have another nonce."""
+        return GRAPH.index[node], self.token(node)._replace(nonce=1)
+
+    def also(self, *moves: Any) -> None:
+        for move in moves:
+            outcome = self.runs.apply(self.number, move)
+            assert outcome.run != self.number
+            self.number = outcome.run
+
+    def walked(self, program: Program) -> Iterator[set[str]]:
+        """What the model does, stage by stage."""
+        while program:
+            stage, *rest_ = program
+            rest = tuple(rest_)
+            name, *about = stage[0]
+            facts = self.runs.facts[self.number]
+            match name:
+                case "apply":
+                    outcome = self.runs.apply(self.number, about[0])
+                    self.number = outcome.run
+                    rest = processes.go_on(about[0], about[1], outcome, rest)
+                case "verdicts":
+                    rest = processes.follow(about[0]) + rest
+                case "look":
+                    rest = processes.look_after(facts, facts.epoch) + rest
+                case "recheck":
+                    rest = processes.recheck(facts, about[0]) + rest
+            yield {"look" if op[0] == "recheck" else op[0] for op in stage}
+            program = rest
+
+    def same(self, program: Program, *, without: str = "ack") -> None:
+        """The engine has done what this does; settling a message is not the orchestrator's."""
+        left = list(self.told)
+        for stage in self.walked(program):
+            wanted = stage - {without, "made", "run"}
+            done, left = left[: len(wanted)], left[len(wanted) :]
+            assert set(done) == wanted, self.told
+        assert not left
+
+
+@pytest.fixture
+async def engine() -> Engine:
+    """Its run is made, and nothing of it has started."""
+    made = Engine()
+    await made.orchestrator.submit(Submit("r", GRAPH, {}))
+    made.same(processes.submit())
+    made.told.clear()
+    return made
+
+
+async def claimed(engine: Engine, node: str) -> None:
+    start = engine.start(node)
+    engine.step(Claim("r", node, engine.token(node), "w", 0.0))
+    engine.also(("claim", *start))
+
+
+def result(engine: Engine, node: str) -> Complete:
+    return Complete("r", node, engine.token(node), OUTPUTS["yes"])
+
+
+async def finished(engine: Engine) -> None:
+    for node in ("a", "b"):
+        await claimed(engine, node)
+        engine.also(("yes", *engine.start(node)))
+        engine.step(result(engine, node))
+
+
+async def test_a_result_is_applied_and_then_followed(engine: Engine) -> None:
+    await claimed(engine, "a")
+    message = ("result", engine.start("a"), "yes", False)
+    await engine.orchestrator.take_in([result(engine, "a")])
+    await engine.orchestrator.reap()  # what it releases, it releases at the next occasion
+    engine.same(processes.take_in(message))
+
+
+async def test_the_last_result_takes_the_run_off_the_agenda(engine: Engine) -> None:
+    await claimed(engine, "a")
+    engine.also(("yes", *engine.start("a")))
+    engine.step(result(engine, "a"))
+    await claimed(engine, "b")
+    message = ("result", engine.start("b"), "yes", False)
+    await engine.orchestrator.take_in([result(engine, "b")])
+    await engine.orchestrator.reap()
+    engine.same(processes.take_in(message))
+
+
+async def test_a_result_that_somebody_died_over_makes_who_takes_it_look(engine: Engine) -> None:
+    await claimed(engine, "a")
+    message = ("result", engine.start("a"), "yes", True)
+    late = result(engine, "a")
+    engine.also(("yes", *engine.start("a")))
+    engine.step(late)
+    await engine.orchestrator.take_in([late], again=True)
+    await engine.orchestrator.reap()
+    engine.same(processes.take_in(message))
+
+
+async def test_a_timer_is_forgotten_after_it_was_applied(engine: Engine) -> None:
+    await claimed(engine, "a")
+    engine.also(("yes", *engine.start("a")))
+    engine.step(result(engine, "a"))
+    await claimed(engine, "b")
+    engine.also(("fail", *engine.start("b")))
+    engine.step(Fail("r", "b", engine.token("b"), ERROR))
+    engine.run.node("b").until = 0.0
+    engine.due = [Wake("r", "b", engine.token("b"))]
+    await engine.orchestrator.wake_due()
+    engine.same(processes.wake_due(engine.start("b")))
+
+
+async def test_a_lost_lease_is_released_after_it_was_reaped(engine: Engine) -> None:
+    await claimed(engine, "a")
+    start = engine.start("a")
+    engine.number = engine.runs.expire(engine.number, start)
+    engine.expired = [("r", "a", engine.token("a"))]
+    await engine.orchestrator.reap()
+    engine.same(processes.reap(start))
+
+
+async def test_a_renewed_lease_is_written_down_again(engine: Engine) -> None:
+    await claimed(engine, "a")
+    engine.run.node("a").lease_until = 1e9
+    engine.expired = [("r", "a", engine.token("a"))]
+    await engine.orchestrator.reap()
+    engine.same(processes.reap(engine.start("a")))
+
+
+@pytest.mark.parametrize("state", ["published", "running", "finished"])
+async def test_a_sweep_makes_everything_known_again(engine: Engine, state: str) -> None:
+    if state == "running":
+        await claimed(engine, "a")
+    if state == "finished":
+        await finished(engine)
+    engine.idle = [("r", 0.0)]
+    await engine.orchestrator.sweep()
+    assert engine.told.pop(0) == "look"
+    facts = engine.runs.facts[engine.number]
+    engine.same(processes.look_after(facts, facts.epoch))
+
+
+async def test_a_retry_is_noted_before_it_is_done(engine: Engine) -> None:
+    await finished(engine)
+    await engine.orchestrator.apply([Retry("r", "b")])
+    engine.same(processes.command(("retry", GRAPH.index["b"]), 1))
+
+
+async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine) -> None:
+    task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
+    inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
+    desk = RemoteDesk(
+        inbox,  # type: ignore[arg-type]
+        engine.store,  # type: ignore[arg-type]
+        engine.agenda,  # type: ignore[arg-type]
+        Noting(engine.told),  # type: ignore[arg-type]
+        engine.clock,
+        engine.orchestrator.apply,
+        worker_id="w",
+        lease_seconds=10,
+    )
+    assert await desk.take(1) == [task]
+    engine.same(processes.take(engine.start("a")), without="")

@@ -1,0 +1,222 @@
+"""Runs in a real Redis beside a real PostgreSQL, moved by hand: nobody works here but the test.
+
+Time is the test's own. What it must not know: what any test is about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.run import Phase, RunState
+from dovetail.core.states import NodeStatus
+from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit
+from dovetail.engine.archiver import Archiver
+from dovetail.engine.restoring import Restorer
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.pipe import Pipe
+from dovetail.stores.postgres import PostgresArchive
+from dovetail.stores.postgres_pool import PostgresPool
+from dovetail.stores.postgres_records import PostgresRecords
+from dovetail.stores.redis import RedisStore, keys_of
+from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_snapshots import RedisSnapshots
+
+LEASE = 10.0
+RECOVERY = 30.0
+RETENTION = 100.0
+
+DIAMOND: dict[str, dict[str, Any]] = {
+    "a": {},
+    "b": {"dependencies": ["a"]},
+    "c": {"dependencies": ["a"]},
+    "d": {"dependencies": ["b", "c"]},
+}
+
+
+def graph(nodes: dict[str, dict[str, Any]], **fields: Any) -> Graph:
+    listed = [{"id": name, "handler": "work", **more} for name, more in nodes.items()]
+    return build_graph(Workflow.model_validate({"name": "t", "nodes": listed, **fields}), {})
+
+
+class Outbox:
+    """A transport that only remembers what was offered."""
+
+    def __init__(self) -> None:
+        self.offered: list[Dispatch] = []
+
+    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+        self.offered += dispatches
+
+    async def stop(self, order: Stop) -> None:
+        pass
+
+
+class NoTraffic:
+    """Nothing lies about: what was offered, the test has."""
+
+    async def oldest_result(self) -> float | None:
+        return None
+
+    async def oldest_waiting(self, handler: str) -> float | None:
+        return None
+
+    async def lost(self) -> list[str]:
+        return []
+
+    async def announce(self, run_ids: Iterable[str]) -> None:
+        pass
+
+
+class World:
+    def __init__(self, pipe: Pipe, pool: PostgresPool) -> None:
+        self.now = time.time()
+        self.pipe = pipe
+        self.pool = pool
+        self.store = RedisStore(pipe)
+        self.outbox = Outbox()
+        self.hints = RedisHints(pipe, self.clock)
+        self.snapshots = RedisSnapshots(pipe)
+        self.archive = PostgresArchive(pool)
+        self.records = PostgresRecords(pool)
+        self.limits = RedisLimits(pipe)
+        self.orchestrator = SharedOrchestrator(
+            self.store,
+            self.outbox,
+            RedisAgenda(pipe),
+            NoTraffic(),
+            self.clock,
+            lease_seconds=LEASE,
+            max_crashes=3,
+            notices=self.hints,
+        )
+        self.archiver = self.another_archiver()
+        self.restorer = Restorer(
+            self.snapshots,
+            self.hints,
+            self.archive,
+            self.orchestrator,
+            self.clock,
+            lease_seconds=LEASE,
+            recovery_timeout=RECOVERY,
+            limits=self.records.limits,
+            shared_limits=self.limits,
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    def another_archiver(self) -> Archiver:
+        return Archiver(
+            self.snapshots,
+            self.hints,
+            self.archive,
+            self.clock,
+            checkpoint_interval=10,
+            retention_seconds=RETENTION,
+            rest_seconds=0.0,
+        )
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def accept(self, made_of: Graph, params: dict[str, Any] | None = None) -> Submit:
+        submit = Submit(os.urandom(16).hex(), made_of, params or {})
+        await self.records.accept(submit, self.now)
+        return submit
+
+    async def begin(self, made_of: Graph, params: dict[str, Any] | None = None) -> str:
+        submit = await self.accept(made_of, params)
+        await self.orchestrator.submit(submit)
+        return submit.run_id
+
+    async def load(self, run_id: str) -> RunState:
+        return await self.store.load(run_id)
+
+    async def start(self, run_id: str, *names: str) -> None:
+        run = await self.load(run_id)
+        self.now += 0.001
+        until = self.now + LEASE
+        starts = [(run_id, name, run.node(name).token) for name in names]
+        await self.orchestrator.agenda.lease(starts, until)
+        claims = [Claim(*start, "worker", until) for start in starts]
+        await self.store.apply(claims, self.now)  # as workers do: no notice is given
+
+    async def complete(self, run_id: str, *names: str) -> None:
+        run = await self.load(run_id)
+        self.now += 0.001
+        await self.orchestrator.apply(
+            [Complete(run_id, name, run.node(name).token, {"of": name}) for name in names]
+        )
+
+    async def do(self, run_id: str, *names: str) -> None:
+        for name in names:
+            await self.start(run_id, name)
+            await self.complete(run_id, name)
+
+    async def finish(self, run_id: str) -> RunState:
+        """Work on whatever is offered, and do every duty, until the run has ended."""
+        for _ in range(50):
+            run = await self.load(run_id)
+            if run.finished:
+                return run
+            self.now += 1
+            for duty in (
+                self.orchestrator.wake_due,
+                self.orchestrator.reap,
+                self.orchestrator.sweep,
+            ):
+                await duty()
+            offered, self.outbox.offered = self.outbox.offered, []
+            names = {d.run.graph.nodes[d.place].id for d in offered if d.run.id == run_id}
+            run = await self.load(run_id)
+            ready = [n for n in names if run.node(n).phase is Phase.PUBLISHED]
+            await self.start(run_id, *ready)
+            run = await self.load(run_id)
+            await self.complete(
+                run_id, *(n for n in ready if run.node(n).status is NodeStatus.RUNNING)
+            )
+        raise AssertionError(f"run {run_id} is stuck: {(await self.load(run_id)).snapshot()}")
+
+    # ── what is kept ─────────────────────────────────────────────────────────────────────
+
+    async def raw(self, run_id: str) -> dict[str, Any]:
+        """Everything that Redis has of a run, and the archive keeps too."""
+        meta, nodes, _, out, ends, events, _ = keys_of(run_id)
+        flat = await asyncio.gather(
+            *(self.pipe.call("HGETALL", k) for k in (meta, nodes, out, ends))
+        )
+        hashes = [dict(zip(found[::2], found[1::2], strict=True)) for found in flat]
+        return {
+            "meta": {k.decode(): v.decode() for k, v in hashes[0].items() if k != b"generation"},
+            "nodes": {int(k): v.decode() for k, v in hashes[1].items()},
+            "outputs": {int(k): v for k, v in hashes[2].items()},
+            "ends": {int(k): v for k, v in hashes[3].items()},
+            "events": await self.pipe.call("LRANGE", events, 0, -1),
+        }
+
+    async def archived(self, run_id: str) -> dict[str, Any]:
+        found = await self.archive.read(run_id)
+        assert found is not None
+        return {name: getattr(found, name) for name in await self.raw(run_id)}
+
+    async def assert_archived(self, run_id: str) -> None:
+        raw, archived = await self.raw(run_id), await self.archived(run_id)
+        for name, value in raw.items():
+            assert archived[name] == value, name
+
+    async def generation(self, run_id: str) -> int:
+        return int(await self.pipe.call("HGET", keys_of(run_id)[0], "generation") or 1)
+
+
+@asynccontextmanager
+async def a_world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    async with Pipe(redis_url) as pipe, PostgresPool(postgres_url) as pool:
+        yield World(pipe, pool)

@@ -1,0 +1,28 @@
+"""What the tests of services share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..servers.postgres_server import Databases
+from ..servers.redis_server import RedisServer
+from .hands import Hands, at_work
+
+
+@pytest.fixture(scope="session")
+def hands(
+    request: pytest.FixtureRequest,
+    postgres_server: Databases,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Hands]:
+    """An orchestrator and a worker; with PostgreSQL, if that is the parameter."""
+    with RedisServer() as redis:  # its own: others flush the one that all tests share
+        database_url = None
+        if getattr(request, "param", "redis") != "redis":
+            database_url = postgres_server.new_database()
+        with at_work(tmp_path_factory.mktemp("hands"), redis.url, database_url) as found:
+            yield found
+        if database_url is not None:
+            postgres_server.drop_database(database_url)

@@ -1,0 +1,34 @@
+"""A nursery for all fault tests, and a stage for each: a Redis of its own, which may be killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...faults.nursery import Nursery
+from ...servers.redis_server import RedisServer
+from .stage import JOBS, Stage
+
+NewStage = Callable[..., Stage]
+
+
+@pytest.fixture(scope="session")
+def shared_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(JOBS, tmp_path_factory.mktemp("told")) as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def new_stage(shared_nursery: Nursery, tmp_path: Path) -> Iterator[NewStage]:
+    """A stage for a seed and settings; use it with `async with`."""
+    # What Redis has answered must survive its kill -9, as the contract asks of Redis alone.
+    with RedisServer(fsync="always") as redis:
+
+        def new(seed: int, settings: dict[str, Any]) -> Stage:
+            return Stage(tmp_path, redis, shared_nursery, seed, settings)
+
+        yield new
+        shared_nursery.clear()

@@ -1,0 +1,58 @@
+"""Handlers that write down every execution before anything else, then do as their config says.
+
+The side file counts what was executed outside of everything that could be wrong about it. The
+worker under test loads this file like any other (`--handlers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from dovetail import Context, PermanentError, RetryableError, handler
+
+SO_LATE = 5.0
+"""Seconds that a handler takes which shall run out of time."""
+
+
+@handler
+async def act(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    write_down(ctx)
+    await asyncio.sleep(_seconds(config, ctx))
+    return outcome(config, ctx)
+
+
+@handler
+def act_in_thread(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    write_down(ctx)
+    time.sleep(_seconds(config, ctx))
+    return outcome(config, ctx)
+
+
+def write_down(ctx: Context) -> None:
+    """One line in one piece: a killed worker leaves no half of it."""
+    file = os.open(os.environ["SIDE_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    line = f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt} {os.getpid()} {time.time()}\n"
+    os.write(file, line.encode())
+    os.close(file)
+
+
+def _fails(config: dict[str, Any], ctx: Context) -> bool:
+    return bool(ctx.attempt <= config.get("fails", 0))
+
+
+def _seconds(config: dict[str, Any], ctx: Context) -> float:
+    if config["way"] == "late" and _fails(config, ctx):
+        return SO_LATE
+    return float(config["seconds"])
+
+
+def outcome(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
+    """It says which attempt it is of: that of another must not be taken for it."""
+    if config["way"] == "broken":
+        raise PermanentError(f"attempt {ctx.attempt} is broken")
+    if config["way"] == "failing" or _fails(config, ctx):
+        raise RetryableError(f"attempt {ctx.attempt} fails")
+    return {"n": config["adds"] + sum(config["of"]), "attempt": ctx.attempt}

@@ -1,0 +1,48 @@
+"""Random runs over an API, two orchestrators and two workers, while everything breaks.
+
+A few short storms, each with a family of faults, all of them tried at least once; `./dev faults`
+has long ones. The seed of a storm that failed is printed, and FAULTS_SEED sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from .conftest import NewStage
+from .stage import IMPATIENT
+from .storm import FAULTS, Storm
+
+SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1 << 32)))
+SECONDS = 4.0
+FAMILIES = {
+    "processes die and sleep": ("worker", "orchestrator", "API"),
+    "messages come often, late or never": ("come", "deleted"),
+    "Redis dies, sleeps, forgets and loses answers": ("Redis", "lost", "forgotten"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_run_ends_right_though(
+    new_stage: NewStage, tmp_path: Path, family: str
+) -> None:
+    print(f"FAULTS_SEED={SEED}")  # shown when the test fails
+    words = FAMILIES[family]
+    faults = [fault for fault in FAULTS if any(word in fault for word in words)]
+    async with new_stage(SEED, IMPATIENT) as stage:
+        storm = Storm(stage, faults)
+        await storm.rage(SECONDS)
+        report = await storm.calm()
+        await storm.leave_evidence(report, tmp_path / "evidence")
+        assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
+        assert report.runs >= 5
+        assert report.executions >= 10
+        assert storm.tried == set(faults)
+
+
+def test_every_fault_has_a_family() -> None:
+    for fault in FAULTS:
+        assert any(word in fault for words in FAMILIES.values() for word in words), fault

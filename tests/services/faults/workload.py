@@ -1,0 +1,114 @@
+"""Random runs of ten nodes: every rule has a part in them, and each says what it must come to.
+
+A node's handler does what its config tells it, so a run's outcome does not depend on who ran it:
+only on which starts were lost and what was cancelled, and that is in its log. What it must not
+know: how a run is driven, or what breaks meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+NODES = 10
+HANDLERS = ("act", "act_in_thread")
+TAGS = ("slow", "slower")
+"""Groups with a rate limit: a node with such a tag is parked now and then."""
+WAYS = ["works"] * 24 + ["flaky"] * 5 + ["late", "failing", "broken"]
+"""What handlers do: most work, some fail at first or run out of time, some never work."""
+FAILING = ("failing", "broken")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run, before it is submitted."""
+
+    definition: dict[str, Any]
+    params: dict[str, Any]
+
+    @property
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return {node["id"]: node for node in self.definition["nodes"]}
+
+    def number(self, node: str, outputs: dict[str, Any]) -> int:
+        """What the node gives if it works, from what its parents gave; of a skipped one nothing."""
+        spec = self.nodes[node]
+        read = [outputs[parent]["n"] for parent in spec["dependencies"] if parent in outputs]
+        return int(spec["config"]["adds"]) + sum(read)
+
+    def wanted(self, node: str, outputs: dict[str, Any]) -> bool:
+        """What its condition says."""
+        asked = self.nodes[node].get("condition")
+        if asked is None:
+            return True
+        name, _, limit = asked.strip("{} ").replace(" | default(0)", "").partition(" > ")
+        source, _, _ = name.partition(".")
+        value = self.params["x"] if source == "params" else outputs.get(source, {"n": 0})["n"]
+        return bool(value > int(limit))
+
+
+def draw(chance: random.Random) -> Plan:
+    """Some run; the same for the same state of `chance`."""
+    nodes: list[dict[str, Any]] = []
+    for number in range(NODES):
+        above = [node["id"] for node in nodes]
+        parents = sorted(chance.sample(above, min(len(above), chance.choice((0, 1, 1, 2, 3)))))
+        nodes.append(_node(chance, f"n{number}", parents))
+    definition = {
+        "name": "storm",
+        "on_failure": chance.choice(("fail_fast", "continue")),
+        "max_concurrency": chance.choice((None, None, 1, 3)),
+        "nodes": nodes,
+    }
+    return Plan(definition, {"x": chance.randrange(10)})
+
+
+def draw_slow(chance: random.Random) -> Plan:
+    """A few nodes that take their time and do nothing else: what is held up by a death shows."""
+    config = {"of": [], "seconds": 1.0, "way": "works"}
+    nodes = [
+        {"id": f"n{i}", "handler": "act", "dependencies": [], "config": {**config, "adds": i}}
+        for i in range(4)
+    ]
+    after = [f"{{{{ n{i}.n }}}}" for i in range(4)]
+    last = {**config, "seconds": 0, "adds": chance.randrange(1, 5), "of": after}
+    above = [node["id"] for node in nodes]
+    nodes.append({"id": "n4", "handler": "act", "dependencies": above, "config": last})
+    return Plan({"name": "storm", "on_failure": "continue", "nodes": nodes}, {"x": 0})
+
+
+def _node(chance: random.Random, name: str, parents: list[str]) -> dict[str, Any]:
+    way = chance.choice(WAYS)
+    seconds = chance.choice((0, 0, 0, 0.01, 0.05, chance.uniform(0.1, 1.5)))
+    config: dict[str, Any] = {
+        "adds": chance.randrange(1, 5),
+        "of": [f"{{{{ {parent}.n | default(0) }}}}" for parent in parents],
+        "seconds": round(seconds, 3),
+        "way": way,
+    }
+    node = {
+        "id": name,
+        "handler": chance.choice(HANDLERS),
+        "dependencies": parents,
+        "config": config,
+        "retry": {"base_delay_seconds": round(chance.uniform(0.02, 0.3), 3), "jitter": 0.5},
+    }
+    if chance.random() < 0.15 and way in ("works", *FAILING):
+        node["delivery"] = "at_most_once"
+    elif way in ("flaky", "late"):
+        node["max_retries"] = chance.randrange(1, 3)
+        config["fails"] = chance.randrange(1, node["max_retries"] + 1)
+        # Long enough that what was said of one attempt can come while the next one runs.
+        config["seconds"] = round(chance.uniform(0.1, 0.8), 3)
+        if way == "late":
+            config["seconds"] = 0
+            node["timeout_seconds"] = 1.5
+    elif way == "failing":
+        node["max_retries"] = chance.randrange(0, 3)
+    if chance.random() < 0.2:
+        source = f"{chance.choice(parents)}.n | default(0)" if parents else "params.x"
+        node["condition"] = f"{{{{ {source} > {chance.randrange(0, 6)} }}}}"
+    if chance.random() < 0.1:
+        node["resource_tag"] = chance.choice(TAGS)
+    return node

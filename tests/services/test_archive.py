@@ -1,0 +1,495 @@
+"""What happens to runs reaches the archive: all of it, whoever writes it and whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import ArchiveDown, NotFound, StoreError
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import Cancel, Complete, Fail, Retry
+from dovetail.engine import archiver
+from dovetail.engine.archiver import Archiver
+from dovetail.engine.snapshots import Kept, RunSnapshot
+from dovetail.engine.views import result, run_view
+from dovetail.stores.redis_hints import ARCHIVED, CLAIM_SECONDS, UNARCHIVED
+
+from .archive_world import DIAMOND, RETENTION, World, a_world, graph
+
+
+@pytest.fixture
+async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    async with a_world(redis_url, postgres_url) as made:
+        yield made
+
+
+async def waiting(world: World, key: str = UNARCHIVED) -> int:
+    return int(await world.pipe.call("ZCARD", key))
+
+
+class TestArchiving:
+    async def test_the_archive_has_what_redis_has_event_for_event(self, world: World) -> None:
+        run_id = await world.begin(graph(DIAMOND), {"text": "ü\u2028"})
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        for name in "abcd":
+            await world.do(run_id, name)
+            await world.archiver.archive_what_moved()
+            await world.assert_archived(run_id)
+        assert await waiting(world) == 0
+        run = await world.load(run_id)
+        assert run.status is RunStatus.COMPLETED
+        summary = await world.records.summary(run_id)
+        assert (summary["status"], summary["result"]) == ("COMPLETED", {"d": {"of": "d"}})
+        events = await world.records.events(run_id)
+        assert [event["seq"] for event in events] == list(range(1, run.seq + 1))
+
+    async def test_what_fails_is_skipped_retried_or_cancelled_is_archived_as_it_is(
+        self, world: World
+    ) -> None:
+        nodes = {
+            **DIAMOND,
+            "b": {"dependencies": ["a"], "max_retries": 1, "retry": {"jitter": 0}},
+            "e": {"dependencies": ["a"], "condition": "{{ a.of == 'nobody' }}"},
+        }
+        run_id = await world.begin(graph(nodes, on_failure="continue"))
+        await world.do(run_id, "a")
+        for number in range(2):
+            await world.start(run_id, "b")
+            token = (await world.load(run_id)).node("b").token
+            error = {"type": "x", "message": f"number {number}"}
+            await world.orchestrator.apply([Fail(run_id, "b", token, error)])
+            await world.archiver.archive_what_moved()
+            await world.assert_archived(run_id)
+            world.now += 60
+            await world.orchestrator.wake_due()
+        await world.do(run_id, "c")
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        summary = await world.records.summary(run_id)
+        assert (summary["status"], summary["error"]["node"]) == ("FAILED", "b")
+        await world.orchestrator.apply([Retry(run_id)])
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.records.summary(run_id))["status"] == "CANCELLED"
+
+    async def test_a_run_that_is_read_from_the_archive_is_the_run(self, world: World) -> None:
+        nodes = {**DIAMOND, "e": {"dependencies": ["a"], "condition": "{{ false }}"}}
+        run_id = await world.begin(graph(nodes, max_concurrency=1), {"x": [1, {"y": None}]})
+        await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        run, kept = await world.load(run_id), await world.archive.load(run_id)
+        assert kept.snapshot() == run.snapshot()
+        assert run_view(kept) == run_view(run)
+        assert await world.archive.log(run_id, 3) == [
+            event async for event in world.store.watch(run_id, 3)
+        ]
+        with pytest.raises(NotFound, match="no run 'nobody'"):
+            await world.archive.load("nobody")
+        with pytest.raises(NotFound, match="no run 'nobody'"):
+            await world.archive.log("nobody")
+
+    @pytest.mark.parametrize(
+        ("nodes", "expected"),
+        [
+            ({"a": {}, "b": {}}, {"a": {"of": "a"}, "b": {"of": "b"}}),
+            ({"a": {}, "b": {"handler": "output", "dependencies": ["a"]}}, {"of": "b"}),
+            ({"a": {}, "b": {"condition": "{{ false }}"}}, {"a": {"of": "a"}, "b": None}),
+        ],
+    )
+    async def test_the_result_is_made_of_the_outputs(
+        self, world: World, nodes: dict[str, Any], expected: Any
+    ) -> None:
+        run_id = await world.begin(graph(nodes))
+        # One by one, so that not all of the result is in the last snapshot.
+        for name in nodes:
+            if "condition" not in nodes[name]:
+                await world.do(run_id, name)
+                await world.archiver.archive_what_moved()
+        assert (await world.records.summary(run_id))["result"] == expected
+        assert result(await world.load(run_id)) == expected
+
+    async def test_only_what_changed_is_read_and_written(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        written: list[RunSnapshot] = []
+        write_many = world.archive.write_many
+
+        async def watched(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+            written.extend(snapshots)
+            return await write_many(snapshots)
+
+        monkeypatch.setattr(world.archive, "write_many", watched)
+        run_id = await world.begin(graph({f"n{i}": {} for i in range(50)}))
+        await world.archiver.archive_what_moved()
+        await world.do(run_id, "n3", "n7")
+        await world.archiver.archive_what_moved()
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        assert [sorted(one.nodes) for one in written] == [list(range(50)), [3, 7]]
+        assert [len(one.events) for one in written] == [52, 4]
+        assert "params" in written[0].meta
+        assert "params" not in written[1].meta
+        await world.assert_archived(run_id)
+
+    async def test_a_retry_between_states_and_outputs_is_noticed(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a", "b", "c", "d")
+        outputs = world.snapshots._outputs
+
+        async def retried(wanted: Any) -> Any:
+            monkeypatch.setattr(world.snapshots, "_outputs", outputs)
+            await world.orchestrator.apply([Retry(run_id, "b")])
+            return await outputs(wanted)
+
+        monkeypatch.setattr(world.snapshots, "_outputs", retried)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert sorted((await world.raw(run_id))["outputs"]) == [0, 2]
+
+    async def test_a_run_that_was_never_accepted_is_archived_with_its_definition(
+        self, world: World
+    ) -> None:
+        submit = (await world.accept(graph(DIAMOND)))._replace(
+            run_id="f" * 32, graph=graph({"only": {}}, description="seen nowhere else")
+        )
+        await world.orchestrator.submit(submit)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(submit.run_id)
+
+    async def test_a_result_that_comes_too_late_is_archived_with_the_rest(
+        self, world: World
+    ) -> None:
+        run_id = await world.begin(graph({"a": {}}))
+        token = (await world.load(run_id)).node("a").token
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        stale = token._replace(nonce=token.nonce + 2)
+        await world.orchestrator.apply([Complete(run_id, "a", stale, None)])
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.records.events(run_id))[-1]["type"] == "result.refused"
+
+
+class TestManyArchivers:
+    async def test_side_by_side_they_lose_and_double_nothing(self, world: World) -> None:
+        drawn = random.Random(4)
+        archivers = [world.another_archiver() for _ in range(3)]
+        runs = [await world.begin(graph(DIAMOND)) for _ in range(12)]
+        todo = {run_id: list("abcd") for run_id in runs}
+        while todo:
+            for run_id in drawn.sample(sorted(todo), min(4, len(todo))):
+                await world.do(run_id, todo[run_id].pop(0))
+                if not todo[run_id]:
+                    del todo[run_id]
+            at_once = [one.archive_what_moved() for one in archivers]
+            # Every hint for everybody: as if each claim had lapsed at once.
+            late = archivers[0]._bring(drawn.sample(runs, 6))
+            await asyncio.gather(*at_once, late)
+            if drawn.random() < 0.5:
+                world.now += CLAIM_SECONDS + 1
+        world.now += CLAIM_SECONDS + 1
+        await world.archiver.archive_what_moved()
+        assert await waiting(world) == 0
+        for run_id in runs:
+            await world.assert_archived(run_id)
+
+    async def test_what_one_has_claimed_another_does_not_take(self, world: World) -> None:
+        await world.begin(graph(DIAMOND))
+        (claim,) = await world.hints.claim(10)
+        assert await world.hints.claim(10) == []
+        world.now += CLAIM_SECONDS
+        (again,) = await world.hints.claim(10)
+        assert (again.run_id, again.since) == (claim.run_id, claim.until)
+
+    async def test_what_has_just_moved_is_left_alone_for_a_moment(self, world: World) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        assert await world.hints.claim(10, rested=0.5) == []
+        world.now += 0.3
+        await world.do(run_id, "a")  # it waits from its first move on, not from its last
+        world.now += 0.3
+        assert [claim.run_id for claim in await world.hints.claim(10, rested=0.5)] == [run_id]
+
+    async def test_one_that_dies_between_reading_and_writing_costs_a_moment(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+
+        async def die(_: Any) -> dict[str, Kept]:
+            raise asyncio.CancelledError
+
+        doomed = world.another_archiver()
+        with monkeypatch.context() as patch:
+            patch.setattr(world.archive, "write_many", die)
+            with pytest.raises(asyncio.CancelledError):
+                await doomed.archive_what_moved()
+        await world.archiver.archive_what_moved()
+        assert (await world.archive.kept([run_id]))[run_id].last_seq == 0
+        world.now += CLAIM_SECONDS
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+
+    async def test_one_that_dies_before_it_settles_writes_the_same_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph({"a": {}}))
+        await world.do(run_id, "a")
+
+        async def die(_: Any) -> None:
+            raise asyncio.CancelledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.hints, "settle", die)
+            with pytest.raises(asyncio.CancelledError):
+                await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        world.now += CLAIM_SECONDS
+        await world.another_archiver().archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 1)
+
+    async def test_one_that_dies_after_it_wrote_an_end_still_lets_go_of_the_run(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph({"a": {}}))
+        await world.do(run_id, "a")
+
+        async def die(_: Any) -> None:
+            raise asyncio.CancelledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.hints, "archived", die)
+            with pytest.raises(asyncio.CancelledError):
+                await world.archiver.archive_what_moved()
+        world.now += CLAIM_SECONDS
+        await world.another_archiver().archive_what_moved()
+        assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 1)
+
+    async def test_what_moves_during_a_claim_is_not_settled_by_it(self, world: World) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        claims = await world.hints.claim(10)
+        await world.do(run_id, "a")
+        await world.hints.settle(claims)
+        assert [one.run_id for one in await world.hints.claim(10)] == [run_id]
+
+
+class TestSweep:
+    async def test_it_finds_what_no_hint_told_of(self, world: World) -> None:
+        told, untold = [await world.begin(graph(DIAMOND)) for _ in range(2)]
+        await world.archiver.archive_what_moved()
+        await world.start(untold, "a")  # a worker's claim
+        await world.archiver.sweep()
+        assert [claim.run_id for claim in await world.hints.claim(10)] == [untold]
+        await world.start(told, "a")
+        await world.pipe.call("DEL", UNARCHIVED)  # the claim as well
+        another = world.another_archiver()
+        await another.sweep()
+        await another.archive_what_moved()
+        assert await waiting(world) == 0
+        await world.assert_archived(told)
+        await world.assert_archived(untold)
+
+    async def test_one_with_nothing_to_do_writes_nothing(self, world: World) -> None:
+        await world.begin(graph(DIAMOND))
+        await world.archiver.archive_what_moved()
+        await world.archiver.sweep()
+        await world.another_archiver().sweep()
+        assert await waiting(world) == 0
+
+    async def test_it_gets_past_many_runs(self, world: World) -> None:
+        made_of = graph({"a": {}})
+        submits = [await world.accept(made_of) for _ in range(30)]
+        ids = [f"{i:032x}" for i in range(2500)]
+        flat = [part for i, run_id in enumerate(ids) for part in (i, run_id)]
+        await world.pipe.call("ZADD", "wf:active", *flat)
+        await world.orchestrator.submit_many(submits)
+        await world.pipe.call("DEL", UNARCHIVED)
+        await world.archiver.sweep()
+        await world.archiver.archive_what_moved()
+        for submit in submits:
+            await world.assert_archived(submit.run_id)
+        assert await waiting(world) == 0
+
+
+class TestLag:
+    async def test_it_is_the_age_of_what_waits_longest(self, world: World) -> None:
+        assert await world.hints.lag() == 0.0
+        await world.begin(graph(DIAMOND))
+        world.now += 2
+        await world.begin(graph(DIAMOND))
+        assert await world.hints.lag() == pytest.approx(2, abs=0.01)
+        await world.archiver.archive_what_moved()
+        assert await world.hints.lag() == 0.0
+
+    async def test_it_grows_while_the_archive_is_away(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+
+        async def away(_: Any) -> dict[str, Kept]:
+            raise ArchiveDown("gone fishing")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.archive, "write_many", away)
+            for seconds in (3, 6, 9):
+                world.now += 3
+                with pytest.raises(ArchiveDown):
+                    await world.archiver.archive_what_moved()
+                assert await world.hints.lag() == pytest.approx(seconds, abs=0.01)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert await world.hints.lag() == 0.0
+
+    async def test_one_run_that_cannot_be_written_is_not_in_the_way_of_others(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        runs = [await world.begin(graph(DIAMOND)) for _ in range(3)]
+        write_many = world.archive.write_many
+
+        async def picky(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+            if any(one.run_id == runs[1] for one in snapshots):
+                raise StoreError("not this one")
+            return await write_many(snapshots)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.archive, "write_many", picky)
+            await world.archiver.archive_what_moved()
+        assert f"run {runs[1]} cannot be archived" in caplog.text
+        await world.assert_archived(runs[0])
+        await world.assert_archived(runs[2])
+        world.now += CLAIM_SECONDS
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(runs[1])
+
+
+class TestRetention:
+    async def test_a_run_is_dropped_some_time_after_its_end_and_only_once_archived(
+        self, world: World
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND), {"x": 1})
+        run = await world.finish(run_id)
+        world.now += 2 * RETENTION
+        await world.archiver.retire()
+        await world.load(run_id)
+        await world.archiver.archive_what_moved()
+        await world.archiver.retire()
+        assert not await world.pipe.call("KEYS", f"*{run_id}*")
+        assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 0)
+        assert (await world.archive.load(run_id)).snapshot() == run.snapshot()
+
+    async def test_not_before_and_nothing_that_goes_on(self, world: World) -> None:
+        young, retried, going_on = [await world.begin(graph(DIAMOND)) for _ in range(3)]
+        await world.orchestrator.apply([Cancel(young), Cancel(retried)])
+        await world.archiver.archive_what_moved()
+        world.now += RETENTION - 1
+        await world.archiver.retire()
+        await world.orchestrator.apply([Retry(retried)])
+        world.now += 2
+        await world.archiver.retire()
+        assert await world.snapshots.known([young, retried, going_on]) == {retried, going_on}
+        await world.finish(retried)
+        await world.archiver.archive_what_moved()
+        assert await waiting(world, ARCHIVED) == 1
+
+    async def test_what_the_archive_lacks_is_written_first(self, world: World) -> None:
+        run_id = await world.begin(graph({"a": {}}))
+        token = (await world.load(run_id)).node("a").token
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        stale = token._replace(nonce=token.nonce + 2)
+        await world.store.apply([Complete(run_id, "a", stale, None)], world.now)
+        world.now += 2 * RETENTION
+        await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == {run_id}
+        await world.archiver.archive_what_moved()
+        await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == set()
+        assert (await world.records.events(run_id))[-1]["type"] == "result.refused"
+
+    async def test_nothing_is_dropped_while_the_archive_is_away(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await world.begin(graph({"a": {}}))
+        await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        world.now += 2 * RETENTION
+
+        async def away(_: Any) -> Any:
+            raise ArchiveDown("gone fishing")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.archive, "heads", away)
+            with pytest.raises(ArchiveDown):
+                await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == {run_id}
+        await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == set()
+
+    async def test_redis_is_back_where_it_began(self, world: World) -> None:
+        made_of = graph(DIAMOND)
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                await world.orchestrator.apply([Cancel(await world.begin(made_of))])
+            await world.archiver.archive_what_moved()
+            world.now += 2 * RETENTION
+            await world.archiver.retire()
+
+        await some(5)  # scripts, definitions and buffers
+        before = await used_memory(world)
+        await some(300)
+        assert await used_memory(world) < 1.1 * before
+        left = await world.pipe.call("KEYS", "wf:*")
+        assert all(key.startswith(b"wf:def:") for key in left), left
+
+
+async def used_memory(world: World) -> int:
+    text = (await world.pipe.call("INFO", "memory")).decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("used_memory_dataset:"))
+    return int(line.partition(":")[2])
+
+
+async def test_the_duties_go_on_in_spite_of_outages(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(archiver, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(archiver, "FIRST_BACKOFF_SECONDS", 0.01)
+    heads = world.archive.heads
+    calls = 0
+
+    async def at_first_away(run_ids: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls < 4:
+            raise ArchiveDown("gone fishing")
+        return await heads(run_ids)
+
+    monkeypatch.setattr(world.archive, "heads", at_first_away)
+    run_id = await world.begin(graph({"a": {}}))
+    duties = asyncio.create_task(world.archiver.run())
+    async with asyncio.timeout(10):
+        while not (await world.archive.kept([run_id]))[run_id].last_seq:
+            await asyncio.sleep(0.01)
+            assert not duties.done()
+    duties.cancel()
+    await asyncio.wait([duties])
+    assert calls >= 4
+    assert caplog.text.count("the archive waits: gone fishing") == 1
+
+
+async def test_a_bug_is_not_an_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def buggy(self: Archiver) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Archiver, "sweep", buggy)
+    with pytest.raises(ExceptionGroup):
+        await world.archiver.run()

@@ -1,0 +1,593 @@
+"""Redis loses runs, or their end: they come back from PostgreSQL, and what is finished stays so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import NotFound
+from dovetail.core.run import Phase
+from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.transitions import Cancel, Complete, Fail, Park, Progress, Retry
+from dovetail.engine.snapshots import RunSnapshot
+from dovetail.stores import redis_snapshots
+from dovetail.stores.redis import keys_of
+
+from .archive_world import DIAMOND, LEASE, RECOVERY, RETENTION, World, a_world, graph
+
+Keys = list[tuple[bytes, bytes]]
+
+
+@pytest.fixture
+async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    """With an empty archive: a restore finds whatever others left unfinished."""
+    async with a_world(redis_url, postgres_url) as made:
+        forget = "DELETE FROM dovetail.runs"
+        await made.pool.transact(lambda connection: connection.execute(forget))
+        yield made
+
+
+async def lose_everything(world: World) -> None:
+    await world.pipe.call("FLUSHALL")
+    world.outbox.offered.clear()
+    world.now += RECOVERY + 1
+
+
+async def everything(world: World) -> Keys:
+    names = await world.pipe.call("KEYS", "*")
+    return [(name, await world.pipe.call("DUMP", name)) for name in names]
+
+
+async def come_back_with(world: World, keys: Keys) -> None:
+    """As a Redis that is started again without the end of its log."""
+    await world.pipe.call("FLUSHALL")
+    await world.pipe.many([("RESTORE", name, 0, dumped) for name, dumped in keys])
+
+
+# ── in every state ───────────────────────────────────────────────────────────────────────
+
+Make = Callable[[World], Awaitable[str]]
+
+
+async def queued(world: World) -> str:
+    return await world.begin(graph(DIAMOND))
+
+
+async def half_done(world: World) -> str:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a", "b")
+    return run_id
+
+
+async def running(world: World) -> str:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.start(run_id, "a")
+    return run_id
+
+
+async def parked(world: World) -> str:
+    run_id = await world.begin(graph({"a": {"resource_tag": "slow"}, "b": {"dependencies": ["a"]}}))
+    token = (await world.load(run_id)).node("a").token
+    await world.orchestrator.apply([Park(run_id, "a", token, world.now + 40)])
+    return run_id
+
+
+async def backing_off(world: World) -> str:
+    run_id = await world.begin(graph({"a": {"max_retries": 2}, "b": {"dependencies": ["a"]}}))
+    await world.start(run_id, "a")
+    token = (await world.load(run_id)).node("a").token
+    await world.orchestrator.apply([Fail(run_id, "a", token, {"type": "x", "message": "y"})])
+    return run_id
+
+
+async def held(world: World) -> str:
+    run_id = await world.begin(graph({f"n{i}": {} for i in range(5)}, max_concurrency=2))
+    await world.start(run_id, "n0")
+    return run_id
+
+
+async def conditional(world: World) -> str:
+    """Its conditions were to be asked when their asker died."""
+    nodes = {
+        "a": {},
+        "b": {"dependencies": ["a"], "condition": "{{ a.of == 'a' }}"},
+        "c": {"dependencies": ["a"], "condition": "{{ a.of == 'z' }}"},
+        "d": {"dependencies": ["b", "c"]},
+    }
+    run_id = await world.begin(graph(nodes))
+    await world.start(run_id, "a")
+
+    async def die(*_: Any) -> Any:
+        raise asyncio.CancelledError
+
+    settle, world.store._settle = world.store._settle, die  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        await world.complete(run_id, "a")
+    world.store._settle = settle  # type: ignore[method-assign]
+    assert await world.pipe.call("HGET", keys_of(run_id)[0], "pending")
+    await world.hints.moved([run_id])
+    return run_id
+
+
+async def failing(world: World) -> str:
+    """Failed at once, while another node runs."""
+    run_id = await world.begin(graph({"a": {}, "b": {}, "c": {"dependencies": ["a"]}}))
+    await world.start(run_id, "a", "b")
+    token = (await world.load(run_id)).node("a").token
+    error = {"type": "x", "message": "y"}
+    await world.orchestrator.apply([Fail(run_id, "a", token, error, permanent=True)])
+    return run_id
+
+
+async def retried(world: World) -> str:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a", "b")
+    await world.orchestrator.apply([Cancel(run_id)])
+    await world.orchestrator.apply([Retry(run_id)])
+    return run_id
+
+
+STATES = [
+    queued,
+    half_done,
+    running,
+    parked,
+    backing_off,
+    held,
+    conditional,
+    failing,
+    retried,
+]
+
+
+@pytest.mark.parametrize("make", STATES, ids=lambda make: make.__name__)
+class TestARunThatRedisLost:
+    async def test_comes_back_as_it_was(self, world: World, make: Make) -> None:
+        run_id = await make(world)
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        before = (await world.load(run_id)).snapshot()
+        raw = await world.raw(run_id)
+        await lose_everything(world)
+        world.now -= RECOVERY + 1  # for this one look, no time passes
+        snapshot = await world.archive.read(run_id)
+        assert snapshot is not None
+        await world.snapshots.put_back(snapshot, 0.0)
+        after = (await world.load(run_id)).snapshot()
+        for node, was in zip(after["nodes"], before["nodes"], strict=True):
+            if node["phase"] is Phase.PUBLISHED:
+                assert node["token"][:2] == was["token"][:2]
+                assert node["token"] != was["token"], "who had it may run it already"
+                was["token"] = node["token"]
+        assert after == before
+        again = await world.raw(run_id)
+        assert {**again, "nodes": None} == {**raw, "nodes": None}
+
+    async def test_is_restored_and_completed_by_the_usual_duties(
+        self, world: World, make: Make
+    ) -> None:
+        run_id = await make(world)
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        log = (await world.raw(run_id))["events"]
+        completed = [
+            (spec.id, node.output)
+            for run in [await world.load(run_id)]
+            for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+            if node.status is NodeStatus.COMPLETED
+        ]
+        await lose_everything(world)
+        assert await world.restorer.restore() == 1
+        assert await world.generation(run_id) == 2
+        run = await world.finish(run_id)
+        assert run.status is (RunStatus.FAILED if make is failing else RunStatus.COMPLETED)
+        for name, output in completed:
+            assert (run.node(name).output, run.node(name).attempt) == (output, 1)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.raw(run_id))["events"][: len(log)] == log
+        assert (await world.records.summary(run_id))["status"] == run.status.value
+        assert await world.restorer.restore() == 0
+
+
+class TestRestoring:
+    async def test_what_was_accepted_and_never_made_is_made(self, world: World) -> None:
+        submit = await world.accept(graph(DIAMOND), {"x": 1})
+        world.now += RECOVERY - 1
+        assert await world.restorer.restore() == 0, "its maker may still be at it"
+        world.now += 2
+        assert await world.restorer.restore() == 1
+        run = await world.finish(submit.run_id)
+        assert (run.status, run.params) == (RunStatus.COMPLETED, {"x": 1})
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(submit.run_id)
+
+    async def test_what_redis_knows_and_what_is_finished_is_left_alone(self, world: World) -> None:
+        going_on, finished = [await world.begin(graph(DIAMOND)) for _ in range(2)]
+        await world.orchestrator.apply([Cancel(finished)])
+        await world.archiver.archive_what_moved()
+        world.now += RECOVERY + RETENTION + 1
+        await world.archiver.retire()
+        assert await world.restorer.restore() == 0
+        assert await world.snapshots.known([going_on, finished]) == {going_on}
+        assert await world.generation(going_on) == 1
+
+    async def test_two_at_once_make_one_run_of_it(self, world: World) -> None:
+        runs = [await half_done(world) for _ in range(5)]
+        made = [(await world.accept(graph(DIAMOND))).run_id for _ in range(2)]
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        await asyncio.gather(*(world.restorer.restore() for _ in range(3)))
+        for run_id in [*runs, *made]:
+            assert (await world.finish(run_id)).status is RunStatus.COMPLETED
+        await world.archiver.archive_what_moved()
+        for run_id in [*runs, *made]:
+            await world.assert_archived(run_id)
+        assert not await world.pipe.call("KEYS", "*restoring*")
+
+    async def test_one_that_dies_on_the_way_leaves_nothing_behind_that_stays(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_id = await half_done(world)
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+
+        async def die(*_: Any) -> None:
+            raise asyncio.CancelledError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(world.orchestrator, "look_after", die)
+            with pytest.raises(asyncio.CancelledError):
+                await world.restorer.restore()
+        # The run is there, and nobody was told of it but the agenda.
+        assert (await world.finish(run_id)).status is RunStatus.COMPLETED
+        await world.pipe.call("DEL", *keys_of(run_id))
+        monkeypatch.setattr(redis_snapshots, "source", _no_script)
+        with pytest.raises(LookupError):
+            await world.snapshots.put_back((await world.archive.read(run_id)), 0.0)  # type: ignore[arg-type]
+        left = await world.pipe.call("KEYS", "*restoring*")
+        assert left
+        assert all(0 < ttl <= 600 for ttl in [await world.pipe.call("TTL", key) for key in left])
+
+    async def test_no_key_of_a_restored_run_expires(self, world: World) -> None:
+        run_id = await held(world)
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        await world.restorer.restore()
+        keys = await world.pipe.call("KEYS", f"*{run_id}*")
+        assert len(keys) >= 4
+        assert {await world.pipe.call("TTL", key) for key in keys} == {-1}
+
+    async def test_a_worker_that_is_alive_may_still_report(self, world: World) -> None:
+        run_id = await running(world)
+        token = (await world.load(run_id)).node("a").token
+        await world.archiver.sweep()
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        await world.restorer.restore()
+        await world.orchestrator.reap()  # its lease in the archive has long ended
+        assert (await world.load(run_id)).node("a").status is NodeStatus.RUNNING
+        world.now += LEASE / 2
+        await world.orchestrator.apply([Complete(run_id, "a", token, {"of": "a"})])
+        run = await world.finish(run_id)
+        assert run.node("a").attempt == 1
+
+    async def test_one_that_is_dead_loses_its_node_to_another(self, world: World) -> None:
+        run_id = await running(world)
+        await world.archiver.sweep()
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        await world.restorer.restore()
+        run = await world.finish(run_id)
+        assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
+
+    async def test_what_was_offered_before_the_loss_can_be_started_no_more(
+        self, world: World
+    ) -> None:
+        run_id = await queued(world)
+        await world.archiver.archive_what_moved()
+        old = (await world.load(run_id)).node("a").token
+        await lose_everything(world)
+        await world.restorer.restore()
+        await world.orchestrator.apply([Complete(run_id, "a", old, {"of": "another time"})])
+        run = await world.finish(run_id)
+        assert run.node("a").output == {"of": "a"}
+
+    async def test_what_moved_without_an_event_is_found_out(self, world: World) -> None:
+        """A node that was held back, or waited, is published: nothing of that is in the log."""
+        run_id = await held(world)
+        waits = await parked(world)
+        await world.archiver.archive_what_moved()
+        await world.complete(run_id, "n0")
+        world.now += 50
+        await world.orchestrator.wake_due()
+        await world.archiver.archive_what_moved()
+        for one, name in ((run_id, "n2"), (waits, "a")):
+            assert (await world.load(one)).node(name).phase is Phase.PUBLISHED
+            assert (await world.archive.load(one)).node(name).phase is not Phase.PUBLISHED
+        await lose_everything(world)
+        await world.restorer.restore()
+        run = await world.load(run_id)
+        assert (run.active, run.node("n2").phase) == (2, Phase.PUBLISHED)
+        for one in (run_id, waits):
+            assert (await world.finish(one)).status is RunStatus.COMPLETED
+
+    async def test_what_is_published_is_counted_anew(self, world: World) -> None:
+        """One that waited is published without a word, and the counts are archived with it."""
+        nodes = {"a": {"resource_tag": "slow"}, "b": {}, "c": {"dependencies": ["b"]}}
+        run_id = await world.begin(graph(nodes, max_concurrency=2))
+        token = (await world.load(run_id)).node("a").token
+        await world.orchestrator.apply([Park(run_id, "a", token, world.now + 1)])
+        await world.archiver.archive_what_moved()
+        world.now += 2
+        await world.orchestrator.wake_due()
+        await world.start(run_id, "b")
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        kept = await world.archive.load(run_id)
+        assert (kept.active, kept.node("a").phase) == (2, Phase.PARKED)
+        await lose_everything(world)
+        await world.restorer.restore()
+        assert (await world.load(run_id)).active == 1
+        run = await world.finish(run_id)
+        assert (run.status, run.active) == (RunStatus.COMPLETED, 0)
+
+    async def test_a_run_that_is_there_is_not_put_back(self, world: World) -> None:
+        run_id = await half_done(world)
+        await world.archiver.archive_what_moved()
+        older = await world.archive.read(run_id)
+        assert older is not None
+        run = await world.finish(run_id)
+        assert not await world.snapshots.put_back(older, world.now)
+        assert (await world.load(run_id)).snapshot() == run.snapshot()
+        assert not await world.pipe.call("KEYS", "*restoring*")
+
+    async def test_rate_limits_hold_again(self, world: World) -> None:
+        await world.records.set_limit("slow", 2.0, 3)
+        await world.restorer.restore()
+        assert await world.limits.all() == {"slow": (2.0, 3)}
+        await lose_everything(world)
+        await world.restorer.restore()
+        assert await world.limits.all() == {"slow": (2.0, 3)}
+
+    async def test_a_large_run_comes_back_in_pieces(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(redis_snapshots, "PIECE", 7)
+        monkeypatch.setattr(redis_snapshots, "FEW", 3)
+        run_id = await world.begin(graph({f"n{i}": {} for i in range(40)}))
+        await world.do(run_id, *(f"n{i}" for i in range(25)))
+        await world.archiver.archive_what_moved()
+        before = await world.raw(run_id)
+        await lose_everything(world)
+        await world.restorer.restore()
+        assert {**await world.raw(run_id), "nodes": None} == {**before, "nodes": None}
+        assert (await world.finish(run_id)).status is RunStatus.COMPLETED
+
+
+def _no_script(name: str) -> str:
+    raise LookupError(name)
+
+
+class TestBringingBack:
+    async def test_a_finished_run_that_redis_dropped_can_be_retried(self, world: World) -> None:
+        run_id = await half_done(world)
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.archiver.archive_what_moved()
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        with pytest.raises(NotFound):
+            await world.load(run_id)
+        await world.restorer.bring_back(run_id)
+        await world.restorer.bring_back(run_id)
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        await world.archiver.retire()  # not at once: somebody is about to use it
+        await world.orchestrator.apply([Retry(run_id)])
+        run = await world.finish(run_id)
+        assert (run.status, run.epoch, run.node("b").epoch) == (RunStatus.COMPLETED, 2, 1)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        summary = await world.records.summary(run_id)
+        assert (summary["status"], summary["epoch"]) == ("COMPLETED", 2)
+
+    async def test_one_that_nobody_moves_goes_again(self, world: World) -> None:
+        run_id = await half_done(world)
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.archiver.archive_what_moved()
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        await world.restorer.bring_back(run_id)
+        # What comes after the end, of a generation that the archive did not see the end of.
+        token = (await world.load(run_id)).node("a").token
+        stale = token._replace(nonce=token.nonce + 2)
+        await world.orchestrator.apply([Complete(run_id, "a", stale, None)])
+        await world.archiver.archive_what_moved()
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == set()
+        assert (await world.records.summary(run_id))["status"] == "CANCELLED"
+
+    async def test_an_unfinished_or_unmade_one_goes_on(self, world: World) -> None:
+        run_id, unmade = await half_done(world), (await world.accept(graph(DIAMOND))).run_id
+        await world.archiver.archive_what_moved()
+        await world.pipe.call("FLUSHALL")
+        for one in (run_id, unmade):
+            await world.restorer.bring_back(one)
+            assert (await world.finish(one)).status is RunStatus.COMPLETED
+
+    async def test_an_unknown_one_is_not_found(self, world: World) -> None:
+        with pytest.raises(NotFound, match="no run 'nobody' in Redis or in the archive"):
+            await world.restorer.bring_back("nobody")
+
+
+class TestAnOlderTail:
+    """Redis was started again and has lost the last seconds, of which the archive knows."""
+
+    async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(
+        self, world: World
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        older = await everything(world)
+        await world.do(run_id, "b", "c")
+        await world.archiver.archive_what_moved()
+        archived = (await world.raw(run_id))["events"]
+        await come_back_with(world, older)
+        await world.archiver.sweep()
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert await world.generation(run_id) == 2
+        run = await world.finish(run_id)
+        assert run.status is RunStatus.COMPLETED
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.raw(run_id))["events"][: len(archived)] != archived
+
+    async def test_also_if_it_has_grown_past_the_archive_before_anybody_looks(
+        self, world: World
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        older = await everything(world)
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        await come_back_with(world, older)
+        await world.do(run_id, "a", "b")
+        for each in (world.archiver, world.another_archiver()):
+            await world.hints.moved([run_id])
+            await each.archive_what_moved()
+            await world.assert_archived(run_id)
+        assert await world.generation(run_id) == 2
+
+    @pytest.mark.parametrize("when", ["at once", "after more work", "after another end"])
+    async def test_what_is_finished_in_the_archive_is_not_undone(
+        self, world: World, when: str
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a", "b")
+        older = await everything(world)
+        run = await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        events = await world.records.events(run_id)
+        await come_back_with(world, older)
+        if when == "after more work":
+            await world.do(run_id, "c")
+        elif when == "after another end":
+            await world.orchestrator.apply([Cancel(run_id)])
+        else:
+            await world.archiver.sweep()
+        await world.archiver.archive_what_moved()
+        assert (await world.load(run_id)).snapshot() == run.snapshot()
+        assert (await world.records.summary(run_id))["status"] == "COMPLETED"
+        assert await world.records.events(run_id) == events
+        await world.orchestrator.look_after(run_id)
+        await world.archiver.archive_what_moved()
+        assert await world.hints.claim(10) == []
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        assert await world.snapshots.known([run_id]) == set()
+
+    async def test_unless_a_later_epoch_was_opened(self, world: World) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a")
+        older = await everything(world)
+        await world.do(run_id, "b", "c", "d")
+        await world.archiver.archive_what_moved()
+        await come_back_with(world, older)
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.orchestrator.apply([Retry(run_id)])
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        run = await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
+
+    async def test_two_who_notice_begin_one_generation(self, world: World) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a")
+        older = await everything(world)
+        archivers = [world.archiver, world.another_archiver(), world.another_archiver()]
+        await world.do(run_id, "b")
+        for each in archivers:
+            await world.hints.moved([run_id])
+            await each.archive_what_moved()
+            await world.start(run_id, "c")
+        await come_back_with(world, older)
+        for each in archivers:  # each remembers what the archive had before
+            await world.hints.moved([run_id])
+            await each.archive_what_moved()
+            await world.assert_archived(run_id)
+        assert await world.generation(run_id) == 2
+
+    async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(
+        self, world: World
+    ) -> None:
+        """Somebody wrote what Redis then lost, after we had looked."""
+        run_id = await world.begin(graph({"a": {}, "b": {}}))
+        await world.archiver.archive_what_moved()
+        older = await everything(world)
+        await world.do(run_id, "a")
+        for fraction in (0.1, 0.2, 0.3):
+            await world.start(run_id, "b")
+            token = (await world.load(run_id)).node("b").token
+            await world.store.apply([Progress(run_id, "b", token, fraction, "")], world.now)
+        lost = await world.snapshots.read({run_id: None})
+        await come_back_with(world, older)
+        await world.do(run_id, "a", "b")
+        await world.archive.write_many([reading.snapshot for reading in lost.values()])
+        await world.archiver.archive_what_moved()
+        world.now += 10
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.records.summary(run_id))["status"] == "COMPLETED"
+
+    async def test_of_a_run_that_was_restored_before(self, world: World) -> None:
+        run_id = await half_done(world)
+        await world.archiver.archive_what_moved()
+        older = await everything(world)
+        await lose_everything(world)
+        await world.restorer.restore()
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        assert (await world.archive.kept([run_id]))[run_id].generation == 2
+        await come_back_with(world, older)
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        assert await world.generation(run_id) == 3
+        await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+
+    async def test_who_still_writes_what_was_lost_does_no_harm(self, world: World) -> None:
+        """An archiver has read the end of a run, Redis loses everything, and then it writes."""
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        await world.do(run_id, "b")
+        late: list[RunSnapshot] = [
+            reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
+        ]
+        await world.finish(run_id)
+        ends = [
+            reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
+        ]
+        await lose_everything(world)
+        await world.restorer.restore()
+        await world.archive.write_many(late)
+        await world.do(run_id, "c")
+        await world.archiver.archive_what_moved()
+        world.now += 10
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        await world.archive.write_many(ends)
+        run = await world.finish(run_id)
+        await world.archiver.archive_what_moved()
+        world.now += 10
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+        assert (await world.records.summary(run_id))["status"] == run.status.value

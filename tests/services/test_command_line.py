@@ -1,0 +1,188 @@
+"""The commands of `dovetail` with DOVETAIL_REDIS_URL set: services drive the runs, a shell asks."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..cli.conftest import Outcome, Shell, command, shell
+from ..servers.server import free_port
+from .hands import Hands
+
+__all__ = ["command", "shell"]
+
+FLOW = """
+name: {name}
+params:
+  type: object
+  properties: {{n: {{type: integer, default: 1}}}}
+nodes:
+  - {{id: a, handler: input}}
+  - {{id: b, handler: {handler}, dependencies: [a], config: {{file: {name}}}}}
+"""
+
+pytestmark = pytest.mark.parametrize("hands", ["redis"], indirect=True)
+
+
+class Asking:
+    """`dovetail` in a folder of its own, with the settings of the services.
+
+    A short question is asked in this process; what follows a run gets one of its own.
+    """
+
+    def __init__(self, shell: Shell, command: Callable[..., Outcome], env: dict[str, str]) -> None:
+        self.shell = shell
+        self._command = command
+        self._env = env
+
+    def __call__(self, *words: str, code: int = 0) -> Outcome:
+        return self._checked(self._command(*words), code)
+
+    def follow(self, *words: str, code: int = 0) -> Outcome:
+        return self._checked(self.shell(*words, **self._env), code)
+
+    def _checked(self, done: Outcome, code: int) -> Outcome:
+        assert done.code == code, done
+        assert not (self.shell.directory / ".dovetail").exists(), "nothing of it is embedded"
+        return done
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json").out)
+
+    def write(self, name: str, handler: str) -> str:
+        return str(self.shell.write(f"{name}.yaml", FLOW.format(name=name, handler=handler)))
+
+
+@pytest.fixture
+def asking(
+    hands: Hands,
+    shell: Shell,
+    command: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Asking:
+    for name, value in hands.env.items():
+        monkeypatch.setenv(name, value)
+    return Asking(shell, command, hands.env)
+
+
+def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
+    asking: Asking, hands: Hands
+) -> None:
+    path = asking.write("asked", "needs")
+    assert "version 1, registered" in asking("workflows", "register", path).out
+    assert "asked" in [w["name"] for w in asking.json("workflows", "list")["items"]]
+    said = asking("trigger", "asked", "-p", "n=3").out
+    short = said.split()[1]
+    assert said.splitlines()[1] == f"follow it with:  dovetail runs watch {short}"
+    watched = asking.follow("runs", "watch", short, code=1)
+    assert "there is no asked" in watched.out
+    assert f"dovetail runs retry {short}" in watched.out
+    shown = asking.json("runs", "show", short)
+    assert (shown["status"], shown["params"]) == ("FAILED", {"n": 3})
+    assert asking.json("runs", "list", "--status", "FAILED")["items"][0]["error"]["node"] == "b"
+    assert asking.json("runs", "events", short)[-1]["type"] == "run.failed"
+    assert asking.json("runs", "verify", short)["items"][0]["divergences"] == []
+    assert asking.json("runs", "retry", short, "--dry-run") == {"rerun": ["b"], "reuse": ["a"]}
+    hands.touch("asked")
+    again = json.loads(asking.follow("runs", "retry", short, "--json").out)
+    assert (again["status"], again["epoch"]) == ("COMPLETED", 2)
+    assert asking.json("runs", "results", short)["outputs"]["b"] == "found"
+
+
+def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(asking: Asking, hands: Hands) -> None:
+    asking("workflows", "register", asking.write("waits", "until"))
+    made = asking.json("trigger", "waits", "--idempotency-key", "k")
+    assert list(made) == ["run_id", "status", "workflow", "version", "created_at"]
+    assert (made["status"], made["workflow"], made["version"]) == ("PENDING", "waits", 1)
+    again = asking("trigger", "waits", "--idempotency-key", "k", "--json")
+    assert json.loads(again.out)["run_id"] == made["run_id"]
+    assert "was made with this key before" in again.err
+    assert "RUNNING" in asking("runs", "why", made["run_id"]).out
+    refused = asking("runs", "resume", made["run_id"], code=1)
+    assert "dovetail orchestrator" in refused.err
+    cancelled = asking.json("runs", "cancel", made["run_id"])
+    assert cancelled["status"] == "CANCELLED"
+    hands.touch("waits")
+    detached = asking("runs", "retry", made["run_id"], "--detach").out
+    assert "follow it with:  dovetail runs watch" in detached
+    assert "COMPLETED" in asking.follow("runs", "watch", made["run_id"]).out
+
+
+def test_ctrl_c_ends_a_look_and_not_the_run(asking: Asking, hands: Hands) -> None:
+    asking("workflows", "register", asking.write("looked", "until"))
+    run_id = asking.json("trigger", "looked")["run_id"]
+    looking = asking.shell.start("runs", "watch", run_id, **hands.env)
+    assert looking.stdout is not None
+    looking.stdout.readline()
+    looking.send_signal(signal.SIGINT)
+    out, _ = looking.communicate(timeout=20)
+    assert looking.returncode == 130
+    assert b"the run goes on without this view" in out
+    shown = asking("runs", "show", run_id).out
+    assert "RUNNING" in shown
+    assert "driven by  orchestrators" in shown
+    hands.touch("looked")
+
+
+def test_a_batch_is_run_by_the_services_and_gone_on_with(asking: Asking, hands: Hands) -> None:
+    words = ["batch", asking.write("lines", "needs"), "--items", "items.jsonl"]
+    asking.shell.write("items.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(20)))
+    assert "20 failed" in asking.follow(*words, code=1).out
+    hands.touch("lines")
+    again = asking.follow(*words, "--retry-failed", "--json")
+    assert json.loads(again.out)["counts"] == {"COMPLETED": 20}
+
+
+def test_ctrl_c_ends_a_batch_and_none_of_its_runs(asking: Asking, hands: Hands) -> None:
+    words = ["batch", asking.write("held", "until"), "--items", "items.jsonl"]
+    asking.shell.write("items.jsonl", '{"n": 1}\n' * 3)
+    running = asking.shell.start(*words, **hands.env)
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith(b"RUNNING batch")
+    asking.shell.wait_for(lambda: len(asking.json("runs", "list", *HELD)["items"]) == 3, "3 runs")
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert b"what was made goes on without this view; make the rest with:" in out
+    assert len(asking.json("runs", "list", *HELD, "--status", "RUNNING")["items"]) == 3
+    hands.touch("held")
+    assert json.loads(asking.follow(*words, "--json").out)["counts"] == {"COMPLETED": 3}
+
+
+HELD = ("--workflow", "held")
+
+
+def test_nothing_is_there_yet(asking: Asking, redis_url: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", redis_url)
+    assert asking("runs", "list").out == "no run here yet\n"
+    assert "dovetail trigger NAME makes one" in asking("runs", "show", code=1).err
+    assert asking.json("workflows", "list") == {"items": [], "next_cursor": None}
+
+
+def test_limits_are_those_of_all_workers(asking: Asking) -> None:
+    asking("limits", "set", "cli_tag", "2.5", "3")
+    limit = {"tag": "cli_tag", "rate_per_second": 2.5, "burst": 3}
+    assert limit in asking.json("limits", "list")["items"]
+
+
+def test_a_redis_that_is_away_is_told_in_one_line(
+    asking: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", f"redis://:hunter2@127.0.0.1:{free_port()}/0")
+    done = asking("runs", "list", code=1)
+    assert done.err.startswith("error: Redis cannot be reached")
+    assert "hunter2" not in done.err
+
+
+def test_run_is_embedded_wherever_the_others_ask(hands: Hands, tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    flow = FLOW.format(name="here", handler="output")
+    shell.write("here.yaml", flow.replace(", config: {file: here}", ""))
+    done = shell("run", "here.yaml", "--json", **hands.env)
+    assert json.loads(done.out)["status"] == "COMPLETED"
+    assert (tmp_path / ".dovetail").exists()

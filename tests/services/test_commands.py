@@ -1,0 +1,470 @@
+"""What a user can ask for over Redis, alone and with PostgreSQL, while services do the work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config import RateLimit, Settings, SettingsError
+from dovetail.core.errors import (
+    ArchiveDown,
+    Conflict,
+    InvalidDefinition,
+    InvalidParams,
+    NotFound,
+)
+from dovetail.core.run import RunState
+from dovetail.distributed import commanding
+from dovetail.engine.commands import Commands
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.pipe import RedisError
+from dovetail.stores.redis import keys_of
+
+from ..servers.server import free_port
+from .hands import Hands
+
+SECONDS = 20.0
+BOTH = pytest.mark.parametrize("hands", ["redis", "redis and postgres"], indirect=True)
+ARCHIVED = pytest.mark.parametrize("hands", ["redis and postgres"], indirect=True)
+PATIENT = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
+
+
+def settings_of(hands: Hands, **more: Any) -> Settings:
+    return Settings(redis_url=hands.redis_url, database_url=hands.database_url, **more)
+
+
+@pytest.fixture
+async def commands(hands: Hands) -> AsyncIterator[Commands]:
+    async with commanding(settings_of(hands)) as found, asyncio.timeout(SECONDS):
+        yield found
+
+
+def flow(name: str, *nodes: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    listed = nodes or ({"id": "a", "handler": "greet"},)
+    return {"name": name, "nodes": list(listed), **fields}
+
+
+def until(file: str, **fields: Any) -> dict[str, Any]:
+    return {"id": "a", "handler": "until", "config": {"file": file}, **fields}
+
+
+async def run_of(commands: Commands, *given: Any, **more: Any) -> RunState:
+    return await commands.wait((await commands.trigger(*given, **more)).run_id)
+
+
+async def started(hands: Hands, run_id: str) -> None:
+    while not hands.executions(run_id):
+        await asyncio.sleep(0.02)
+
+
+async def ids(commands: Commands, **wanted: Any) -> list[str]:
+    return [run["run_id"] for run in (await commands.list_runs(**wanted))["items"]]
+
+
+# --- workflows -----------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_workflows_have_versions_aliases_and_an_end(commands: Commands) -> None:
+    assert await commands.register(flow("kept")) == ("kept", 1, True)
+    assert await commands.register(flow("kept")) == ("kept", 1, False)
+    assert await commands.register(flow("kept", description="more")) == ("kept", 2, True)
+    assert (await commands.set_alias("kept", "prod", 1))["version"] == 1
+    assert (await commands.workflow("kept", "prod"))["version"] == 1
+    assert len((await commands.versions("kept"))["items"]) == 2
+    listed = (await commands.workflows())["items"]
+    assert [w["latest_version"] for w in listed if w["name"] == "kept"] == [2]
+    assert (await run_of(commands, "kept", version="prod")).version == 1
+    await commands.delete_workflow("kept")
+    with pytest.raises(NotFound):
+        await commands.trigger("kept")
+
+
+@BOTH
+async def test_a_workflow_stays_while_a_run_of_it_goes_on(commands: Commands, hands: Hands) -> None:
+    await commands.register(flow("busy", until("busy")))
+    run_id = (await commands.trigger("busy")).run_id
+    with pytest.raises(Conflict, match="1 run not finished yet"):
+        await commands.delete_workflow("busy")
+    hands.touch("busy")
+    await commands.wait(run_id)
+    await commands.delete_workflow("busy")
+    assert (await commands.get_run(run_id))["status"] == "COMPLETED"
+
+
+@BOTH
+async def test_handlers_are_known_if_a_worker_announced_them(commands: Commands) -> None:
+    nodes = [{"id": "a", "handler": "greet"}, {"id": "b", "handler": "ghost"}]
+    with pytest.raises(InvalidDefinition) as caught:
+        await commands.register(flow("f", *nodes))
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("unknown_handler", "nodes[1].handler")
+    nodes = [{"id": "a", "handler": "greet"}, {"id": "b", "handler": "llm_service"}]
+    run = await commands.store.load((await commands.trigger(flow("f", *nodes))).run_id)
+    assert [spec.max_retries for spec in run.graph.nodes] == [2, 3], "each handler's own"
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_run_is_made_done_and_read(commands: Commands) -> None:
+    nodes = [
+        {"id": "a", "handler": "input"},
+        {"id": "b", "handler": "greet", "dependencies": ["a"], "config": {"name": "{{ a.n }}"}},
+        {"id": "c", "handler": "output", "dependencies": ["b"]},
+    ]
+    await commands.register(flow("read", *nodes, params=PATIENT))
+    with pytest.raises(InvalidParams):
+        await commands.trigger("read", {"n": "x"})
+    accepted = await commands.trigger("read", {"n": 3})
+    run_id = accepted.run_id
+    assert accepted.created
+    assert await ids(commands, workflow="read") == [run_id], "listed as soon as it is accepted"
+    assert (await commands.wait(run_id)).status == "COMPLETED"
+    assert await commands.owner(run_id) == "none"
+    assert await ids(commands, workflow="read", status="RUNNING") == []
+    assert await ids(commands, workflow="read", status="COMPLETED") == [run_id]
+    short = await commands.get_run(run_id, nodes=False)
+    whole = await commands.get_run(run_id)
+    assert whole.pop("nodes")[1]["output"] == "hello 3"
+    assert short == whole
+    (listed,) = (await commands.list_runs(workflow="read"))["items"]
+    assert listed == short
+    assert (await commands.results(run_id))["result"] == {"b": "hello 3"}
+    assert await commands.find_run(run_id[:8]) == run_id
+    events = await commands.events(run_id)
+    async with aclosing(commands.store.watch(run_id, 2)) as feed:  # type: ignore[type-var]
+        seen = [event.seq async for event in feed]
+    assert seen == [event["seq"] for event in events][2:]
+    assert (events[0]["type"], events[-1]["type"]) == ("run.created", "run.completed")
+
+
+@BOTH
+async def test_what_goes_on_is_seen_as_it_is(commands: Commands, hands: Hands) -> None:
+    run_id = (await commands.trigger(flow("seen", until("seen")))).run_id
+    await started(hands, run_id)
+    assert await ids(commands, workflow="seen", status="RUNNING") == [run_id]
+    assert await commands.owner(run_id) == "elsewhere"
+    (why,) = (await commands.explain(run_id))["nodes"]
+    assert why["code"] == "running"
+    with pytest.raises(Conflict, match="has no result yet"):
+        await commands.results(run_id)
+    with pytest.raises(Conflict, match="dovetail orchestrator"):
+        await commands.resume(run_id)
+    hands.touch("seen")
+    await commands.wait(run_id)
+
+
+@BOTH
+async def test_a_cancel_reaches_the_handler_and_a_retry_goes_on(
+    commands: Commands, hands: Hands
+) -> None:
+    name = "never-seen"
+    run_id = (await commands.trigger(flow("stopped", until(name)))).run_id
+    await started(hands, run_id)
+    assert (await commands.cancel(run_id)).status == "CANCELLED"
+    with pytest.raises(Conflict):
+        await commands.cancel(run_id)
+    assert await ids(commands, workflow="stopped", status="CANCELLED") == [run_id]
+    assert await commands.plan_retry(run_id) == {"rerun": ["a"], "reuse": []}
+    hands.touch(name)
+    assert (await commands.retry(run_id)).epoch == 2
+    assert (await commands.wait(run_id)).status == "COMPLETED"
+    assert await ids(commands, workflow="stopped", status="CANCELLED") == []
+    assert await ids(commands, workflow="stopped", status="COMPLETED") == [run_id]
+    with pytest.raises(Conflict):
+        await commands.retry(run_id)
+    await commands.retry(run_id, "a")
+    assert (await commands.wait(run_id)).epoch == 3
+
+
+@BOTH
+async def test_what_is_not_there_is_told(commands: Commands) -> None:
+    for question in (
+        commands.get_run("f" * 32),
+        commands.get_run("f" * 32, nodes=False),
+        commands.results("f" * 32),
+        commands.events("f" * 32),
+        commands.explain("f" * 32),
+        commands.cancel("f" * 32),
+        commands.retry("f" * 32),
+        commands.owner("f" * 32),
+        commands.wait("f" * 32),
+        commands.get_batch("f" * 32),
+        commands.find_run("ffff"),
+        commands.trigger("nobody"),
+    ):
+        with pytest.raises(NotFound):
+            await question
+    with pytest.raises(NotFound):
+        await anext(commands.store.watch("f" * 32))
+
+
+# --- one key, one run ----------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_key_is_for_one_request(commands: Commands) -> None:
+    await commands.register(flow("keyed"))
+    first = await commands.trigger("keyed", {"x": 1}, idempotency_key="k")
+    again = await commands.trigger("keyed", {"x": 1}, idempotency_key="k")
+    assert again == (first.run_id, False)
+    with pytest.raises(Conflict, match="used before, for another request"):
+        await commands.trigger("keyed", {"x": 2}, idempotency_key="k")
+    assert await ids(commands, workflow="keyed") == [first.run_id]
+
+
+CROWD = """
+import asyncio, sys
+from dovetail.config import load_settings
+from dovetail.distributed import commanding
+
+async def main():
+    async with commanding(load_settings()) as commands:
+        sys.stdin.readline()
+        made = await asyncio.gather(
+            *(commands.trigger("crowd", {"x": 1}, idempotency_key="one") for _ in range(25))
+        )
+        print(*{run_id for run_id, _ in made}, sum(created for _, created in made))
+
+asyncio.run(main())
+"""
+
+
+@BOTH
+async def test_fifty_at_once_from_two_processes_make_one_run(
+    commands: Commands, hands: Hands, tmp_path: Path
+) -> None:
+    await commands.register(flow("crowd"))
+    script = tmp_path / "crowd.py"
+    script.write_text(CROWD)
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env={**os.environ, **hands.env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = await asyncio.gather(*(asyncio.to_thread(one.communicate, "\n") for one in crowd))
+    answers = [out.split() for out, _ in said]
+    assert len({run_id for run_id, _ in answers}) == 1
+    assert sum(int(created) for _, created in answers) == 1
+    assert await ids(commands, workflow="crowd") == [answers[0][0]]
+    assert (await commands.wait(answers[0][0])).status == "COMPLETED"
+
+
+KILLED = """
+import asyncio, os, time
+from dovetail.config import load_settings
+from dovetail.distributed import commanding
+from dovetail.engine.shared import SharedOrchestrator
+
+async def die(self, submits, now=None):
+    print(*(submit.run_id for submit in submits), flush=True)
+    os._exit(9)
+
+async def main():
+    SharedOrchestrator.submit_many = die
+    async with commanding(load_settings()) as commands:
+        # Long ago, so that nobody waits for its maker any more.
+        object.__setattr__(commands, "clock", lambda: time.time() - 100)
+        commands.orchestrator._clock = commands.clock
+        await commands.{call}
+
+asyncio.run(main())
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "call",
+    [
+        'trigger("left", {"x": 1}, idempotency_key="k")',
+        'batch("left", [{"x": n} for n in range(3)])',
+    ],
+)
+async def test_what_its_maker_died_over_is_made(
+    commands: Commands, hands: Hands, tmp_path: Path, call: str
+) -> None:
+    await commands.register(flow("left"))
+    script = tmp_path / "killed.py"
+    script.write_text(textwrap.dedent(KILLED.replace("{call}", call)))
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, script],
+        env={**os.environ, **hands.env},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9
+    accepted = done.stdout.split()
+    if hands.database_url is not None:  # a new one looks at once, the others within a minute
+        hands.start("orchestrator")
+    while True:
+        try:
+            made = [await commands.wait(run_id) for run_id in accepted]
+            break
+        except NotFound:
+            await asyncio.sleep(0.1)
+    assert [run.status for run in made] == ["COMPLETED"] * len(accepted)
+    assert set(accepted) <= set(await ids(commands, workflow="left"))
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_batch_is_made_whole_and_counted(commands: Commands, hands: Hands) -> None:
+    needs = {"id": "a", "handler": "needs", "config": {"file": "{{ params.file }}"}}
+    await commands.register(flow("batched", needs))
+    with pytest.raises(InvalidParams) as caught:
+        await commands.batch("batched", [{"file": "x"}, 3])  # type: ignore[list-item]
+    assert caught.value.problems[0].path == "items[1].params"
+    assert await ids(commands, workflow="batched") == []
+    hands.touch("there")
+    files = ["there", "missing", "there"]
+    made = await commands.batch("batched", [{"file": file} for file in files], idempotency_key="b")
+    again = await commands.batch("batched", [{"file": file} for file in files], idempotency_key="b")
+    assert again == {**made, "created": False}
+    batch = await commands.wait_batch(made["batch_id"])
+    assert batch["counts"] == {"COMPLETED": 2, "FAILED": 1}
+    assert [(run["index"], run["status"]) for run in batch["runs"]] == [
+        *((0, "COMPLETED"), (1, "FAILED"), (2, "COMPLETED")),
+    ]
+    assert await ids(commands, batch=made["batch_id"], status="FAILED") == [
+        batch["runs"][1]["run_id"]
+    ]
+    hands.touch("missing")
+    await commands.retry_batch(made["batch_id"])
+    batch = await commands.wait_batch(made["batch_id"])
+    assert batch["counts"] == {"COMPLETED": 3}
+
+
+@BOTH
+async def test_a_place_in_a_batch_is_taken_once(commands: Commands) -> None:
+    await commands.learn_handlers()
+    checked = commands.validate(flow("placed"))
+    batch_id = (await commands.open_batch(checked, 2, idempotency_key="b"))["batch_id"]
+    first = await commands.trigger(checked, place=(batch_id, 0))
+    assert await commands.trigger(checked, place=(batch_id, 0)) == (first.run_id, False)
+    assert (await commands.get_batch(batch_id))["finished_at"] is None
+    await commands.trigger(checked, place=(batch_id, 1))
+    assert (await commands.wait_batch(batch_id))["counts"] == {"COMPLETED": 2}
+
+
+@BOTH
+async def test_a_batch_of_five_hundred_costs_few_roundtrips(commands: Commands) -> None:
+    await commands.register(flow("large"))
+    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    before = pipe.roundtrips
+    made = await commands.batch("large", [{"n": n} for n in range(500)])
+    assert pipe.roundtrips - before < 40
+    batch = await commands.wait_batch(made["batch_id"])
+    assert batch["counts"] == {"COMPLETED": 500}
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_rate_limits_are_everybodys(commands: Commands, hands: Hands) -> None:
+    assert (await commands.rate_limit("new"))["rate_per_second"] == 10.0
+    await commands.set_rate_limit("shared", 2.5, 3)
+    with pytest.raises(InvalidParams):
+        await commands.set_rate_limit("shared", 0, 3)
+    rates = {"mine": RateLimit(rate_per_second=7, burst=2), "shared": RateLimit()}
+    async with commanding(settings_of(hands, rate_limits=rates)) as others:
+        shown = await others.rate_limit("shared")
+        assert shown == {"tag": "shared", "rate_per_second": 2.5, "burst": 3}
+        items = (await others.rate_limits())["items"]
+        assert {"tag": "mine", "rate_per_second": 7.0, "burst": 2} in items
+
+
+# --- with an archive -----------------------------------------------------------------------------
+
+
+async def forget(commands: Commands, run_id: str) -> None:
+    """Redis drops the run, once it is archived."""
+    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    while await pipe.call("ZSCORE", "wf:unarchived", run_id) is not None:
+        await asyncio.sleep(0.02)
+    await pipe.call("DEL", *keys_of(run_id))
+
+
+@ARCHIVED
+async def test_a_run_that_redis_dropped_is_read_from_the_archive(
+    commands: Commands, hands: Hands
+) -> None:
+    run = await run_of(commands, flow("dropped"))
+    seen = [await question(commands, run.id) for question in QUESTIONS]
+    await forget(commands, run.id)
+    async with commanding(settings_of(hands)) as others:
+        assert [await question(others, run.id) for question in QUESTIONS] == seen
+        assert [event.seq async for event in others.store.watch(run.id)] == list(
+            range(1, run.seq + 1)
+        )
+        assert await ids(others, workflow="dropped", status="COMPLETED") == [run.id]
+        await others.retry(run.id, "a")
+        again = await others.wait(run.id)
+        assert (again.status, again.epoch) == ("COMPLETED", 2)
+
+
+QUESTIONS: list[Any] = [
+    lambda commands, run_id: commands.get_run(run_id),
+    lambda commands, run_id: commands.get_run(run_id, nodes=False),
+    lambda commands, run_id: commands.results(run_id),
+    lambda commands, run_id: commands.events(run_id),
+    lambda commands, run_id: commands.owner(run_id),
+]
+
+
+@ARCHIVED
+async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise RedisError("gone")
+
+    monkeypatch.setattr(SharedOrchestrator, "submit_many", fail)
+    accepted = await commands.trigger(flow("late"), {"x": 1})
+    assert accepted.created
+    run = await commands.get_run(accepted.run_id)
+    assert (run["status"], run["params"]) == ("PENDING", {"x": 1})
+    assert await ids(commands, workflow="late", status="PENDING") == [accepted.run_id]
+    assert await commands.owner(accepted.run_id) == "elsewhere"
+
+
+@ARCHIVED
+async def test_who_was_not_told_of_the_archive_is_told(hands: Hands) -> None:
+    with pytest.raises(SettingsError, match="DOVETAIL_DATABASE_URL"):
+        async with commanding(Settings(redis_url=hands.redis_url)):
+            raise AssertionError
+
+
+@ARCHIVED
+async def test_without_the_archive_nothing_is_accepted_and_runs_are_still_read(
+    commands: Commands, hands: Hands
+) -> None:
+    run = await run_of(commands, flow("before"))
+    nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"
+    settings = Settings(redis_url=hands.redis_url, database_url=nowhere)
+    async with commanding(settings) as cut_off:
+        with pytest.raises(ArchiveDown):
+            await cut_off.trigger(flow("refused"))
+        assert (await cut_off.get_run(run.id))["status"] == "COMPLETED"
+        assert (await cut_off.results(run.id))["status"] == "COMPLETED"
+    assert await ids(commands, workflow="refused") == []

@@ -1,0 +1,283 @@
+"""An orchestrator or a worker dies between two things that it does; somebody else goes on.
+
+Nobody is killed here: what the dead one had done is done by hand, what it had not is left undone,
+and another one's duties are called. So each point is met exactly, every time; that processes
+really die is for the fault tests. Named by what was done last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dovetail.config import Settings
+from dovetail.core.dag import Graph
+from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
+from dovetail.distributed import Parts, connected, orchestrate
+from dovetail.engine.ports import Task
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.stores.redis import RedisStore
+from dovetail.stores.redis_agenda import ACTIVE
+from dovetail.transports.messages import read_task, result_fields
+from dovetail.transports.streams import ORCHESTRATORS, RESULTS, StreamReader, stream_of
+
+from ..core.walk import graph
+
+LEASE = 0.05
+LONG_AGO = 1.0
+FLOW = graph({"a": [], "b": ["a"], "c": ["a", "b"]}, a={"max_retries": 1})
+CONDITIONAL = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
+
+
+class Stage:
+    """A run, what the dead one still does to it, and who goes on."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.living = parts.orchestrator
+        self.store = parts.store
+        self.agenda = parts.orchestrator.agenda
+
+    async def tasks(self) -> list[Task]:
+        """What lies in the stream of tasks, taken out of it."""
+        found = await self.parts.pipe.call("XRANGE", stream_of("h"), "-", "+")
+        if found:
+            await self.parts.pipe.call("XDEL", stream_of("h"), *[number for number, _ in found])
+        return [read_task(fields) for _, fields in found]
+
+    async def submit(self, flow: Graph = FLOW) -> Task:
+        await self.living.submit(Submit("r", flow, {}))
+        (task,) = await self.tasks()
+        return task
+
+    async def claim(self, task: Task, lease: float = 60.0) -> None:
+        now = self.parts.clock()
+        await self.agenda.lease([(task.run_id, task.node_id, task.token)], now + lease)
+        assert await self.store.claim([task], "w", now + lease, now) == [True]
+
+    async def is_forgotten(self) -> None:
+        """Nobody has heard of the run for long: the next sweep looks after it."""
+        await self.parts.pipe.call("ZADD", ACTIVE, LONG_AGO, "r")
+        await self.living.sweep()
+
+    async def drive(self) -> RunState:
+        """Run whatever is published; a run of which nothing is published is stuck."""
+        while not (run := await self.store.load("r")).finished:
+            await self.living.wake_due()
+            tasks = await self.tasks()
+            assert tasks, f"nobody knows how to go on: {run.snapshot()}"
+            for task in tasks:
+                now = self.parts.clock()
+                if (await self.store.claim([task], "w", now + 60, now)) == [True]:
+                    await self.living.take_in([Complete("r", task.node_id, task.token, 1)])
+        return run
+
+
+@pytest.fixture
+async def stage(redis_url: str) -> AsyncIterator[Stage]:
+    async with connected(Settings(redis_url=redis_url, lease_seconds=LEASE)) as parts:
+        yield Stage(parts)
+
+
+async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
+    await stage.agenda.moved(["r"], LONG_AGO)
+    await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
+    assert await stage.tasks() == []
+    await stage.living.sweep()
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    result = Complete("r", "a", task.token, 1)
+    await stage.parts.pipe.call("XADD", RESULTS, "*", *result_fields(result))
+    pipe = stage.parts.pipe
+    dead = StreamReader(pipe, pipe, ORCHESTRATORS, "dead")
+    assert len(await dead.read([RESULTS], 10)) == 1
+    heir = StreamReader(pipe, pipe, ORCHESTRATORS, "heir")
+    await heir.dismiss(RESULTS, "dead")  # too early: it would take along what it holds
+    left = await heir.claim_from(RESULTS, "dead", 10)
+    assert [message.content for message in left] == [result]
+    await stage.living.take_in([message.content for message in left], again=True)
+    await heir.settle(left)
+    await heir.dismiss(RESULTS, "dead")
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+    known = [told[1] for told in await pipe.call("XINFO", "CONSUMERS", RESULTS, ORCHESTRATORS)]
+    assert known == [b"heir"]
+    assert (await pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 0
+
+
+async def test_a_result_was_applied_and_its_children_not_published(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    result = Complete("r", "a", task.token, 1)
+    (decision,) = await stage.store.apply([result], stage.parts.clock())
+    assert decision.dispatch
+    await stage.living.take_in([result], again=True)
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_result_was_applied_and_settled_and_its_children_not_published(
+    stage: Stage,
+) -> None:
+    """Which nobody does in this order; but messages may be lost, too."""
+    task = await stage.submit()
+    await stage.claim(task)
+    await stage.store.apply([Complete("r", "a", task.token, 1)], stage.parts.clock())
+    await stage.is_forgotten()
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_condition_was_left_to_decide(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit(CONDITIONAL)
+    await stage.claim(task)
+
+    async def die(*_: Any) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RedisStore, "_settle", die)
+        with pytest.raises(InterruptedError):
+            await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    await stage.is_forgotten()
+    run = await stage.drive()
+    assert (run.status, run.node("b").output) == (RunStatus.COMPLETED, 1)
+
+
+async def test_two_conditions_were_left_to_decide_by_two_that_died(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = graph(
+        {"a": [], "b": [], "c": ["a"], "d": ["b"]},
+        c={"condition": "{{ a == 1 }}"},
+        d={"condition": "{{ b == 2 }}"},
+    )
+    await stage.living.submit(Submit("r", flow, {}))
+    for task in await stage.tasks():
+        await stage.claim(task)
+
+        async def die(*_: Any) -> None:
+            raise InterruptedError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RedisStore, "_settle", die)
+            with pytest.raises(InterruptedError):
+                await stage.living.take_in([Complete("r", task.node_id, task.token, 1)])
+    await stage.is_forgotten()
+    run = await stage.drive()
+    assert (run.node("c").output, run.node("d").reason) == (1, "condition_false")
+
+
+async def test_a_failure_was_applied_and_its_next_attempt_not_put_down(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    error = {"type": "E", "message": "m"}
+    await stage.store.apply([Fail("r", "a", task.token, error, after=0.0)], stage.parts.clock())
+    await stage.is_forgotten()
+    run = await stage.drive()
+    assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
+
+
+async def test_a_node_was_woken_and_not_published(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    error = {"type": "E", "message": "m"}
+    await stage.living.take_in([Fail("r", "a", task.token, error, after=0.0)])
+    (wake,) = await stage.agenda.due(stage.parts.clock(), 10)
+    assert await stage.store.apply([wake], stage.parts.clock())
+    await stage.is_forgotten()
+    await stage.living.wake_due()
+    assert await stage.agenda.due(stage.parts.clock(), 10) == [], "it is on nobody's list any more"
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_worker_had_claimed_and_not_answered(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.drive()
+    assert (run.status, run.node("a").crashes) == (RunStatus.COMPLETED, 1)
+    assert await stage.agenda.expired(stage.parts.clock() + 3600, 10) == []
+
+
+async def test_a_worker_had_claimed_and_its_lease_is_on_no_list(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await stage.agenda.released([(task.run_id, task.node_id, task.token)])
+    await asyncio.sleep(LEASE)
+    await stage.is_forgotten()
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").attempt == 2
+
+
+async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    await stage.agenda.lease([(task.run_id, task.node_id, task.token)], LONG_AGO)
+    await stage.living.reap()
+    assert await stage.agenda.expired(stage.parts.clock() + 30, 10) == []
+    assert await stage.agenda.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert (await stage.drive()).node("a").crashes == 0
+
+
+async def test_a_run_had_ended_and_was_still_on_the_list(stage: Stage) -> None:
+    await stage.submit()
+    await stage.store.apply([Cancel("r")], stage.parts.clock())
+    await stage.is_forgotten()
+    assert await stage.agenda.idle(stage.parts.clock() + 3600, 10) == []
+
+
+async def test_a_run_was_retried_before_its_end_was_taken_off_the_list(stage: Stage) -> None:
+    await stage.submit()
+    ended = stage.parts.clock()
+    await stage.store.apply([Cancel("r")], ended)
+    await stage.living.apply([Retry("r")])
+    await stage.agenda.ended(["r"], ended)
+    assert [run_id for run_id, _ in await stage.agenda.idle(ended + 60, 10)] == ["r"]
+
+
+async def test_what_only_waits_for_a_worker_is_not_sent_again(stage: Stage) -> None:
+    """Else a long backlog would grow by itself."""
+    await stage.living.submit(Submit("r", FLOW, {}))
+    await stage.living.look_after("r", stage.parts.clock(), {})
+    assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
+    await stage.tasks()
+    await stage.living.look_after("r", stage.parts.clock(), {})
+    assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
+
+
+async def test_a_retry_was_applied_and_nothing_published(stage: Stage) -> None:
+    await stage.submit()
+    await stage.living.apply([Cancel("r")])
+    await stage.store.apply([Retry("r")], stage.parts.clock())
+    await stage.is_forgotten()
+    run = await stage.drive()
+    assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
+
+
+async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unsettled(
+    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+
+    async def die(*_: Any, **__: Any) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedOrchestrator, "take_in", die)
+        result = Complete("r", "a", task.token, 1)
+        await stage.parts.pipe.call("XADD", RESULTS, "*", *result_fields(result))
+        with pytest.raises(ExceptionGroup):
+            await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
+    assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 1

@@ -1,0 +1,163 @@
+"""What an orchestrator does beside moving runs, and what it lives through."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from dovetail import distributed
+from dovetail.config import Settings
+from dovetail.core.errors import NotFound
+from dovetail.distributed import commanding, orchestrate, working
+from dovetail.engine import submissions
+from dovetail.engine.commands import Commands
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.pipe import RedisError
+from dovetail.stores.redis_records import RedisRecords
+
+SECONDS = 10.0
+FLOW = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
+
+
+@asynccontextmanager
+async def beside(settings: Settings) -> AsyncIterator[asyncio.Task[None]]:
+    orchestrating = asyncio.create_task(orchestrate(settings))
+    try:
+        yield orchestrating
+    finally:
+        orchestrating.cancel()
+        with suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await orchestrating
+
+
+@asynccontextmanager
+async def everything(settings: Settings) -> AsyncIterator[Commands]:
+    async with (
+        commanding(settings) as commands,
+        beside(settings),
+        working(settings, builtin_registry(settings)),
+        asyncio.timeout(SECONDS),
+    ):
+        yield commands
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Duties that come round while one looks."""
+    monkeypatch.setattr(distributed, "EXPIRE_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "MAKE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(submissions, "AGE_SECONDS", 0.05)
+
+
+async def gone(commands: Commands, run_id: str) -> None:
+    while True:
+        try:
+            await commands.get_run(run_id)
+        except NotFound:
+            return
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_without_an_archive_old_runs_are_forgotten_with_all_their_keys(
+    redis_url: str,
+) -> None:
+    async with everything(Settings(redis_url=redis_url, retention_days=1e-6)) as commands:
+        run_id = (await commands.trigger(FLOW, idempotency_key="k")).run_id
+        await commands.wait(run_id)
+        await gone(commands, run_id)
+        while (await commands.list_runs())["items"]:
+            await asyncio.sleep(0.02)
+        again = await commands.trigger(FLOW, idempotency_key="k")
+        assert again.created, "a key is kept as long as the run"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_store_that_was_away_ends_no_duty(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failures = RedisRecords.expire, 2
+
+    async def expire(self: RedisRecords, *given: Any) -> int:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise RedisError("Redis did not come back")
+        return await real(self, *given)
+
+    monkeypatch.setattr(RedisRecords, "expire", expire)
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        async with everything(Settings(redis_url=redis_url, retention_days=1e-6)) as commands:
+            run_id = (await commands.trigger(FLOW)).run_id
+            await gone(commands, run_id)
+    assert caplog.messages == ["retention: Redis did not come back; trying again"] * 2
+
+
+@pytest.mark.parametrize("error", [RedisError("gone"), NotFound("no run 'x' in Redis")])
+async def test_what_a_duty_among_others_meets_is_told_by_its_cause(
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    async def wake(self: SharedOrchestrator) -> None:
+        if not caplog.messages:
+            raise error
+        woken.set()
+
+    woken = asyncio.Event()
+    monkeypatch.setattr(SharedOrchestrator, "wake_due", wake)
+    async with beside(Settings(redis_url=redis_url)), asyncio.timeout(SECONDS):
+        await woken.wait()
+    assert caplog.messages == [f"duties: {error}; trying again"]
+
+
+async def test_a_bug_in_a_duty_ends_the_orchestrator(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sweep(self: SharedOrchestrator) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SharedOrchestrator, "reap", sweep)
+    async with beside(Settings(redis_url=redis_url)) as orchestrating, asyncio.timeout(SECONDS):
+        with pytest.raises(BaseExceptionGroup) as told:
+            await orchestrating
+    assert told.value.subgroup(ZeroDivisionError) is not None
+
+
+async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redis_url: str) -> None:
+    settings = Settings(redis_url=redis_url)
+    stopping = asyncio.Event()
+    async with (
+        commanding(settings) as commands,
+        working(settings, builtin_registry(settings)),
+        asyncio.timeout(SECONDS),
+    ):
+        orchestrating = asyncio.create_task(orchestrate(settings, stopping))
+        made = await commands.batch(FLOW, [{}] * 20)
+        stopping.set()
+        await orchestrating
+        pipe = commands.store._pipe  # type: ignore[attr-defined]
+        pending = await pipe.call("XPENDING", "wf:stream:results", "orchestrators")
+        assert pending[0] == 0
+        async with beside(settings):
+            await commands.wait_batch(made["batch_id"])
+
+
+async def test_a_worker_that_crashed_says_so(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tasks(self: distributed.StreamInbox, limit: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(distributed.StreamInbox, "tasks", tasks)
+    settings = Settings(redis_url=redis_url)
+    with pytest.raises(ZeroDivisionError):
+        async with working(settings, builtin_registry(settings)) as at_work:
+            await asyncio.wait_for(at_work.crashed, SECONDS)

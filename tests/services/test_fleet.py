@@ -1,0 +1,104 @@
+"""What a server knows of the services around it, and what it costs to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dovetail import fleet as module
+from dovetail.config import load_settings
+from dovetail.core.errors import StoreError
+from dovetail.fleet import RemoteFleet, watching
+from dovetail.pipe import Pipe
+from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+
+from ..servers.redis_server import RedisServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
+    async with Pipe(redis_url) as pipe:
+        yield pipe
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_announced(
+    pipe: Pipe, clock: Clock
+) -> None:
+    fleet = RemoteFleet(pipe, ["output"], clock)
+    assert await fleet.backlog() == 0
+    await RedisFleet(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1))
+    for stream in ("tasks:output", "tasks:theirs", "tasks:theirs"):
+        await pipe.call("XADD", stream, "*", "x", "1")
+    assert await fleet.backlog() == 0, "a moment old"
+    clock.now += module.BACKLOG_SECONDS * 1.01
+    assert await fleet.backlog() == 3
+
+
+async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away() -> None:
+    with RedisServer() as server:
+        async with Pipe(server.url, patience=0.2) as pipe, asyncio.timeout(20):
+            server.kill()
+            with pytest.raises(StoreError, match="did not come back"):
+                await pipe.call("PING")
+            server.start()
+            while True:  # it goes on trying
+                try:
+                    assert await pipe.call("PING") == b"PONG"
+                    break
+                except StoreError:
+                    continue
+
+
+async def test_many_who_ask_at_once_cost_one_question(pipe: Pipe, clock: Clock) -> None:
+    fleet = RemoteFleet(pipe, ["output", "input"], clock)
+    before = pipe.roundtrips
+    await asyncio.gather(*(fleet.backlog() for _ in range(100)))
+    assert pipe.roundtrips - before <= 3
+    before = pipe.commands
+    await asyncio.gather(*(fleet.check() for _ in range(100)))
+    await fleet.check()
+    assert pipe.commands - before == 1
+    clock.now += module.SEEN_SECONDS * 1.01
+    await fleet.check()
+    assert pipe.commands - before == 2
+
+
+async def test_a_redis_that_is_away_is_waited_for_once_a_while(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+    with RedisServer() as server:
+        async with watching(load_settings(environ={}, redis_url=server.url), []) as watched:
+            await watched.check()
+        async with Pipe(server.url) as pipe:
+            fleet = RemoteFleet(pipe, [], clock)
+            await fleet.check()
+            server.pause()
+            try:
+                await fleet.check()  # it was there a moment ago
+                clock.now += module.SEEN_SECONDS * 1.01
+                with pytest.raises(StoreError, match=r"within 0.2 s"):
+                    await fleet.check()
+                with pytest.raises(StoreError, match="a moment ago"):
+                    await fleet.check()
+                with pytest.raises(StoreError, match=r"within 0.2 s"):
+                    await fleet.workers()
+            finally:
+                server.resume()
+            clock.now += module.AWAY_SECONDS * 1.01
+            await fleet.check()

@@ -1,0 +1,231 @@
+"""`./dev faults`: random runs for minutes while everything breaks, and every one of them is read.
+
+    ./dev faults                     ten minutes
+    ./dev faults --minutes 60        longer
+    ./dev faults --seed 7            the same runs and faults again, as far as time allows
+    ./dev faults --only storms       or recovery, or floods
+
+`recovery` measures at the default settings how long a death holds up runs; `storms` are short
+rounds of all faults at once, with short leases; `floods` empty a Redis that has PostgreSQL behind
+it. It exits 1 if anything is lost, stuck, done twice or too slow, and says where the evidence is.
+What it must not know: how a fault is done, or what must hold of a run; tests/services/faults does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.faults.nursery import Nursery  # noqa: E402
+from tests.servers.postgres_server import PostgresServer  # noqa: E402
+from tests.servers.redis_server import RedisServer  # noqa: E402
+from tests.services.faults.stage import IMPATIENT, JOBS, Stage  # noqa: E402
+from tests.services.faults.storm import (  # noqa: E402
+    FAULTS,
+    FLOODS,
+    SLOW_FAULTS,
+    Report,
+    Storm,
+)
+from tests.services.faults.workload import draw, draw_slow  # noqa: E402
+
+from dovetail.config import Settings  # noqa: E402
+
+EVIDENCE = ROOT / ".cache" / "faults"
+PARTS = ("recovery", "floods", "storms")
+STORM_SECONDS = 40.0
+FLOOD_SECONDS = 40.0
+FLOODED = {**IMPATIENT, "recovery_timeout": 1.0, "checkpoint_interval": 2.0}
+KILLS = ("a worker dies", "an orchestrator dies", "the API dies")
+LEASE = float(Settings.model_fields["lease_seconds"].default)
+LIMITS = {"workers": LEASE + 2.0, "orchestrators": 5.0, "redis": 3.0, "tasks": LEASE + 10.0}
+"""Seconds that a fault may hold up a run at the default settings; of a hundred one may be late."""
+MEANS = {
+    "workers": "a worker's death until the next attempt",
+    "orchestrators": "an orchestrator's until a peer took its results",
+    "redis": "Redis' until nodes started and ended again",
+    "tasks": "the loss of a task stream until the node started",
+}
+TRIALS: dict[str, tuple[str, float, tuple[float, float]]] = {
+    "workers": ("a worker dies", 40.0, (0.8, 1.2)),
+    "orchestrators": ("an orchestrator dies over results", 30.0, (2.0, 3.0)),
+    "redis": ("Redis dies", 25.0, (2.0, 3.0)),
+    "tasks": ("task streams are deleted", 10.0, (0.5, 1.0)),
+}
+"""Which fault is measured, for how long it happens, and with what pauses."""
+CROWDS = {"workers": 20}
+"""Runs at once: those whose worker died wait for a lease, and others shall run meanwhile."""
+
+
+@dataclass
+class Tally:
+    """What all rounds came to."""
+
+    runs: int = 0
+    executions: int = 0
+    refused: int = 0
+    wrong: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    recovery: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, stage: Stage, report: Report) -> None:
+        self.runs += report.runs
+        self.executions += report.executions
+        self.refused += report.refused
+        self.wrong += sum(map(len, report.wrong.values()))
+        self.counts.update(stage.counts)
+        self.statuses.update(report.statuses)
+        for kind in MEANS:
+            self.recovery.setdefault(kind, []).extend(getattr(stage.recovery, kind))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev faults", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--only", choices=PARTS)
+    given = parser.parse_args()
+    say(f"seed {given.seed}: ./dev faults --seed {given.seed}")
+    return asyncio.run(run(given.seed, given.minutes * 60, [given.only] if given.only else PARTS))
+
+
+async def run(seed: int, seconds: float, parts: Sequence[str]) -> int:
+    end = time.monotonic() + seconds
+    tally = Tally()
+    slow = False
+    if "recovery" in parts:
+        say(f"\nrecovery at the default settings (a lease is {LEASE:g} s)")
+        for kind in TRIALS:
+            slow |= not await recover(kind, seed, tally)
+    if "floods" in parts:
+        say("\nflood: the same over PostgreSQL, which is killed too, and Redis is emptied")
+        await flood(seed, tally)
+    number = 0
+    if "storms" in parts:
+        say("\nstorms: an API, two orchestrators, two workers, leases of a second")
+    while "storms" in parts and (number == 0 or time.monotonic() + STORM_SECONDS < end):
+        number += 1
+        await rage(seed + number, tally)
+    tell(tally)
+    return 1 if tally.wrong or slow else 0
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────
+
+
+async def recover(kind: str, seed: int, tally: Tally) -> bool:
+    """One fault again and again, at the settings that everybody has; whether it is in time."""
+    fault, seconds, pause = TRIALS[kind]
+    plan = draw_slow if kind == "workers" else draw
+    async with stage_for(seed, {"concurrency": 32}) as stage:
+        storm = Storm(stage, [fault], plan=plan, crowd=CROWDS.get(kind, 6))
+        await storm.rage(seconds, pause)
+        report = await storm.calm()
+        await judge(f"recovery of {kind}", seed, storm, report)
+        tally.add(stage, report)
+        return figure(kind, getattr(stage.recovery, kind), LIMITS[kind])
+
+
+async def rage(seed: int, tally: Tally) -> None:
+    async with stage_for(seed, IMPATIENT) as stage:
+        storm = Storm(stage, [*FAULTS, *SLOW_FAULTS], crowd=20)
+        await storm.rage(STORM_SECONDS)
+        await end("storm", seed, stage, storm, tally)
+
+
+async def flood(seed: int, tally: Tally) -> None:
+    with PostgresServer() as postgres:
+        settings = {**FLOODED, "database_url": postgres.new_database()}
+        async with stage_for(seed, settings, postgres) as stage:
+            storm = Storm(stage, [*FLOODS, *KILLS])
+            await storm.rage(FLOOD_SECONDS, pause=(1.0, 2.0))
+            await end("flood", seed, stage, storm, tally)
+
+
+async def end(part: str, seed: int, stage: Stage, storm: Storm, tally: Tally) -> None:
+    report = await storm.calm()
+    told = ", ".join(f"{many} {what}" for what, many in sorted(stage.counts.items()))
+    say(f"  seed {seed}: {report.runs} runs, {report.executions} executions; {told}")
+    await judge(part, seed, storm, report)
+    tally.add(stage, report)
+
+
+@asynccontextmanager
+async def stage_for(
+    seed: int, settings: dict[str, Any], postgres: PostgresServer | None = None
+) -> AsyncIterator[Stage]:
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-faults-"))
+    try:
+        # What Redis has answered must survive its kill -9, as the contract asks of Redis alone.
+        with RedisServer(fsync="always") as redis, Nursery(JOBS, folder) as nursery:
+            async with Stage(folder, redis, nursery, seed, settings, postgres) as stage:
+                yield stage
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def judge(part: str, seed: int, storm: Storm, report: Report) -> None:
+    if not report.wrong:
+        return
+    where = EVIDENCE / f"{part.replace(' ', '_')}_{seed}"
+    shutil.rmtree(where, ignore_errors=True)
+    await storm.leave_evidence(report, where)
+    for run_id, sentences in report.wrong.items():
+        for sentence in sentences:
+            say(f"  WRONG {run_id}: {sentence}")
+    say(f"  the evidence is in {where.relative_to(ROOT)}: wrong.txt, faults.txt, one file per run")
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────
+
+
+def figure(kind: str, seconds: list[float], limit: float) -> bool:
+    if not seconds:
+        say(f"  {MEANS[kind]:52} never happened")
+        return False
+    found = sorted(seconds)
+    late = quantile(found, 0.99)
+    fine = late <= limit
+    say(
+        f"  {MEANS[kind]:52} {len(found):4} ×  p50 {quantile(found, 0.5):5.2f} s  "
+        f"p99 {late:5.2f} s  worst {found[-1]:5.2f} s  of {limit:g} s{'' if fine else '  TOO SLOW'}"
+    )
+    return fine
+
+
+def quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def tell(tally: Tally) -> None:
+    say(f"\n{tally.runs} runs, {tally.executions} executions, {tally.refused} late results refused")
+    say(
+        "  ended "
+        + ", ".join(f"{many} {status}" for status, many in sorted(tally.statuses.items()))
+    )
+    for what, many in sorted(tally.counts.items()):
+        say(f"  {many:7} {what}")
+    say(f"{tally.wrong} violations: runs lost, stuck, moved twice or executed without an attempt")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
