@@ -57,18 +57,18 @@ LIMITS = {"workers": LEASE + 2.0, "orchestrators": 5.0, "redis": 3.0, "tasks": L
 MEANS = {
     "workers": "a worker's death until the next attempt",
     "orchestrators": "an orchestrator's until a peer took its results",
-    "redis": "Redis' until nodes started and ended again",
+    "redis": "Redis' until nodes go on and no old result waits",
     "tasks": "the loss of a task stream until the node started",
 }
 TRIALS: dict[str, tuple[str, float, tuple[float, float]]] = {
     "workers": ("a worker dies", 40.0, (0.8, 1.2)),
     "orchestrators": ("an orchestrator dies over results", 30.0, (2.0, 3.0)),
     "redis": ("Redis dies", 25.0, (2.0, 3.0)),
-    "tasks": ("task streams are deleted", 10.0, (0.5, 1.0)),
+    "tasks": ("task streams are deleted", 20.0, (0.5, 1.0)),
 }
 """Which fault is measured, for how long it happens, and with what pauses."""
-CROWDS = {"workers": 20}
-"""Runs at once: those whose worker died wait for a lease, and others shall run meanwhile."""
+CROWDS = {"workers": 20, "tasks": 20}
+"""Runs at once: those that are held up wait for a while, and others shall run meanwhile."""
 
 
 @dataclass
@@ -136,6 +136,8 @@ async def recover(kind: str, seed: int, tally: Tally) -> bool:
         storm = Storm(stage, [fault], plan=plan, crowd=CROWDS.get(kind, 6))
         await storm.rage(seconds, pause)
         report = await storm.calm()
+        if kind != "workers" and report.lost:
+            report.blame("", [f"{report.lost} starts were lost, and no worker was"])
         await judge(f"recovery of {kind}", seed, storm, report)
         tally.add(stage, report)
         return figure(kind, getattr(stage.recovery, kind), LIMITS[kind])

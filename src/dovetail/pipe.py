@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hiredis
@@ -26,7 +27,7 @@ Command = tuple[Argument, ...] | bytes
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
-MOMENT_SECONDS = 0.002
+MOMENT_SECONDS = 0.01
 SILENCE_SECONDS = 8.0
 """So long nothing may come in while somebody waits; who asks Redis to wait asks for less."""
 PATIENCE_SECONDS = 30.0
@@ -119,9 +120,11 @@ class Pipe:
         self._opening: asyncio.Task[None] | None = None
         self._waiting: deque[_Asked] = deque()
         self._flushing = False
+        self._later: asyncio.TimerHandle | None = None
         self._closed = False
         self._digests: dict[str, str] = {}
         self._sources: dict[str, str] = {}
+        self._unwatched: set[asyncio.Task[list[Any]]] = set()
         self.roundtrips = 0
         """Writes to the socket, for tests that count them."""
         self.commands = 0
@@ -135,8 +138,11 @@ class Pipe:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._flush()
         self._closed = True
         self._watch.cancel()
+        for again in self._unwatched:
+            again.cancel()
         if self._opening is not None:
             self._opening.cancel()
         wire, self._wire = self._wire, None
@@ -183,12 +189,37 @@ class Pipe:
         self.commands += len(commands)
         self._waiting.append(asked)
         if not hurry:
-            self._loop.call_later(MOMENT_SECONDS, self._flush)
+            if self._later is None:
+                self._later = self._loop.call_later(MOMENT_SECONDS, self._flush)
         elif not self._flushing:
             self._flushing = True
             # A turn later than it could be: what is woken by the same news travels along.
             self._loop.call_soon(self._loop.call_soon, self._flush)
         return asked.answer
+
+    def soon(self, commands: Sequence[Command]) -> None:
+        """Have these done, in this order among what is asked, with nobody waiting for it."""
+        if not commands or self._closed:
+            return
+        self.ask(commands, hurry=False).add_done_callback(partial(self._done_soon, commands))
+
+    def _done_soon(self, commands: Sequence[Command], answer: asyncio.Future[list[Any]]) -> None:
+        if answer.cancelled() or answer.exception() is not None or self._closed:
+            return  # it would be of no use by now: what is asked so can be made good
+        refused = [
+            command
+            for command, reply in zip(commands, answer.result(), strict=True)
+            if isinstance(reply, hiredis.ReplyError)
+        ]
+        if refused:
+            again = self._loop.create_task(self.many(refused))
+            self._unwatched.add(again)
+            again.add_done_callback(self._seen)
+
+    def _seen(self, again: asyncio.Task[list[Any]]) -> None:
+        self._unwatched.discard(again)
+        if not again.cancelled():
+            again.exception()
 
     def evaluation(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Command:
         """The command that runs a script; who asks it need not know whether Redis knows it."""
@@ -232,6 +263,9 @@ class Pipe:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         wire = self._wire
         if wire is None or wire.transport is None or not self._waiting:
             return  # once it is open again

@@ -36,6 +36,8 @@ from dovetail.core.transitions import (
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import RedisStore
+from dovetail.transports.messages import result_fields
+from dovetail.transports.streams import ORCHESTRATORS, RESULTS, Message, StreamReader
 
 from ..core.drawn import LEASE, error_of
 from ..core.walk import graph
@@ -221,3 +223,31 @@ async def test_answers_lost_in_the_middle_of_a_long_batch_lose_nothing(
         await asyncio.gather(*map(claim, many))
         for twins in many:
             await twins.end()
+
+
+@pytest.mark.parametrize("loses", [1, 3])
+async def test_messages_whose_reading_was_not_answered_are_read_again(
+    redis_url: str, loses: int
+) -> None:
+    """They are ours in the eyes of Redis, and nobody else would ask for them."""
+    port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
+    async with (
+        Forgetful(port, random.Random(1)) as proxy,
+        Pipe(redis_url) as pipe,
+        Pipe(proxy.url) as blocking,
+    ):
+        reader = StreamReader(blocking, pipe, ORCHESTRATORS, "o")
+        assert await reader.read([RESULTS], 10) == []
+        results = [Complete("r", f"n{i}", Token(1, 1, i + 1), i) for i in range(70)]
+        for result in results:
+            await pipe.call("XADD", RESULTS, "*", *result_fields(result))
+        proxy.losing = loses
+        read: list[Message] = []
+        async with asyncio.timeout(10):
+            while len({message.id for message in read}) < len(results):
+                found = await reader.read([RESULTS], 20)
+                await reader.settle(found)
+                read += found
+        assert proxy.lost == loses
+        assert {message.content for message in read} == set(results)
+        assert (await pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from itertools import count
@@ -66,7 +65,7 @@ def told(compiled: Graph, story: list[Deed]) -> Told:
     return it
 
 
-@examples(250)
+@examples(150)
 @given(graphs(), deeds)
 def test_a_log_that_the_rules_made_obeys_them(compiled: Graph, story: list[Deed]) -> None:
     it = told(compiled, story)
@@ -136,13 +135,13 @@ def cannot_be_seen(kind: str, it: Told, at: int) -> bool:
             return event.type == "result.refused"
         case "drop":
             node = it.run.node(event.node or "")
-            match event.type:
-                case "node.parked":  # that it waited leaves no trace
-                    return node.phase != "parked" or node.until != (event.data or {})["until"]
-                case "node.retrying":  # nor the error of an epoch that is over
-                    return node.epoch > event.epoch
-                case "node.queued":  # it was cancelled, as if its condition had been undecided
-                    return "node.cancelled" in [e.type for e in later if e.node == event.node][:1]
+            if event.type == "node.parked":  # that it waited leaves no trace
+                return node.phase != "parked" or node.until != (event.data or {})["until"]
+            if event.type == "node.queued":  # cancelled, as if its condition had been undecided
+                return "node.cancelled" in [e.type for e in later if e.node == event.node][:1]
+            # Nor does it how a node fared in an epoch that is over, if nothing came of it.
+            alone = event.seq in it.begun and event.seq + 1 in it.begun
+            return alone and node.epoch > event.epoch
         case "swap":
             if {event.type, later[0].type} & NOTHING_FOLLOWS:
                 return True
@@ -155,28 +154,28 @@ def cannot_be_seen(kind: str, it: Told, at: int) -> bool:
 
 
 def test_a_log_that_was_tampered_with_is_found_out() -> None:
-    tried: Counter[str] = Counter()
-    missed: Counter[str] = Counter()
+    tried, missed = 0, 0
 
-    @settings(examples(150), derandomize=True)  # how many are missed is a matter of chance
+    @settings(examples(120), derandomize=True)  # how many are missed is a matter of chance
     @given(graphs(), deeds, st.randoms(use_true_random=False))
     def tamper(compiled: Graph, story: list[Deed], random: Random) -> None:
+        nonlocal tried, missed
         it = told(compiled, story)
         for mutate in MUTATIONS * 4:
             at = random.randrange(len(it.log))
             log = renumbered(mutate(it.log, at, random))
             if log == it.log:
                 continue
-            kind = mutate.__name__
-            tried[kind] += 1
             it.run.seq = len(log)  # as a store that counts what it has
-            if not audit(it.submit, log, it.run):
-                missed[kind] += 1
-                assert cannot_be_seen(kind, it, at), (kind, it.log[at : at + 2])
+            found = audit(it.submit, log, it.run)
+            assert found or cannot_be_seen(mutate.__name__, it, at), (mutate, it.log[at : at + 2])
+            if it.log[at].type not in NOTHING_FOLLOWS:
+                tried += 1
+                missed += not found
 
     tamper()
-    assert sum(tried.values()) > 3000
-    assert sum(missed.values()) < 0.05 * sum(tried.values()), (missed, tried)
+    assert tried > 2000
+    assert missed < 0.05 * tried, f"{missed} of {tried} were not found out"
 
 
 def other_run_status(run: RunState, random: Random) -> None:
@@ -275,6 +274,11 @@ def test_an_event_that_is_missing_is_named() -> None:
     assert differences(walk, []) == ["the log is empty"]
 
 
+def test_a_run_that_was_accepted_and_not_made_has_no_log_yet() -> None:
+    graph = chain().state.graph
+    assert audit(Submit("r", graph, {}), [], RunState("r", graph, {}, 100.0)) == []
+
+
 @pytest.mark.parametrize(
     ("kind", "node", "fields", "sentence"),
     [
@@ -282,6 +286,7 @@ def test_an_event_that_is_missing_is_named() -> None:
         ("node.started", "a", {"node": "b"}, "event 4: the log has node.started of 'b'"),
         ("node.started", "a", {"node": "x"}, "'node.started' cannot be understood: KeyError('x')"),
         ("node.started", "a", {"data": None}, "cannot be understood: KeyError('worker')"),
+        ("node.retrying", "b", {"data": [1]}, "'node.retrying' cannot be understood: TypeError("),
         ("node.queued", "a", {"epoch": 2}, "node.queued of 'a' (attempt 0) has epoch 2 in the log"),
         ("node.completed", "a", {"type": "node.skipped"}, "has node.skipped of 'a' (attempt 1)"),
         ("node.completed", "b", {"type": "dance"}, "the log has dance of 'b' (attempt 2), the ru"),

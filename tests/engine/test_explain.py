@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.run import NodeState
+from dovetail.core.run import NodeState, RunState
 from dovetail.engine.explain import explain
 
 from ..core.walk import BROKEN, Walk
@@ -137,13 +137,17 @@ def test_a_queued_node_that_no_live_worker_could_start_says_so() -> None:
     assert codes == {"b": "running", "c": "rate_limited", "d": "waiting_for_parents"}
 
 
-def test_a_node_whose_condition_is_about_to_be_decided_waits_for_nobody() -> None:
+def test_a_node_that_waits_for_nobody_is_about_to_be_queued() -> None:
     walk = Walk({"a": [], "b": ["a"]})
     walk.run("a")
-    walk.state.nodes[1] = NodeState(1, 0)
-    told = why(walk)["b"]
-    assert (told["code"], told["details"]) == ("waiting_for_parents", {"parents": []})
-    assert told["why"] == "its parents are done, it is about to be queued"
+    walk.state.nodes[1] = NodeState(1, 0)  # as between its last parent's end and its condition
+    assert said(walk, "b") == ("queued", "is about to be queued")
+    accepted = RunState("r", walk.state.graph, {}, 0.0)
+    told = {node["id"]: (node["code"], node["why"]) for node in explain(accepted, 0.0, True)}
+    assert told == {
+        "a": ("queued", "accepted: an orchestrator will make the run"),
+        "b": ("waiting_for_parents", "waits for parent a"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ through in the model. What goes out together in the model may go out in any orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -28,7 +28,7 @@ from dovetail.engine.ports import Task
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
 
-from . import processes, scenarios
+from . import mutants, processes, scenarios
 from .processes import Program
 from .runs import ERROR, NO_RUN, OUTPUTS, Runs, Start
 
@@ -282,3 +282,33 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
     )
     assert await desk.take(1) == [task]
     engine.same(processes.take(engine.start("a")), without="")
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn", "compared"),
+    [
+        ("follow", mutants.follow_without_publishing, test_a_result_is_applied_and_then_followed),
+        ("command", mutants.command_without_note, test_a_retry_is_noted_before_it_is_done),
+        ("wake_due", mutants.wake_after_forgetting, test_a_timer_is_forgotten_after_it_was_applied),
+        (
+            "take",
+            mutants.take_without_index_first,
+            test_a_worker_claims_between_its_index_and_its_message,
+        ),
+        (
+            "go_on",
+            mutants.go_on_alike,
+            test_a_result_that_somebody_died_over_makes_who_takes_it_look,
+        ),
+    ],
+)
+async def test_a_picture_that_is_wrong_is_noticed(
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    drawn: Callable[..., Any],
+    compared: Callable[[Engine], Awaitable[None]],
+) -> None:
+    monkeypatch.setattr(processes, name, drawn)
+    with pytest.raises(AssertionError):
+        await compared(engine)

@@ -15,6 +15,7 @@ from dovetail.core.transitions import Cancel, Complete, Fail, Park, Progress, Re
 from dovetail.engine.snapshots import RunSnapshot
 from dovetail.stores import redis_snapshots
 from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_snapshots import RedisSnapshots
 
 from .archive_world import DIAMOND, LEASE, RECOVERY, RETENTION, World, a_world, graph
 
@@ -345,6 +346,21 @@ class TestRestoring:
         assert (await world.load(run_id)).snapshot() == run.snapshot()
         assert not await world.pipe.call("KEYS", "*restoring*")
 
+    async def test_one_that_is_understood_no_more_is_not_in_the_way_of_others(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        odd = await world.begin(graph({"a": {}}, description="of another version"))
+        run_id = await half_done(world)
+        await world.archiver.archive_what_moved()
+        spoil = """UPDATE dovetail.definitions SET content = '{"nodes":"many"}'
+            WHERE number = (SELECT definition FROM dovetail.runs WHERE run_id = $1)"""
+        await world.pool.transact(lambda connection: connection.execute(spoil, odd))
+        await lose_everything(world)
+        world.restorer._hot = RedisSnapshots(world.pipe)  # which has not compiled it yet
+        assert await world.restorer.restore() == 1
+        assert f"run {odd} cannot be restored" in caplog.text
+        assert (await world.finish(run_id)).status is RunStatus.COMPLETED
+
     async def test_rate_limits_hold_again(self, world: World) -> None:
         await world.records.set_limit("slow", 2.0, 3)
         await world.restorer.restore()
@@ -393,6 +409,20 @@ class TestBringingBack:
         await world.assert_archived(run_id)
         summary = await world.records.summary(run_id)
         assert (summary["status"], summary["epoch"]) == ("COMPLETED", 2)
+
+    async def test_one_that_goes_on_is_not_dropped_before_the_archive_has_heard_of_it(
+        self, world: World
+    ) -> None:
+        run_id = await half_done(world)
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.archiver.archive_what_moved()
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        await world.restorer.bring_back(run_id)
+        await world.orchestrator.apply([Retry(run_id)])
+        world.now += RETENTION + 1
+        await world.archiver.retire()
+        assert (await world.finish(run_id)).status is RunStatus.COMPLETED
 
     async def test_one_that_nobody_moves_goes_again(self, world: World) -> None:
         run_id = await half_done(world)

@@ -78,7 +78,7 @@ async def test_whatever_many_do_to_a_run_at_once_obeys_the_rules(redis_url: str)
         pipes = [await stack.enter_async_context(Pipe(redis_url)) for _ in range(6)]
         stores = [RedisStore(pipe) for pipe in pipes]
         late = 0
-        for number in range(30):
+        for number in range(20):
             run_id, clock = f"r{number}", count()
             await stores[0].create(
                 Submit(run_id, drawn(random), {"p": 1}), 1000.0 + next(clock) / 4
@@ -298,3 +298,13 @@ async def test_a_run_that_redis_has_dropped_is_verified_from_the_archive(
         )
         (difference,) = await commands.verify(run_id)
         assert "the rules make it node.skipped of 'b'" in difference
+
+
+async def test_a_run_that_was_accepted_and_not_made_has_nothing_to_verify_yet(
+    world: World, redis_url: str, postgres_url: str
+) -> None:
+    accepted = await world.accept(graph({"a": []}))
+    async with commanding(Settings(redis_url=redis_url, database_url=postgres_url)) as commands:
+        assert await asyncio.wait_for(commands.verify(accepted.run_id), 10) == []
+        (node,) = (await commands.explain(accepted.run_id))["nodes"]
+        assert (node["code"], node["status"]) == ("queued", "PENDING")

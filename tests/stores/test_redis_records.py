@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -187,6 +188,51 @@ async def test_one_who_lists_an_end_that_was_retried_meanwhile_sets_it_right(
     assert await keeper.statuses(status="CANCELLED") == []
     assert await keeper.pipe.call("ZCARD", "wf:list:{runs}:finished") == 0
     assert await keeper.pipe.call("ZCARD", "wf:workflow:{test}:open") == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
+    keeper: RedisKeeper, server: Any, seed: int
+) -> None:
+    chance = random.Random(seed)
+    runs = [submit(graph(f"w{at % 3}"), version=at % 2 or None) for at in range(30)]
+    async with Pipe(server.url) as second, Pipe(server.url) as third:
+        crowd = [keeper, RedisKeeper(second), RedisKeeper(third)]
+
+        async def life(run: Submit) -> None:
+            """Moved by anybody; whoever moved it lists it, sooner or later."""
+            late = []
+            for step in range(8):
+                one, pause = chance.choice(crowd), chance.random() * 0.003
+                move = chance.choice([Cancel, Retry])(run.run_id)
+                if step == 0:
+                    await one.store.create(run, NOW)
+                elif not (await one.store.apply([move], NOW + step))[0]:
+                    continue
+                await asyncio.sleep(pause)
+                late.append(asyncio.create_task(one.records.refresh([run.run_id])))
+            await asyncio.gather(*late)
+
+        await asyncio.gather(*map(life, runs))
+    wheres = {"wf:list:{runs}": runs}
+    for name in ("w0", "w1", "w2"):
+        wheres[f"wf:workflow:{{{name}}}"] = [run for run in runs if run.graph.name == name]
+    states = {run.run_id: await keeper.store.load(run.run_id) for run in runs}
+
+    async def listed(key: str) -> set[str]:
+        names = await keeper.pipe.call("ZRANGE", key, 0, -1)
+        return {name.decode().rpartition("-")[2] for name in names}
+
+    for where, some in wheres.items():
+        assert await listed(f"{where}:all") == {run.run_id for run in some}
+        for status in ("RUNNING", "CANCELLED"):
+            expected = {run.run_id for run in some if states[run.run_id].status == status}
+            assert await listed(f"{where}:{status}") == expected
+    unfinished = {run.run_id for run in runs if not states[run.run_id].finished}
+    assert await listed("wf:list:{runs}:finished") == set(states) - unfinished
+    registered = {run.run_id for run in runs if run.version is not None}
+    found = [await listed(f"wf:workflow:{{{name}}}:open") for name in ("w0", "w1", "w2")]
+    assert set().union(*found) == unfinished & registered
 
 
 @pytest.mark.parametrize("count", [1, 100])

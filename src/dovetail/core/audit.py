@@ -3,7 +3,7 @@
 An event says what became of a node, and so which transition must have come before it. That one is
 stepped through the core again; what the core makes of it is compared with the log, event by
 event, and what it leads to with the run as it is kept. What it must not know: where either came
-from, or any rule.
+from.
 
 Some things are not in a log. Where the rules need them, they are taken as they must have been:
 
@@ -43,7 +43,7 @@ from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import NodeState, RunState
-from dovetail.core.states import FINISHED, NodeStatus
+from dovetail.core.states import FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.templates import Condition
 from dovetail.core.transitions import (
@@ -77,8 +77,8 @@ def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
 
     It stops at the first difference in the log: what came after it rests on another state.
     """
-    if not events:
-        return ["the log is empty"]
+    if not events:  # as it should be of a run that was accepted and not made yet
+        return [] if run.status is RunStatus.PENDING and not run.seq else ["the log is empty"]
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
             return [f"event {expected} is missing: the log goes on with {event.seq}"]
@@ -131,7 +131,7 @@ class _Story:
                 decision = self._decide(event)
             except _Departs as difference_found:
                 return f"event {event.seq}: {difference_found}"
-            except (KeyError, TypeError, ValueError) as problem:
+            except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 return f"event {event.seq}: '{event.type}' cannot be understood: {problem!r}"
 
     # ── what must have happened ──────────────────────────────────────────────────────────
@@ -223,6 +223,8 @@ class _Story:
         self._told = None
         number = self._undecided.pop(place)
         self._leave(ready.then)
+        if [made.type for made in out.events[:1]] != [event.type]:
+            return out  # which is told as the difference that it is
         if event.type == "node.queued":
             self._check_queue(event, place)
         elif number < self._decided:

@@ -253,9 +253,8 @@ class Archiver:
             # One of them cannot be written, which must not be in the way of the others.
             return set().union(*[await self._write([one]) for one in snapshots])
         done = [one for one in snapshots if self._has_taken(one, kept.get(one.run_id))]
-        await self._let_go(
-            done
-        )  # before the hints are settled: if we die in between, we come again
+        # Before the hints are settled: if we die in between, we come again.
+        await self._let_go(done)
         return {one.run_id for one in done}
 
     def _has_taken(self, written: RunSnapshot, kept: Kept | None) -> bool:

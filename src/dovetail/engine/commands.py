@@ -278,6 +278,8 @@ class Commands:
     async def _events_of(self, run: RunState) -> list[Event]:
         """Its log up to the moment at which it was loaded."""
         events: list[Event] = []
+        if not run.seq:
+            return events  # nobody has made it yet, and who watches it waits for that
         feed = self.store.watch(run.id)
         async with aclosing(cast("AsyncGenerator[Event]", feed)):
             async for event in feed:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
 from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import FINISHED, NodeStatus
+from dovetail.core.states import FINISHED, NodeStatus, RunStatus
 from dovetail.engine.views import timestamp
 
 MOST_NAMED = 5
@@ -80,10 +80,13 @@ def _why(
 
 def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
     names = [run.graph.nodes[i].id for i in spec.parents if run.nodes[i].status not in FINISHED]
-    if not names:  # seen between the end of its last parent and the verdict on a condition
-        return Why(
-            "waiting_for_parents", "its parents are done, it is about to be queued", {"parents": []}
+    if not names:
+        # Seen before the run is made, and between the end of the last parent and a verdict.
+        made = run.status is not RunStatus.PENDING
+        sentence = (
+            "is about to be queued" if made else "accepted: an orchestrator will make the run"
         )
+        return Why("queued", sentence, {"handler": spec.handler})
     noun = "parent" if len(names) == 1 else "parents"
     shown = ", ".join(names[:MOST_NAMED])
     more = len(names) - MOST_NAMED

@@ -106,11 +106,9 @@ class RemoteDesk:
         until = now + self._lease_seconds
         # In this order: a claim that nobody knows the lease of would never be reaped, and a
         # message that is settled before its claim would have to be sent again.
-        _, granted, _ = await asyncio.gather(
-            self._agenda.lease(map(_start, tasks), until),
-            self._store.claim(tasks, self._worker_id, until, now),
-            self._inbox.settle(messages),
-        )
+        await self._agenda.lease(map(_start, tasks), until)
+        granted = await self._store.claim(tasks, self._worker_id, until, now)
+        await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
         if any(task.source is None for task in mine):
             mine = list(await asyncio.gather(*map(self._with_inputs, mine)))

@@ -24,7 +24,7 @@ from dovetail.engine.snapshots import RunSnapshot
 
 RESTORE_SECONDS = 60.0
 PAGE = 1000
-AT_ONCE = 16
+AT_ONCE = 8
 
 log = logging.getLogger("dovetail.archive")
 
@@ -110,7 +110,12 @@ class Restorer:
         snapshot = await self._archive.read(run_id)
         if snapshot is None or snapshot.finished:
             return False  # somebody wrote its end meanwhile
-        return await self._put_back(snapshot)
+        try:
+            return await self._put_back(snapshot)
+        except (ValueError, LookupError):
+            # A definition that is understood no more, say: it must not be in the way of others.
+            log.exception("run %s cannot be restored", run_id)
+            return False
 
     async def _put_back(self, snapshot: RunSnapshot) -> bool:
         """Whether it was us who did."""

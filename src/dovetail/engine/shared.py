@@ -33,6 +33,7 @@ REAP_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
 MOST_NOTED = 10_000
+EVER, EVERYBODY = float("inf"), 1_000_000
 BACKLOG_SECONDS = 5.0
 """Beyond its lease a run may be silent for so long before somebody looks whether it is stuck."""
 HEARD_SECONDS = 1.0
@@ -80,6 +81,9 @@ class Traffic(Protocol):
 
 class Notices(Protocol):
     """Who else must know that runs have moved."""
+
+    every_move: bool
+    """Not only that their status is another."""
 
     async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
         """These have new events; of `turned` the status is another, or they are new.
@@ -162,13 +166,16 @@ class SharedOrchestrator:
             await self.agenda.moved(reopened, now + MOST_SKEW_SECONDS)
         decisions = await self._store.apply(moves, now, durable=durable)
         runs = [move.run_id for move in moves]
-        await self._follow(list(zip(runs, decisions, strict=True)))
+        await self._follow(list(zip(runs, decisions, strict=True)), now)
         return decisions
 
     async def follow(self, decisions: Iterable[Decision]) -> None:
         await self._follow([("", decision) for decision in decisions])
 
-    async def _follow(self, decided: Sequence[tuple[str, Decision]]) -> None:
+    async def _follow(
+        self, decided: Sequence[tuple[str, Decision]], since: float | None = None
+    ) -> None:
+        """`since` is from before it was decided: what moves a run later than that is not ours."""
         now = self._clock()
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
@@ -191,7 +198,7 @@ class SharedOrchestrator:
             run_id for run_id in moved if run_id not in ended and self._is_news(run_id, now)
         ]:
             work.append(self.agenda.moved(still, now))
-        if self.notices is not None and (moved or ended):
+        if self.notices is not None and (turned or (self.notices.every_move and moved)):
             work.append(self.notices.moved([*moved, *ended], [*turned]))
         if dispatches:
             work.append(self._transport.publish(dispatches))
@@ -201,7 +208,8 @@ class SharedOrchestrator:
             await asyncio.gather(*work)
         if ended:
             # After the notices: whoever waited for the end then finds the run in the lists.
-            await asyncio.gather(self._traffic.announce(ended), self.agenda.ended(ended, now))
+            seen = now if since is None else since
+            await asyncio.gather(self._traffic.announce(ended), self.agenda.ended(ended, seen))
 
     def _is_news(self, run_id: str, now: float) -> bool:
         """Whether the agenda should know that a run has moved: to the second is enough."""
@@ -216,12 +224,12 @@ class SharedOrchestrator:
 
     async def take_in(self, results: Sequence[Result], *, again: bool = False) -> None:
         """Results of handlers. `again`: somebody had them before, and may have died over them."""
-        _, decisions = await asyncio.gather(
-            self._release(), self._store.apply(results, self._clock())
-        )
+        now = self._clock()
+        await self._release()
+        decisions = await self._store.apply(results, now)
         self._done += [(result.run_id, result.node, result.token) for result in results]
         runs = [result.run_id for result in results]
-        await self._follow(list(zip(runs, decisions, strict=True)))
+        await self._follow(list(zip(runs, decisions, strict=True)), now)
         if again:
             for run_id in {r.run_id for r, d in zip(results, decisions, strict=True) if not d}:
                 await self.look_after(run_id)
@@ -287,14 +295,9 @@ class SharedOrchestrator:
     async def sweep_all(self, lost: Sequence[str] | None = None) -> None:
         """Look after every run that has not ended; publish again what these handlers wait for,
         or everything that is not known to wait."""
-        now = self._clock()
         known: dict[str, float | None] = {} if lost is None else dict.fromkeys(lost)
-        seen: set[str] = set()
-        # Who is looked after has moved or is gone, and is not on the next page.
-        while page := [one for one in await self.agenda.idle(now, AT_ONCE) if one[0] not in seen]:
-            for run_id, since in page:
-                seen.add(run_id)
-                await self.look_after(run_id, since, dict(known))
+        for run_id, since in await self.agenda.idle(EVER, EVERYBODY):
+            await self.look_after(run_id, since, dict(known))
 
     async def look_after(
         self,
@@ -315,7 +318,7 @@ class SharedOrchestrator:
             await self.agenda.ended([run_id], now if since is None else since)
             return
         await self.agenda.moved([run_id], now)
-        await self._follow([(run_id, await self._store.settle_pending(run_id, now))])
+        await self._follow([(run_id, await self._store.settle_pending(run_id, now))], now)
         orders = Decision()
         wakes = []
         for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):

@@ -43,14 +43,20 @@ class RedisAgenda:
 
     # ── whose lease ends ─────────────────────────────────────────────────────────────────
 
+    # These two are in order with whatever is asked of the same connection; nobody waits for them.
+
     async def lease(self, starts: Iterable[Start], until: float) -> None:
-        await self._add(LEASES, [(until, _name(start)) for start in starts])
+        entries = [part for start in starts for part in (repr(float(until)), _name(start))]
+        if entries:
+            self._pipe.soon([("ZADD", LEASES, *entries)])
 
     async def expired(self, now: float, limit: int) -> list[Start]:
         return [_parts(name) for name in await self._until(LEASES, now, limit)]
 
     async def released(self, starts: Iterable[Start]) -> None:
-        await self._drop(LEASES, [_name(start) for start in starts])
+        names = [_name(start) for start in starts]
+        if names:
+            self._pipe.soon([("ZREM", LEASES, *names)])
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 

@@ -22,6 +22,8 @@ CLAIM_SECONDS = 5.0
 class RedisHints:
     """Is told what moves, as the `Notices` of an orchestrator."""
 
+    every_move = True
+
     def __init__(self, pipe: Pipe, clock: Clock) -> None:
         self._pipe = pipe
         self._clock = clock

@@ -51,6 +51,7 @@ _SUMMARY = (
 
 
 class RedisRecords:
+    every_move = False
     outlives = False
     """What is accepted here is lost with this Redis, as are the runs."""
 

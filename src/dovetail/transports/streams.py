@@ -183,7 +183,8 @@ class StreamSender:
 _SETTLE = """
 local stream, group = KEYS[1], ARGV[1]
 redis.call('XACK', stream, unpack(ARGV))
-local held = redis.call('XPENDING', stream, group)
+local held = redis.pcall('XPENDING', stream, group)
+if held.err then return end -- the stream was deleted
 local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
 if held[1] == 0 then
   redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
@@ -217,6 +218,7 @@ class StreamReader:
         self._group = group
         self.consumer = consumer
         self._known: set[str] = set()
+        self._breaks = blocking.breaks
         self.is_reading = False
 
     async def read(
@@ -229,9 +231,19 @@ class StreamReader:
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
-        command: list[str | int] = ["XREADGROUP", "GROUP", self._group, self.consumer]
-        command += ["COUNT", limit, "BLOCK", BLOCK_MILLISECONDS, "STREAMS", *streams]
-        reading: Command = (*command, *[">"] * len(streams))
+        command = ("XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", limit)
+        if (breaks := self._blocking.breaks) != self._breaks:
+            # What was read and never arrived is ours all the same, and nobody else's.
+            await self.settle(done)
+            (reply,) = await self._pipe.ask(
+                [(*command, "STREAMS", *streams, *["0"] * len(streams))]
+            )
+            if found := await self._messages(reply):
+                return found  # there may be more: of several breaks, or of a longer read
+            self._breaks = breaks
+            done = ()
+        block: Command = ("BLOCK", BLOCK_MILLISECONDS, "STREAMS", *streams, *[">"] * len(streams))
+        reading: Command = (*command, *block)
         self.is_reading = True
         try:
             *settled, reply = await self._blocking.ask([*self._settling(done), reading])
@@ -239,6 +251,9 @@ class StreamReader:
             self.is_reading = False
         if any(isinstance(one, hiredis.ReplyError) for one in settled):
             await self.settle(done)  # Redis has forgotten the script
+        return await self._messages(reply)
+
+    async def _messages(self, reply: Any) -> list[Message]:
         if isinstance(reply, hiredis.ReplyError):
             if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
                 self._known.clear()
@@ -282,6 +297,9 @@ class StreamReader:
     async def settle(self, messages: Iterable[Message]) -> None:
         """These are done with: they shall be read by nobody again."""
         await self._pipe.many(self._settling(messages))
+
+    def settle_soon(self, messages: Iterable[Message]) -> None:
+        self._pipe.soon(self._settling(messages))
 
     def _settling(self, messages: Iterable[Message]) -> list[Command]:
         by_stream: dict[str, list[str]] = {}
@@ -371,6 +389,7 @@ class StreamInbox:
         self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
         if not self._kept:
             self._kept = await self._stale(limit) or await self._read(limit * self._ahead)
+            await self._arrived()
         taken, self._kept = self._kept[:limit], self._kept[limit:]
         self._full, self._given_at = len(taken) == limit, time.monotonic()
         return [(message, message.content) for message in taken]
@@ -407,8 +426,8 @@ class StreamInbox:
         return found
 
     async def settle(self, messages: Sequence[Message]) -> None:
-        await self._readers[0][0].settle(messages)
-        await self._arrived()
+        """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
+        self._readers[0][0].settle_soon(messages)
 
     async def send(self, results: Sequence[Result]) -> None:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
@@ -447,7 +466,7 @@ class StreamInbox:
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
         left, self._kept = self._kept, []
         await self._pipe.many([_task_message(message.content) for message in left])
-        await self.settle(left)
+        await self._readers[0][0].settle(left)
         for reader, streams in self._readers:
             for stream in streams:
                 await reader.dismiss(stream, reader.consumer)

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +101,20 @@ class Recovery:
     tasks: list[float] = field(default_factory=list)
 
 
+Fault = Callable[["Stage"], Awaitable[None]]
+
+
+def of_a_server(fault: Fault) -> Fault:
+    """A fault of Redis or PostgreSQL: there is one at a time, for who is dead cannot die."""
+
+    async def done(stage: Stage) -> None:
+        if not stage.breaks_a_server.locked():
+            async with stage.breaks_a_server:
+                await fault(stage)
+
+    return done
+
+
 class Stage:
     """Use `async with`; services are started by `start`."""
 
@@ -131,15 +145,15 @@ class Stage:
         """Of workers: when, and which process."""
         self.lost_tasks: list[tuple[float, str, str, str]] = []
         """When a message was deleted that nobody had read, and its run, node and token."""
-        self.redis_deaths: list[tuple[float, float]] = []
-        """When it died, and when it served again."""
+        self.redis_deaths: list[tuple[float, float, float]] = []
+        """When it died, when it served again, and when nothing read before was left."""
         self.forgot_until = 0.0
         """Redis was emptied: what workers did up to this time may have left no trace."""
         self._nursery = nursery
         self._settings = settings
         self._services: list[Service] = []
         self._old: deque[tuple[str, tuple[bytes, ...]]] = deque(maxlen=3 * MOST_COPIED)
-        self._one_at_a_time = asyncio.Lock()
+        self.breaks_a_server = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
@@ -367,25 +381,40 @@ class Stage:
                 self.counts["task streams deleted"] += 1
                 self.note(f"{stream} is deleted with {len(unread)} messages that nobody had read")
 
+    @of_a_server
     async def kill_redis(self) -> None:
-        async with self._one_at_a_time:
-            self.note("Redis is killed")
-            self.counts["Redis killed"] += 1
-            died = time.time()
-            await asyncio.to_thread(self.redis.kill)
-            await asyncio.to_thread(self.redis.start)
-            self.note(f"Redis serves again after {time.time() - died:.3f} s")
-            await self.parts.pipe.call("PING")
-            self.redis_deaths.append((died, time.time()))
+        self.note("Redis is killed")
+        self.counts["Redis killed"] += 1
+        died = time.time()
+        await asyncio.to_thread(self.redis.kill)
+        await asyncio.to_thread(self.redis.start)
+        self.note(f"Redis serves again after {time.time() - died:.3f} s")
+        await self.parts.pipe.call("PING")
+        served = time.time()
+        await self._until_settled(served)
+        self.redis_deaths.append((died, served, time.time()))
 
+    async def _until_settled(self, served: float) -> None:
+        """Until no result waits whose reader may not even know that it has read it."""
+        pipe, last = self.parts.pipe, f"{int(served * 1000)}-0"
+        while time.time() < served + 60:
+            try:
+                held = await pipe.call("XPENDING", RESULTS, "orchestrators", "-", last, 1)
+            except RedisError:
+                return  # there is no such stream
+            if not held:
+                return
+            await asyncio.sleep(0.02)
+        self.complain("results that were read before Redis died stay where they are")
+
+    @of_a_server
     async def pause_redis(self) -> None:
-        async with self._one_at_a_time:
-            self.note("Redis is stopped")
-            self.counts["Redis stopped"] += 1
-            self.redis.pause()
-            await asyncio.sleep(self.chance.uniform(0.2, 1.5))
-            self.redis.resume()
-            self.note("Redis goes on")
+        self.note("Redis is stopped")
+        self.counts["Redis stopped"] += 1
+        self.redis.pause()
+        await asyncio.sleep(self.chance.uniform(0.2, 1.5))
+        self.redis.resume()
+        self.note("Redis goes on")
 
     async def lose_answers(self) -> None:
         self.note("answers are lost")
@@ -406,47 +435,47 @@ class Stage:
         self.counts["connections silent"] += 1
         self.proxy.fall_silent()
 
+    @of_a_server
     async def empty_redis(self) -> None:
         """Nothing is left in Redis; an orchestrator that starts puts back what is unfinished."""
-        async with self._one_at_a_time:
-            self.note("Redis is emptied")
-            self.counts["Redis emptied"] += 1
-            self.redis.flush()
-            self.forgot_until = time.time() + 2 * self.settings.lease_seconds
-            await asyncio.sleep(self.settings.recovery_timeout)
-            await self.die_and_come_back("orchestrator")
+        self.note("Redis is emptied")
+        self.counts["Redis emptied"] += 1
+        self.redis.flush()
+        self.forgot_until = time.time() + 2 * self.settings.lease_seconds
+        await asyncio.sleep(self.settings.recovery_timeout)
+        await self.die_and_come_back("orchestrator")
 
+    @of_a_server
     async def lose_the_end_of_the_log(self) -> None:
         """Redis dies, and its newest writes are gone: the disk never had them."""
-        async with self._one_at_a_time:
-            await asyncio.to_thread(self.redis.kill)
-            (path,) = self.redis.folder.glob("appendonlydir/*.incr.aof")
-            lost = self.chance.randrange(min(path.stat().st_size // 2, MOST_LOST_BYTES))
-            os.truncate(path, path.stat().st_size - lost)
-            await asyncio.to_thread(self.redis.start)
-            self.note(f"Redis was killed and has lost the last {lost} bytes of its log")
-            self.counts["Redis lost its tail"] += 1
-            self.forgot_until = time.time() + 2 * self.settings.lease_seconds
+        await asyncio.to_thread(self.redis.kill)
+        (path,) = self.redis.folder.glob("appendonlydir/*.incr.aof")
+        lost = self.chance.randrange(min(path.stat().st_size // 2, MOST_LOST_BYTES))
+        os.truncate(path, path.stat().st_size - lost)
+        await asyncio.to_thread(self.redis.start)
+        self.note(f"Redis was killed and has lost the last {lost} bytes of its log")
+        self.counts["Redis lost its tail"] += 1
+        self.forgot_until = time.time() + 2 * self.settings.lease_seconds
 
+    @of_a_server
     async def kill_postgres(self) -> None:
         assert self.postgres is not None
-        async with self._one_at_a_time:
-            self.note("PostgreSQL is killed")
-            self.counts["PostgreSQL killed"] += 1
-            await asyncio.to_thread(self.postgres.kill)
-            await asyncio.sleep(self.chance.uniform(0.0, 2.0))
-            await asyncio.to_thread(self.postgres.start)
-            self.note("PostgreSQL serves again")
+        self.note("PostgreSQL is killed")
+        self.counts["PostgreSQL killed"] += 1
+        await asyncio.to_thread(self.postgres.kill)
+        await asyncio.sleep(self.chance.uniform(0.0, 2.0))
+        await asyncio.to_thread(self.postgres.start)
+        self.note("PostgreSQL serves again")
 
+    @of_a_server
     async def pause_postgres(self) -> None:
         assert self.postgres is not None
-        async with self._one_at_a_time:
-            self.note("PostgreSQL is stopped")
-            self.counts["PostgreSQL stopped"] += 1
-            self.postgres.pause()
-            await asyncio.sleep(self.chance.uniform(0.5, 3.0))
-            self.postgres.resume()
-            self.note("PostgreSQL goes on")
+        self.note("PostgreSQL is stopped")
+        self.counts["PostgreSQL stopped"] += 1
+        self.postgres.pause()
+        await asyncio.sleep(self.chance.uniform(0.5, 3.0))
+        self.postgres.resume()
+        self.note("PostgreSQL goes on")
 
     # ── afterwards ───────────────────────────────────────────────────────────────────────
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 
 from .side_file import Execution, executions
-from .stage import RESULTS, TASKS, Stage
+from .stage import RESULTS, TASKS, Fault, Stage
 from .verdict import Evidence, violations
 from .workload import Plan, draw
 
@@ -39,7 +39,6 @@ PATIENCE = 60.0
 LEFT_OVER_SECONDS = 15.0
 """And nothing may be left over a lease and so long later: a sweep looks after what is silent."""
 
-Fault = Callable[[Stage], Awaitable[None]]
 FAULTS: dict[str, tuple[int, Fault]] = {
     "a worker dies": (12, lambda stage: stage.die_and_come_back("worker")),
     "an orchestrator dies": (3, lambda stage: stage.die_and_come_back("orchestrator")),
@@ -80,6 +79,8 @@ class Report:
     executions: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     refused: int = 0
+    lost: int = 0
+    """Starts whose worker was lost, or taken for lost."""
     wrong: dict[str, list[str]] = field(default_factory=dict)
     """By run; what belongs to none stands under an empty name."""
     read: set[str] = field(default_factory=set)
@@ -242,7 +243,9 @@ class Storm:
             report.blame(run_id, await self._archived(evidence.run))
             status = str(evidence.run.status)
             report.statuses[status] = report.statuses.get(status, 0) + 1
-            report.refused += sum(event.type == "result.refused" for event in evidence.events)
+            types = [event.type for event in evidence.events]
+            report.refused += types.count("result.refused")
+            report.lost += types.count("node.lost")
             self._measure(run_id, evidence.events)
             times += [(event.type, event.time) for event in evidence.events]
         self._stage.recovery.redis += _gone_on(self._stage.redis_deaths, times)
@@ -310,7 +313,9 @@ class Storm:
                 worker = str((event.data or {}).get("worker"))
                 died = [at for at, pid in self._stage.deaths if f"-{pid}-" in worker]
                 recovery.workers += [again - at for at in died]
-        for at, run, node, token in self._stage.lost_tasks:
+        # What was lost twice is held up since the second time.
+        lost = {(run, node, token): at for at, run, node, token in self._stage.lost_tasks}
+        for (run, node, token), at in lost.items():
             epoch, attempt, _ = token.split(".")
             begun = starts.get((node, int(epoch), int(attempt)))
             if run == run_id and begun is not None and begun > at:
@@ -330,14 +335,16 @@ class Storm:
         (folder / "wrong.txt").write_text("\n".join(lines) + "\n")
 
 
-def _gone_on(deaths: list[tuple[float, float]], times: list[tuple[str, float]]) -> list[float]:
-    """From each death of Redis until a node has started and another has ended after it."""
+def _gone_on(
+    deaths: list[tuple[float, float, float]], times: list[tuple[str, float]]
+) -> list[float]:
+    """From each death of Redis until nodes start and end again and no old result waits."""
     found = []
-    for died, served in deaths:
+    for died, served, settled in deaths:
         kinds = ("node.started", "node.completed")
         after = [[at for kind, at in times if kind == one and at > served] for one in kinds]
         if all(after):
-            found.append(max(map(min, after)) - died)
+            found.append(max(*map(min, after), settled) - died)
     return found
 
 

@@ -1,0 +1,58 @@
+"""`./dev faults`: it says its seed, and its exit code tells whether anything was wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TOOL = ROOT / "tools" / "faults.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("faults", TOOL)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["faults"] = module  # where its dataclasses look for their own module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0, 0), (1, 1)])
+async def test_a_violation_makes_it_fail(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: int, code: int
+) -> None:
+    async def rage(seed: int, tally: object) -> None:
+        tally.wrong += wrong  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(tool, "rage", rage)
+    assert await tool.run(7, 0.0, ["storms"]) == code
+
+
+async def test_so_does_a_recovery_that_takes_too_long(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def recover(kind: str, seed: int, tally: object) -> bool:
+        return bool(kind != "redis")
+
+    monkeypatch.setattr(tool, "recover", recover)
+    assert await tool.run(7, 0.0, ["recovery"]) == 1
+
+
+def test_of_a_hundred_recoveries_one_may_be_late_and_none_may_be_missing(tool: ModuleType) -> None:
+    assert tool.figure("redis", [1.0] * 199 + [9.0], 3.0)
+    assert not tool.figure("redis", [1.0] * 95 + [9.0] * 5, 3.0)
+    assert not tool.figure("redis", [9.0], 3.0)
+    assert not tool.figure("redis", [], 3.0)
+
+
+def test_it_explains_itself() -> None:
+    done = subprocess.run([sys.executable, TOOL, "--help"], capture_output=True, check=True)
+    assert b"--seed" in done.stdout
