@@ -71,12 +71,14 @@ class Services:
     def log(self, process: subprocess.Popen[bytes]) -> str:
         return (self.folder / f"log-{self._all.index(process)}").read_text()
 
-    def end(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> float:
+    def end(self, *processes: subprocess.Popen[bytes], by: int = signal.SIGTERM) -> float:
         """How long it took; it was an orderly end."""
         before = time.monotonic()
-        process.send_signal(number)
-        assert process.wait(SECONDS) == 0, self.log(process)
-        assert "Traceback" not in self.log(process)
+        for process in processes:
+            process.send_signal(by)
+        for process in processes:
+            assert process.wait(SECONDS) == 0, self.log(process)
+            assert "Traceback" not in self.log(process)
         return time.monotonic() - before
 
     def executions(self) -> list[str]:
@@ -277,8 +279,8 @@ def test_one_of_each_runs_a_workflow(services: Services) -> None:
     assert (alive["pid"], alive["concurrency"], alive["alive"]) == (worker.pid, 3, True)
     assert {"greet", "output"} <= set(alive["handlers"])
     assert run.node("a").worker == alive["worker_id"]
-    assert services.end(worker, signal.SIGTERM) < AT_ONCE_SECONDS
-    assert services.end(orchestrator, signal.SIGINT) < AT_ONCE_SECONDS
+    assert services.end(worker, by=signal.SIGTERM) < AT_ONCE_SECONDS
+    assert services.end(orchestrator, by=signal.SIGINT) < AT_ONCE_SECONDS
     assert services.workers() == [], "it has left, nobody need look for it"
     said = services.log(worker).splitlines()
     assert [line.partition(",")[0] for line in said] == [
@@ -333,7 +335,7 @@ def test_a_second_signal_ends_a_worker_at_once(services: Services) -> None:
     wait_for(services.executions, "the node started")
     worker.send_signal(signal.SIGINT)
     wait_for(lambda: "may finish" in services.log(worker), "it drains")
-    assert services.end(worker, signal.SIGINT) < AT_ONCE_SECONDS
+    assert services.end(worker, by=signal.SIGINT) < AT_ONCE_SECONDS
     assert "without waiting" in services.log(worker)
 
 
@@ -354,5 +356,5 @@ def test_a_service_survives_the_restart_of_its_redis_and_ends_without_it(
         run = services.ended("r")
         assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 1)
         redis.kill()
-        for process in (worker, orchestrator):
-            assert services.end(process) < 2 * AT_ONCE_SECONDS, "it waits for nobody who is away"
+        took = services.end(worker, orchestrator)
+        assert took < 2 * AT_ONCE_SECONDS, "nobody waits for who is away"

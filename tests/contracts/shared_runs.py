@@ -18,18 +18,22 @@ from dovetail.stores.redis import RedisStore
 from dovetail.stores.sqlite import SqliteStore
 
 
-def graph(nodes: dict[str, list[str]], **fields: Any) -> Graph:
-    """`fields` are the workflow's; `each` of them is for every node, `if` for those that wait."""
-    each, condition = fields.pop("each", {}), fields.pop("if", None)
-    definition = {
-        "name": "race",
-        **fields,
-        "nodes": [
-            {"id": name, "handler": "step", "dependencies": parents, **each}
-            | ({"condition": condition.format(*parents)} if parents and condition else {})
-            for name, parents in nodes.items()
-        ],
-    }
+def graph(
+    nodes: dict[str, list[str]],
+    *,
+    each: dict[str, Any] | None = None,
+    condition: str | None = None,
+    **fields: Any,
+) -> Graph:
+    """`fields` are the workflow's, `each` those of every node; `condition` is for every node that
+    has parents, with its first parent in the place of `{0}`."""
+    listed = []
+    for name, parents in nodes.items():
+        node = {"id": name, "handler": "step", "dependencies": parents, **(each or {})}
+        if parents and condition is not None:
+            node["condition"] = condition.format(*parents)
+        listed.append(node)
+    definition = {"name": "race", **fields, "nodes": listed}
     return build_graph(Workflow.model_validate(definition), {})
 
 

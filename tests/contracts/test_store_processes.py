@@ -124,11 +124,13 @@ def test_of_many_completions_exactly_one_counts_and_the_child_is_published_once(
     assert published == Counter({name: 1 for name in PAIRS if name.startswith("c")})
 
 
-@pytest.mark.parametrize("condition", [None, "{{{{ {0}.status == 'COMPLETED' }}}}"])
+@pytest.mark.parametrize(
+    "condition", [None, "{{{{ {0}.status == 'COMPLETED' }}}}"], ids=["plain", "conditional"]
+)
 def test_a_crowd_runs_every_node_once_and_agrees_on_the_end(
     arena: Arena, condition: str | None
 ) -> None:
-    (run_id,) = arena.make(LAYERED, **{"if": condition})
+    (run_id,) = arena.make(LAYERED, condition=condition)
     told = arena.race("work", each=True, run_id=run_id)
     done = {f"w{number}": names for number, (names, _) in enumerate(told)}
     assert Counter(name for names in done.values() for name in names) == Counter(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
 from dovetail.distributed import Parts, connected, orchestrate
 from dovetail.engine.ports import Task
+from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import ACTIVE
@@ -281,3 +282,21 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
     assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 1
+
+
+async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_often(
+    stage: Stage,
+) -> None:
+    task = await stage.submit()
+    for attempt in range(1, 6):  # more often than a node may crash
+        await stage.claim(task)
+        desk = RemoteDesk(
+            *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+            stage.living.apply,
+            worker_id="w",
+            lease_seconds=60,
+        )
+        await desk.hand_back([task])
+        (task,) = await stage.tasks()
+        assert task.token.attempt == attempt + 1
+    assert await stage.agenda.expired(stage.parts.clock() + 100, 10) == []

@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
-from dovetail.core.transitions import Park, Progress, Renew, Stop, Transition
+from dovetail.core.transitions import Park, Progress, Reap, Renew, Stop, Transition
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Limits, Result, Task
 from dovetail.engine.shared import Agenda, SharedStore, Start
 
 PAUSE_SECONDS = 0.5
+NO_LIMIT = 1_000_000_000
 T = TypeVar("T")
 log = logging.getLogger("dovetail.worker")
 
@@ -142,10 +143,18 @@ class RemoteDesk:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def hand_back(self, tasks: Sequence[Task]) -> None:
-        """Let go of starts that will not finish here: whoever reaps next queues them again."""
+        """Let go of starts that will not finish here: they are queued again at once.
+
+        Such a start is a lost one, but no crash: however often workers are replaced, a node does
+        not fail by it.
+        """
         left = [] if self._claiming is None else await self._claiming
         self._claiming = None
-        await self._renew(list(map(_start, [*tasks, *left])), self._clock())
+        starts = [_start(task) for task in (*tasks, *left)]
+        await self._renew(starts, self._clock())
+        if starts:
+            await self._apply([Reap(*start, max_crashes=NO_LIMIT) for start in starts])
+            await self._agenda.released(starts)
 
     async def close(self) -> None:
         """Give back what was read and never claimed."""

@@ -19,23 +19,25 @@ SO_LATE = 5.0
 
 @handler
 async def act(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    write_down(ctx)
-    await asyncio.sleep(_seconds(config, ctx))
+    seconds = _seconds(config, ctx)
+    write_down(ctx, seconds)
+    await asyncio.sleep(seconds)
     return outcome(config, ctx)
 
 
 @handler
 def act_in_thread(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    write_down(ctx)
-    time.sleep(_seconds(config, ctx))
+    seconds = _seconds(config, ctx)
+    write_down(ctx, seconds)
+    time.sleep(seconds)
     return outcome(config, ctx)
 
 
-def write_down(ctx: Context) -> None:
+def write_down(ctx: Context, seconds: float) -> None:
     """One line in one piece: a killed worker leaves no half of it."""
+    start = f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt}"
     file = os.open(os.environ["SIDE_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    line = f"{ctx.run_id} {ctx.node_id} {ctx.epoch} {ctx.attempt} {os.getpid()} {time.time()}\n"
-    os.write(file, line.encode())
+    os.write(file, f"{start} {os.getpid()} {time.time()} {seconds}\n".encode())
     os.close(file)
 
 

@@ -16,6 +16,8 @@ class Execution(NamedTuple):
     start: Start
     pid: int
     time: float
+    seconds: float
+    """How long it takes."""
 
     @property
     def next(self) -> tuple[str, Start]:
@@ -28,7 +30,7 @@ def executions(side: Path) -> list[Execution]:
     """In order."""
     found = []
     for line in side.read_text().splitlines() if side.exists() else ():
-        run_id, node, epoch, attempt, pid, at = line.split()
+        run_id, node, epoch, attempt, pid, at, seconds = line.split()
         start = (node, int(epoch), int(attempt))
-        found.append(Execution(run_id, start, int(pid), float(at)))
+        found.append(Execution(run_id, start, int(pid), float(at), float(seconds)))
     return found

@@ -31,7 +31,7 @@ from ...servers.redis_server import RedisServer
 from ...servers.server import free_port
 from .front import Front
 from .proxy import Proxy
-from .side_file import executions
+from .side_file import Execution, executions
 from .workload import HANDLERS
 
 JOBS = Path(__file__).with_name("jobs.py")
@@ -309,21 +309,32 @@ class Stage:
 
     async def oversleep(self) -> None:
         """A worker in the middle of its work sleeps until another one does it again."""
-        awake = {one.pid: one for one in self.all("worker") if not one.asleep}
-        busy = [one for one in executions(self.side)[-20:] if time.time() - one.time < 0.3]
-        mine = [one for one in busy if one.pid in awake]
-        if len(awake) < 2 or not mine:
+        begun = await self._just_begun()
+        if not begun:
             return
-        service = awake[mine[-1].pid]
+        (service,) = [one for one in self.all("worker") if one.pid == begun[0].pid]
         self.sleep(service)
-        again = {one.next for one in mine if one.pid == service.pid}
-        give_up = time.time() + 10 * self.settings.lease_seconds
+        again = {one.next for one in begun}
+        give_up = time.time() + 4 * self.settings.lease_seconds
         while time.time() < give_up:
             if again & {(one.run_id, one.start) for one in executions(self.side)}:
                 self.counts["worker overslept"] += 1
                 break
             await asyncio.sleep(0.02)
         self.wake(service)
+
+    async def _just_begun(self) -> list[Execution]:
+        """What a worker began a moment ago, and is busy with, while another is awake too."""
+        give_up = time.time() + 2.0
+        while time.time() < give_up:
+            awake = [one.pid for one in self.all("worker") if not one.asleep]
+            last = [one for one in executions(self.side)[-20:] if one.seconds > 0.5]
+            for pid in awake if len(awake) > 1 else ():
+                mine = [one for one in last if one.pid == pid and time.time() - one.time < 0.1]
+                if mine:
+                    return mine
+            await asyncio.sleep(0.01)
+        return []
 
     async def double(self, streams: list[str], readers: str) -> None:
         """Every message of these streams ten more times, and once more a moment later."""

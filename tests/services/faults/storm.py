@@ -99,8 +99,10 @@ class Storm:
         *,
         plan: Callable[[random.Random], Plan] = draw,
         crowd: int = CROWD,
+        orders: bool = True,
     ) -> None:
-        """`plan` draws the runs, of which so many are under way at once."""
+        """`plan` draws the runs, of which `crowd` are under way at once; with `orders` some are
+        cancelled and retried."""
         self._stage = stage
         # One source each, so that a seed gives the same runs and the same faults in the same
         # order, however fast the machine is. Whom a fault hits, and when, is another matter.
@@ -109,6 +111,7 @@ class Storm:
         )
         self._draw = plan
         self._crowd = crowd
+        self._orders_given = orders
         self._faults = list(faults)
         self.tried: set[str] = set()
         self.plans: dict[str, Plan] = {}
@@ -124,7 +127,8 @@ class Storm:
         self._until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             group.create_task(self._feed())
-            group.create_task(self._order())
+            if self._orders_given:
+                group.create_task(self._order())
             for fault in self._forecast():
                 await asyncio.sleep(self._weather.uniform(*pause))
                 self._happen(fault)
@@ -208,8 +212,11 @@ class Storm:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
-    async def calm(self) -> Report:
-        """Nothing breaks any more: everything must end, and everything must be right."""
+    async def calm(self, *, wait_for_sweeps: bool = True) -> Report:
+        """Nothing breaks any more: everything must end, and everything must be right.
+
+        That nothing is left over is known only after a sweep, which takes its time.
+        """
         await asyncio.gather(*self._under_way, return_exceptions=True)
         self._stage.note("all is calm")
         if self._stage.forgot_until:  # whatever was too young to be put back is not any more
@@ -221,7 +228,7 @@ class Storm:
             await self._look()
             await asyncio.sleep(0.1)
         stage, report = self._stage, Report(runs=len(self.plans))
-        left_over = await self._left_over()
+        left_over = await self._left_over() if wait_for_sweeps else []
         report.blame("", [*left_over, *stage.complaints, *stage.front.complaints])
         listed = [run["run_id"] for run in await stage.front.list_runs()]
         if sorted(listed) != sorted(self.plans):

@@ -20,8 +20,10 @@ SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1 << 32)))
 SECONDS = 4.0
 FAMILIES = {
     "processes die and sleep": ("worker", "orchestrator", "API"),
-    "messages come often, late or never": ("come", "deleted"),
-    "Redis dies, sleeps, forgets and loses answers": ("Redis", "lost", "forgotten"),
+    "Redis dies, sleeps and forgets, and messages come often, late or never": (
+        *("Redis", "lost", "forgotten"),
+        *("come", "deleted"),
+    ),
 }
 
 
