@@ -7,7 +7,6 @@ A count does not depend on how busy the machine is, but for what it makes wait l
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -68,7 +67,7 @@ asyncio.run(main(*sys.argv[1:]))
 FAN, CHAIN = 1000, 100
 ROUNDTRIPS_PER_NODE = {"fan": 0.1, "chain": 6.0}
 BYTES_PER_NODE = 700
-RUNS, AT_ONCE = int(1000 * float(os.environ.get("DOVETAIL_EXAMPLES", "1"))), 500
+RUNS, AT_ONCE = 5000, 500
 ENDLESS = {
     "name": "endless",
     "nodes": [{"id": "long", "handler": "sleep", "config": {"seconds": 600}}],
@@ -266,7 +265,4 @@ async def empty(bench: Bench, commands: Commands, kept: str) -> None:
         if not name.startswith("wf:worker:"):
             assert await bench.ask("PTTL", name) == -1, f"{name} will vanish"
     assert await bench.ask("ZRANGE", "wf:delayed", 0, -1) == []
-    async with asyncio.timeout(15):  # what lies about there is looked at when its time is over
-        while await bench.ask("ZCARD", "wf:leases") > 1:
-            await asyncio.sleep(0.05)
     assert [run.decode() for run in await bench.ask("ZRANGE", "wf:active", 0, -1)] == [kept]

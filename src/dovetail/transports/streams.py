@@ -39,7 +39,7 @@ MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MOST_DEAD = 10_000
 MOST_STOPS = 10_000
-MOST_ENDS = 2_000
+MOST_ENDS = 1_000
 """Few: they take memory for good, and who misses one looks by itself a second later."""
 MOST_SETTLED = 1000
 BLOCK_MILLISECONDS = 1000
