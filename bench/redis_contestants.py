@@ -27,7 +27,9 @@ from workloads import Workload, definition
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 ORCHESTRATOR = ["-m", "dovetail", "orchestrator"]
+# As many at once as streaQ's workers are given.
 WORKER = ["-m", "dovetail", "worker", "--handlers", str(HERE / "noop_handler.py")]
+WORKER += ["--concurrency", "64"]
 
 
 @contextmanager

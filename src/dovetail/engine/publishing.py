@@ -7,6 +7,7 @@ a message travels.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from dovetail.core.consequences import new_tuple
@@ -16,6 +17,8 @@ from dovetail.core.transitions import Dispatch, Fail, Recall, Stop, Transition
 from dovetail.engine.clock import Clock
 from dovetail.engine.intake import cache_key
 from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
+
+TOGETHER = 100
 
 
 class Publisher:
@@ -45,6 +48,7 @@ class Publisher:
             by_run.setdefault(dispatch.run.id, []).append(dispatch)
         tasks: list[Task] = []
         moves: list[Transition] = []
+        sending: list[asyncio.Task[None]] = []
         scenes = await self._scenes.scenes(by_run)
         for scene, orders in zip(scenes, by_run.values(), strict=True):
             for order in orders:
@@ -55,8 +59,14 @@ class Publisher:
                     tasks.append(made)
                 else:
                     moves.append(made)
+                if len(tasks) == TOGETHER:  # workers can begin while the rest is made
+                    sending.append(asyncio.ensure_future(self._sender.send(tasks)))
+                    tasks = []
+                    await asyncio.sleep(0)
         if tasks:
             await self._sender.send(tasks)
+        if sending:
+            await asyncio.gather(*sending)
         if moves:
             await self.apply(moves)
 

@@ -32,6 +32,7 @@ WAKE_SECONDS = 0.1
 REAP_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
+TOGETHER = 100
 MOST_NOTED = 10_000
 EVER, EVERYBODY = float("inf"), 1_000_000
 BACKLOG_SECONDS = 5.0
@@ -150,11 +151,16 @@ class SharedOrchestrator:
 
     async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
         """`now` is when they were accepted, if that was somewhere else."""
-        now = self._clock() if now is None else now
+        accepted = self._clock() if now is None else now
+        some = [submits[at : at + TOGETHER] for at in range(0, len(submits), TOGETHER)]
+        # One part is made while the one before it is sent out, so that workers need not wait.
+        await asyncio.gather(*(self._submit(part, accepted) for part in some))
+
+    async def _submit(self, submits: Sequence[Submit], accepted: float) -> None:
         run_ids = [submit.run_id for submit in submits]
         # Before the runs: if we die in between, the sweep looks for a run that is not there.
         _, decisions = await asyncio.gather(
-            self.agenda.moved(run_ids, self._clock()), self._store.create_many(submits, now)
+            self.agenda.moved(run_ids, self._clock()), self._store.create_many(submits, accepted)
         )
         await self._follow(list(zip(run_ids, decisions, strict=True)))
 
