@@ -193,8 +193,7 @@ class Pipe:
                 self._later = self._loop.call_later(MOMENT_SECONDS, self._flush)
         elif not self._flushing:
             self._flushing = True
-            # A turn later than it could be: what is woken by the same news travels along.
-            self._loop.call_soon(self._loop.call_soon, self._flush)
+            self._loop.call_soon(self._flush)
         return asked.answer
 
     def soon(self, commands: Sequence[Command]) -> None:

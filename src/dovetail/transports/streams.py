@@ -41,7 +41,7 @@ MOST_DEAD = 10_000
 MOST_STOPS = 10_000
 MOST_ENDS = 1_000
 """Few: they take memory for good, and who misses one looks by itself a second later."""
-MOST_SETTLED = 1000
+FEW_SETTLED, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 AGAIN_SECONDS = 0.5
 QUICK_SECONDS = 0.05
@@ -306,11 +306,15 @@ class StreamReader:
         by_stream: dict[str, list[str]] = {}
         for message in messages:
             by_stream.setdefault(message.stream, []).append(message.id)
-        return [
-            self._pipe.evaluation(_SETTLE, [stream], [self._group, *ids[at : at + MOST_SETTLED]])
-            for stream, ids in by_stream.items()
-            for at in range(0, len(ids), MOST_SETTLED)
-        ]
+        commands: list[Command] = []
+        for stream, ids in by_stream.items():
+            if len(ids) <= FEW_SETTLED:
+                commands += [("XACK", stream, self._group, *ids), ("XDEL", stream, *ids)]
+                continue
+            for at in range(0, len(ids), MOST_SETTLED):
+                args = [self._group, *ids[at : at + MOST_SETTLED]]
+                commands.append(self._pipe.evaluation(_SETTLE, [stream], args))
+        return commands
 
     async def _open(self, stream: str) -> None:
         command = ("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
