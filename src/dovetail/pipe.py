@@ -146,9 +146,11 @@ class Pipe:
         if self._opening is not None:
             self._opening.cancel()
         wire, self._wire = self._wire, None
+        left = list(self._waiting)
         if wire is not None and wire.transport is not None:
             wire.transport.close()
-            self._fail([*wire.asked, *self._waiting], RedisError("the connection was closed"))
+            left += wire.asked
+        self._fail(left, RedisError("the connection was closed"))
 
     # ── asking ───────────────────────────────────────────────────────────────────────────
 

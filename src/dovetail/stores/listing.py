@@ -1,17 +1,19 @@
-"""What every store needs to read its SQL and to answer in pages."""
+"""What every store needs to read its SQL, to answer in pages and to find what a name means."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import orjson
 
-from dovetail.core.errors import InvalidParams, Problem
+from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem
 from dovetail.engine.views import summary_view
 
 MOST_LISTED = 1000
+SHORTEST_PREFIX = 4
+LATEST = "latest"
 
 
 def named_statements(file: str) -> dict[str, str]:
@@ -35,6 +37,34 @@ def place_in_list(cursor: str) -> int:
         message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
         raise InvalidParams([Problem("invalid_field", message, "cursor")])
     return int(cursor)
+
+
+def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> int:
+    """The number of a version by its number or alias. Raises `NotFound`."""
+    if isinstance(version, int):
+        return version
+    if version in aliases:
+        return aliases[version]
+    if version.isascii() and version.isdigit():
+        return int(version[:18])
+    have = ", ".join(aliases)
+    raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+
+def long_enough(prefix: str) -> None:
+    """Raises `NotFound` for a beginning of an id that could be anybody's."""
+    if prefix and len(prefix) < SHORTEST_PREFIX:
+        raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+
+
+def run_meant(prefix: str, found: Sequence[str], where: object) -> str:
+    """The one run whose id begins so, of some that do. Raises `NotFound` or `Conflict`."""
+    if prefix in found or len(found) == 1:
+        return prefix if prefix in found else found[0]
+    if not found or not prefix:
+        raise NotFound(f"no run '{prefix}' in {where}")
+    some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
+    raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
 
 
 def summary_of(row: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,15 @@ from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding, KeyUsed, Registered, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
-from dovetail.stores.listing import page_size, place_in_list, summary_of
+from dovetail.stores.listing import (
+    LATEST,
+    long_enough,
+    page_size,
+    place_in_list,
+    run_meant,
+    summary_of,
+    version_meant,
+)
 from dovetail.stores.postgres_pool import (
     MOST_CONNECTIONS,
     SCHEMA_VERSION,
@@ -27,8 +35,6 @@ from dovetail.stores.postgres_pool import (
 )
 from dovetail.stores.redis_moves import event_of
 
-SHORTEST_PREFIX = 4
-LATEST = "latest"
 LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
 MOST_APART_SECONDS = 5.0
@@ -118,15 +124,7 @@ class PostgresRecords:
         latest: int = (await self._workflow(name))["latest"]
         if version is None or version == LATEST:
             return latest
-        if isinstance(version, int):
-            return version
-        aliases = await self._aliases(name, latest)
-        if version in aliases:
-            return aliases[version]
-        if version.isascii() and version.isdigit():
-            return int(version[:18])
-        have = ", ".join(aliases)
-        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+        return version_meant(name, version, await self._aliases(name, latest))
 
     async def _workflow(self, name: str) -> Any:
         row = await self._pool.row("read_workflow", name)
@@ -203,16 +201,10 @@ class PostgresRecords:
 
     async def find_run(self, prefix: str) -> str:
         """The one run whose id begins so."""
-        if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        long_enough(prefix)
         rows = await self._pool.rows("find_runs", prefix, prefix + "\U0010ffff")
         found = [str(row[0]) for row in rows]
-        if prefix in found or len(found) == 1:
-            return prefix if prefix in found else found[0]
-        if not found or not prefix:
-            raise self._no_run(prefix)
-        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
-        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+        return run_meant(prefix, found, self._pool.where)
 
     def _no_run(self, run_id: str) -> NotFound:
         return NotFound(f"no run '{run_id}' in {self._pool.where}")

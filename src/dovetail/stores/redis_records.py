@@ -21,7 +21,14 @@ from dovetail.engine.submissions import Key, Unmade
 from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
-from dovetail.stores.listing import page_size, place_in_list
+from dovetail.stores.listing import (
+    LATEST,
+    long_enough,
+    page_size,
+    place_in_list,
+    run_meant,
+    version_meant,
+)
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_acceptance import Acceptance, batch_number
 from dovetail.stores.redis_limits import RedisLimits
@@ -39,8 +46,6 @@ from dovetail.stores.redis_moves import event_of
 
 WORKFLOWS = "wf:workflows"
 """Every name that was ever registered: one that was deleted still has a number to go on from."""
-SHORTEST_PREFIX = 4
-LATEST = "latest"
 MOST_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
 
@@ -99,15 +104,7 @@ class RedisRecords:
         latest = await self._latest(name)
         if version is None or version == LATEST:
             return latest
-        if isinstance(version, int):
-            return version
-        aliases = await self._aliases(name, latest)
-        if version in aliases:
-            return aliases[version]
-        if version.isascii() and version.isdigit():
-            return int(version[:18])
-        have = ", ".join(aliases)
-        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+        return version_meant(name, version, await self._aliases(name, latest))
 
     async def _latest(self, name: str) -> int:
         latest, deleted = None, None
@@ -218,15 +215,9 @@ class RedisRecords:
 
     async def find_run(self, prefix: str) -> str:
         """The one run whose id begins so."""
-        if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        long_enough(prefix)
         found = await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
-        if prefix in found or len(found) == 1:
-            return prefix if prefix in found else found[0]
-        if not found or not prefix:
-            raise NotFound(f"no run '{prefix}' in Redis")
-        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
-        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+        return run_meant(prefix, found, "Redis")
 
     async def list_runs(
         self,

@@ -17,13 +17,19 @@ from dovetail.core.replay import Entry
 from dovetail.engine.ports import Finding, Registered, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
-from dovetail.stores.listing import page_size, place_in_list, summary_of
+from dovetail.stores.listing import (
+    LATEST,
+    long_enough,
+    page_size,
+    place_in_list,
+    run_meant,
+    summary_of,
+    version_meant,
+)
 from dovetail.stores.sqlite import SqliteStore
 from dovetail.stores.sqlite_file import SCHEMA_VERSION, statements
 from dovetail.stores.sqlite_writer import PIECES, add_batch, definition_number, piece
 
-SHORTEST_PREFIX = 4
-LATEST = "latest"
 _LAST_NUMBER = 1 << 62
 LEAST_FREE_BYTES = 64 << 20
 MOST_AHEAD_SECONDS = 60.0
@@ -79,15 +85,7 @@ class SqliteRecords:
     def _version_number(self, name: str, latest: int, version: int | str | None) -> int:
         if version is None or version == LATEST:
             return latest
-        if isinstance(version, int):
-            return version
-        aliases = self._aliases(name, latest)
-        if version in aliases:
-            return aliases[version]
-        if version.isascii() and version.isdigit():
-            return int(version[:18])
-        have = ", ".join(aliases)
-        raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+        return version_meant(name, version, self._aliases(name, latest))
 
     def _aliases(self, name: str, latest: int) -> dict[str, int]:
         return {**dict(self._store.rows("aliases", name)), LATEST: latest}
@@ -156,15 +154,9 @@ class SqliteRecords:
 
     async def find_run(self, prefix: str) -> str:
         """The one run whose id begins so."""
-        if prefix and len(prefix) < SHORTEST_PREFIX:
-            raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+        long_enough(prefix)
         found = [row[0] for row in self._store.rows("find_runs", prefix, prefix + "\U0010ffff")]
-        if prefix in found or len(found) == 1:
-            return prefix if prefix in found else str(found[0])
-        if not found or not prefix:
-            raise NotFound(f"no run '{prefix}' in {self._store.file.path}")
-        some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
-        raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+        return run_meant(prefix, found, self._store.file.path)
 
     async def list_runs(
         self,
