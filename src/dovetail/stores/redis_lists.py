@@ -256,13 +256,13 @@ def _changes(kind: _Kind, runs: Sequence[tuple[str, Read]]) -> Iterator[Command]
             yield ("ZADD", f"{where}:all", *scored)
     if kind.registered and not kind.finished:
         yield ("ZADD", f"{name}:open", *(part for run_id in ids for part in ("0", run_id)))
-    if kind.finished:
+    if kind.status != RUNNING:
+        yield from (("ZREM", f"{where}:{RUNNING.decode()}", *entries) for where in wheres)
+    if kind.finished:  # behind its status: who counts it here first counts that right
         ended = [part for run_id, read in runs for part in (read[1], run_id)]
         yield from (("ZADD", f"{where}:finished", *ended) for where in wheres if where != name)
         if kind.registered:
             yield ("ZREM", f"{name}:open", *ids)
-    if kind.status != RUNNING:
-        yield from (("ZREM", f"{where}:{RUNNING.decode()}", *entries) for where in wheres)
     if not kind.listed:  # last: who finds it here takes the rest for granted
         yield ("ZADD", f"{RUNS}:ids", *(part for run_id in ids for part in ("0", run_id)))
 

@@ -363,15 +363,16 @@ class RedisRecords:
         limit = page_size(limit)
         workflow, count, created_at = await self._batch(batch_id)
         first = 0 if cursor is None else place_in_list(cursor)
-        runs = await self._runs_of(batch_id, first, count, limit + 1)
         by_status: dict[str, int] = {}
         finished, ended = 0, None
         if counts:
             where = batch_key(batch_id)
+            # First: a batch that is finished has no run that is counted as running.
+            finished = await self._lists.count(where, "finished")
             numbers = await asyncio.gather(*(self._lists.count(where, s) for s in STATUSES))
             by_status = {s: n for s, n in zip(STATUSES, numbers, strict=True) if n}
-            finished = await self._lists.count(where, "finished")
             ended = await self._lists.last_end(where)
+        runs = await self._runs_of(batch_id, first, count, limit + 1)
         return {
             "batch_id": batch_id,
             "workflow": workflow,
