@@ -9,9 +9,9 @@ from __future__ import annotations
 import ast
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -31,17 +31,34 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"core"},
     "handlers": {"core", "engine", "config"},
     "pipe": {"core"},
+    "blocking_pipe": {"core", "pipe"},
     "stores": {"core", "engine", "config", "pipe"},
     "transports": {"core", "engine", "config", "pipe"},
     "wiring": {*INSIDE, "pipe", "stores", "transports"},
     "distributed": {*INSIDE, "pipe", "stores", "transports", "wiring"},
+    # The same for a worker of Celery, which imports it by its name.
+    "pooled": {*INSIDE, "pipe", "blocking_pipe", "stores", "transports", "wiring", "distributed"},
     "fleet": {"core", "config", "engine", "pipe", "stores", "transports"},
     # Only wiring names a concrete store or transport, so none of these may.
     "executor": {*INSIDE, "wiring"},
     "client": {*INSIDE, "wiring", "distributed"},
+    "celery": {*INSIDE, "wiring", "executor"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.
     "api": {"core", "engine", "config"},
-    "cli": {*INSIDE, "wiring", "distributed", "fleet", "executor", "client", "api", "dovetail"},
+    # Listens to the engine; nothing but the edge knows it.
+    "telemetry": {"core", "engine", "config"},
+    "cli": {
+        *INSIDE,
+        "telemetry",
+        "wiring",
+        "distributed",
+        "pooled",
+        "fleet",
+        "executor",
+        "client",
+        "api",
+        "dovetail",
+    },
     "__main__": {"cli"},
     # The public face hands out names of every part; no part may import it but the edge.
     "dovetail": {*INSIDE, "wiring", "executor", "client"},
@@ -66,8 +83,9 @@ ENGINE_LIBRARIES = {"orjson", "pydantic"}
 # What takes long to import, or serves only some commands.
 # fmt: off
 HEAVY = {
-    "fastapi", "httpx2", "jinja2", "jsonschema_rs", "openai", "pydantic", "pydantic_settings",
-    "rich", "sqlalchemy", "starlette", "uvicorn", "yaml",
+    "celery", "fastapi", "httpx2", "jinja2", "jsonschema_rs", "openai", "opentelemetry",
+    "prometheus_client", "pydantic", "pydantic_settings", "rich", "sqlalchemy", "starlette",
+    "structlog", "uvicorn", "yaml",
 }
 # fmt: on
 
@@ -251,7 +269,8 @@ def test_the_embedded_engine_needs_no_client_of_a_server() -> None:
     )
     with TemporaryDirectory() as folder:
         loaded = loaded_by(statement.replace("FILE", repr(f"{folder}/runs.db")))
-    assert sorted(loaded & {"redis", "hiredis", "asyncpg"}) == []
+    watching = {"structlog", "prometheus_client", "opentelemetry"}
+    assert sorted(loaded & {"httpx2", "redis", "hiredis", "asyncpg", *watching}) == []
 
 
 def test_help_loads_nothing_that_help_does_not_need() -> None:
@@ -260,13 +279,19 @@ def test_help_loads_nothing_that_help_does_not_need() -> None:
     assert sorted(loaded & (HEAVY - {"rich"})) == []
 
 
+def processor_seconds() -> float:
+    """Of the processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_answers_within_four_tenths_of_a_second() -> None:
     command = [str(Path(sys.executable).with_name("dovetail")), "--help"]
     best = float("inf")
     for _ in range(10):  # the best of some: a busy machine says nothing about the program
-        start = time.perf_counter()
+        start = processor_seconds()
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean())
-        best = min(best, time.perf_counter() - start)
+        best = min(best, processor_seconds() - start)
         assert done.returncode == 0, done.stderr
         if best < 0.4:
             break

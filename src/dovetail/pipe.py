@@ -130,6 +130,8 @@ class Pipe:
         self.commands = 0
         self.breaks = 0
         """How often the connection was lost: what was asked then may have been executed twice."""
+        self.refusals = 0
+        """How often a command of many was refused and asked again, later than what followed it."""
 
     async def __aenter__(self) -> Pipe:
         self._loop = asyncio.get_running_loop()
@@ -168,6 +170,7 @@ class Pipe:
             return []
         replies = await self.ask(commands)
         forgotten = [at for at, reply in enumerate(replies) if _is_forgotten(reply)]
+        self.refusals += len(forgotten)
         if forgotten:
             again = [commands[at] for at in forgotten]
             for digest in {str(command[1]) for command in again}:
@@ -176,6 +179,7 @@ class Pipe:
                 replies[at] = reply
         for at, reply in enumerate(replies):
             if isinstance(reply, hiredis.ReplyError):
+                self.refusals += 1
                 replies[at] = await self._again(commands[at], reply, self._patience)
         return replies
 

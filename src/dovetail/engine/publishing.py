@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import TemplateError
@@ -19,6 +20,7 @@ from dovetail.engine.intake import cache_key
 from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
 
 TOGETHER = 100
+T = TypeVar("T")
 
 
 class Publisher:
@@ -70,6 +72,18 @@ class Publisher:
         if moves:
             await self.apply(moves)
 
+    def write_ahead(
+        self, write: Callable[[Task], T], dispatches: Sequence[Dispatch], scene: Scene
+    ) -> dict[int, T]:
+        """The messages of these by place, for who sends them himself. One whose config cannot be
+        made has none: what becomes of it is told when it is published."""
+        written = {}
+        for dispatch in dispatches:
+            task = self._make(dispatch, scene)
+            if isinstance(task, Task):
+                written[dispatch.place] = write(task)
+        return written
+
     async def stop(self, order: Stop) -> None:
         await self._sender.stop(order)
 
@@ -97,6 +111,7 @@ class Publisher:
             rendered.deferred,
             cache,
             place,
+            None,
         )
         return new_tuple(Task, fields)
 

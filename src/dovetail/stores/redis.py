@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from dovetail.core.dag import Graph
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState
@@ -40,6 +39,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.ports import Cached, Task
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_foresight import foresee
 from dovetail.stores.redis_hot import (
     MOST_AT_ONCE,
     claim_args,
@@ -56,12 +56,11 @@ from dovetail.stores.redis_moves import (
     event_of,
     joined,
     node_of,
-    nodes_of,
     request_of,
     run_of,
     time_text,
 )
-from dovetail.stores.redis_scene import RedisScene
+from dovetail.stores.redis_scene import Outline, RedisScene
 
 RULES = (
     "consequences",
@@ -102,25 +101,12 @@ def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
 
 
-class _Outline(RunState):
-    """What never changes of a run. It has no nodes: who follows orders needs none."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        run_id: str,
-        graph: Graph,
-        params: dict[str, Any],
-        now: float,
-        version: int | None = None,
-    ) -> None:
-        self.id, self.graph, self.params = run_id, graph, params
-        self.created_at, self.version = now, version
+WriteAhead = Callable[[Sequence[Dispatch], RedisScene], dict[int, Command]]
+"""Makes the messages of these nodes, by place."""
 
 
 class _Shell(NamedTuple):
-    run: _Outline
+    run: Outline
     shape: Shape
 
 
@@ -139,6 +125,11 @@ class RedisStore:
         self._pipe = pipe
         self._events = events
         self._news = news or _a_moment
+        self.write_ahead: Callable[[Sequence[Dispatch], RedisScene], dict[int, Command]] | None = (
+            None
+        )
+        """Set by the wiring: writes the messages of nodes that are about to be published, by place.
+        They are sent from here then, and are no order to anybody."""
         self._at_hand: dict[str, dict[int, Any]] = {}
         """Outputs that were just stored, for the nodes that are about to be published for them."""
         self._definitions = Definitions()
@@ -158,7 +149,7 @@ class RedisStore:
         nonce = _nonce()
         first = len(commands)
         for submit in submits:
-            run = _Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
+            run = Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
             shell = _Shell(run, self._shape(submit.graph))
             shells.append(shell)
             meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
@@ -169,7 +160,7 @@ class RedisStore:
         answers = (await self._pipe.many(commands))[first:]
         decisions = []
         for submit, shell, answer in zip(submits, shells, answers, strict=True):
-            decision = submitted(submit, shell.run, answer, now, nonce)
+            decision = submitted(submit, shell.run, answer, now, nonce, events=self._events)
             if decision:
                 self._remember(submit.run_id, shell)
                 if answer[1]:  # verdicts are pending
@@ -222,7 +213,7 @@ class RedisStore:
         """What has a script of its own, in one go; returns what is left to do of each run."""
         left: dict[str, list[int]] = {}
         commands: list[Command] = []
-        asked: list[tuple[str, _Shell, list[int], list[Complete]]] = []
+        asked: list[tuple[str, _Shell, list[int], list[Complete], dict[int, Command]]] = []
         nonce = _nonce()
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
@@ -238,15 +229,25 @@ class RedisStore:
             meta, nodes, deps, out, _, events, _ = keys_of(run_id)
             keys = (meta, nodes, deps, out, events)
             commands.append(self._pipe.evaluation(source("complete_many"), keys, args))
-            asked.append((run_id, shell, places, mine))
-        answers = await self._pipe.many(commands)
-        for (run_id, shell, places, mine), answer in zip(asked, answers, strict=True):
+            ahead = self._written_ahead(shell, mine, nonce)
+            commands += ahead.values()
+            asked.append((run_id, shell, places, mine, ahead))
+        refusals = self._pipe.refusals
+        answers = iter(await self._pipe.many(commands))
+        for run_id, shell, places, mine, ahead in asked:
+            answer = next(answers)
+            for _ in ahead:
+                next(answers)
+            if self._pipe.refusals != refusals:
+                ahead = {}  # the call may have come after them, so that nobody could claim them
             done = answer[0]
             if done:
-                made = completed(mine, shell.run, answer, now, nonce, events=self._events)
+                made = completed(
+                    mine, shell.run, answer, now, nonce, sent=ahead, events=self._events
+                )
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
-                if len(answer) > 3:  # something became ready
+                if any(child not in ahead for child in answer[4::2]):
                     index = shell.run.graph.index
                     if len(self._at_hand) > MOST_SHELLS:  # of publishes that failed
                         self._at_hand.clear()
@@ -254,6 +255,14 @@ class RedisStore:
             if done < len(places):
                 left[run_id] = places[done:]
         return left
+
+    def _written_ahead(
+        self, shell: _Shell, moves: Sequence[Complete], nonce: int
+    ) -> dict[int, Command]:
+        if self.write_ahead is None:
+            return {}
+        foreseen = foresee(shell.run, shell.shape, moves, Token(1, 1, nonce))
+        return {} if foreseen is None else self.write_ahead(*foreseen)
 
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
@@ -481,10 +490,7 @@ class RedisStore:
                 missing.append((scene, list(lacking)))
         answers = await self._pipe.many(commands)
         for at, (scene, lacking_places) in enumerate(missing):
-            graph = scene.run.graph
-            found = nodes_of(graph, lacking_places, *answers[3 * at : 3 * at + 3])
-            for place, node in found.items():
-                scene.add(place, node.status, node.output, node.error)
+            scene.fill(lacking_places, *answers[3 * at : 3 * at + 3])
         return made
 
     async def inputs(self, task: Task) -> dict[str, Any]:
@@ -530,7 +536,7 @@ class RedisStore:
             return None
         graph = self._definitions.graph(digest, retries, lambda: content)
         number = int(version) if version else None
-        run = _Outline(run_id, graph, orjson.loads(params), float(created_at), number)
+        run = Outline(run_id, graph, orjson.loads(params), float(created_at), number)
         shell = _Shell(run, self._shape(graph))
         self._remember(run_id, shell)
         return shell

@@ -8,7 +8,7 @@ What it must not know: how a call reaches Redis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import orjson
 
@@ -42,9 +42,18 @@ def submit_args(
 
 
 def submitted(
-    submit: Submit, run: RunState, answer: Sequence[int], now: float, nonce: int
+    submit: Submit,
+    run: RunState,
+    answer: Sequence[int],
+    now: float,
+    nonce: int,
+    *,
+    events: bool,
 ) -> Decision:
-    """What a submit decided, unless verdicts are pending: then the beginning of it."""
+    """What a submit decided, unless verdicts are pending: then the beginning of it.
+
+    Without `events`, only that the run is new is told.
+    """
     if not answer:
         return NOTHING
     _, pending, *published = answer
@@ -56,9 +65,10 @@ def submitted(
         Event(2, now, "run.started", 1),
     ]
     if not pending:
-        for seq, root in enumerate(graph.roots, 3):
-            decision.changed.append(root)
-            decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
+        decision.changed += graph.roots
+        if events:
+            for seq, root in enumerate(graph.roots, 3):
+                decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
     token = Token(1, 1, nonce)
     decision.dispatch = [Dispatch(run, place, token) for place in published]
     return decision
@@ -72,7 +82,7 @@ def claim_args(
     args: list[Argument] = [time_text(now), time_text(until), name, orjson.dumps(name)]
     args.append("1" if again else "0")
     for place, (epoch, attempt, nonce) in claims:
-        args += (place, epoch, attempt, nonce)
+        args += (place, f"{epoch}|{attempt}|{nonce}")
     return args
 
 
@@ -110,9 +120,13 @@ def completed(
     now: float,
     nonce: int,
     *,
+    sent: Container[int],
     events: bool,
 ) -> list[Decision]:
-    """Of as many moves as the script did; without `events`, only that the run has ended is told."""
+    """Of as many moves as the script did; nodes that were `sent` already are not ordered again.
+
+    Without `events`, only that the run has ended is told.
+    """
     done, length, ended, *ready = answer
     graph: Graph = run.graph
     index, nodes = graph.index, graph.nodes
@@ -125,13 +139,14 @@ def completed(
     for number, child in zip(ready[::2], ready[1::2], strict=True):
         decision = decisions[number - 1]
         decision.changed.append(child)
-        decision.dispatch.append(Dispatch(run, child, token))
+        if child not in sent:
+            decision.dispatch.append(Dispatch(run, child, token))
     if events:
         seq = length - done - len(ready) // 2 - ended
         for move, decision in zip(moves, decisions, strict=False):
             seq += 1
             decision.events.append(Event(seq, now, "node.completed", 1, move.node, 1))
-            for _, child, _ in decision.dispatch:
+            for child in decision.changed[1:]:
                 seq += 1
                 decision.events.append(Event(seq, now, "node.queued", 1, nodes[child].id, 0))
     if ended:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.dag import Graph
+from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.events import Event, Token
 from dovetail.core.replay import KINDS
 from dovetail.core.run import NodeState, Phase, RunState
@@ -60,6 +60,16 @@ UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 
 
+def _is_plain(graph: Graph, spec: NodeSpec) -> bool:
+    reads = {graph.index[name] for name in spec.config.reads if name in graph.index}
+    return (
+        graph.max_concurrency is None  # else whether there is room is for the script to say
+        and spec.condition is None
+        and spec.cache_ttl is None
+        and reads <= set(spec.parents)
+    )
+
+
 class Shape:
     """A graph as the scripts see it."""
 
@@ -84,6 +94,13 @@ class Shape:
             for spec in graph.nodes
         ]
         """As `complete_many.lua` takes them."""
+        plain = [_is_plain(graph, spec) for spec in graph.nodes]
+        self.foreseeable = [
+            tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
+            for spec in graph.nodes
+        ]
+        """Of each node, the children for which the outputs of their parents are enough to make
+        their messages, and how many parents they have."""
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]

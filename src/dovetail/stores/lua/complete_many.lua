@@ -27,22 +27,39 @@ for k = 3, #ARGV, 4 do places[#places + 1] = ARGV[k] end
 local before = call('HMGET', KEYS[2], unpack(places))
 local answer, states, outputs, log, seen = {0, 0, 0}, {}, {}, {}, {}
 local counts, stored = {}, {}
+-- Nodes that were claimed together are in the same state, and siblings have the same children: the
+-- state, nonce and children looked at last, and what they mean.
+local state, token, becomes, kin
+local children, parents = {}, {}
 for k, place in ipairs(places) do
   local at = 3 + (k - 1) * 4
-  local token, children = ARGV[at + 1], ARGV[at + 3]
-  local c, n, worker, started = match(before[k] or '',
-    '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|')
-  if n ~= token or children == '?' or seen[place] then break end
+  if before[k] ~= state or ARGV[at + 1] ~= token then
+    state, token, becomes = before[k], ARGV[at + 1], nil
+    local c, n, worker, started = match(state or '',
+      '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|')
+    if n == token then
+      becomes = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. worker .. '|' .. started
+        .. '|' .. now
+    end
+  end
+  if becomes == nil or ARGV[at + 3] == '?' or seen[place] then break end
+  if ARGV[at + 3] ~= kin then
+    kin = ARGV[at + 3]
+    children, parents = {}, {}
+    for child, count in string.gmatch(kin, '(%d+):(%d+)') do
+      children[#children + 1] = child
+      parents[#children] = tonumber(count)
+    end
+  end
   seen[place] = true
   states[#states + 1] = place
-  states[#states + 1] = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. worker .. '|'
-    .. started .. '|' .. now
+  states[#states + 1] = becomes
   outputs[#outputs + 1] = place
   outputs[#outputs + 1] = ARGV[at + 2]
   log[#log + 1] = '[' .. now .. ',"node.completed",1,' .. place .. ',1,null]'
   unfinished, active = unfinished - 1, active - 1
-  for child, parents in string.gmatch(children, '(%d+):(%d+)') do
-    local ready = parents == '1'
+  for number, child in ipairs(children) do
+    local ready = parents[number] == 1
     if not ready then
       local settled = counts[child]
       if settled == nil then
@@ -51,7 +68,7 @@ for k, place in ipairs(places) do
         settled = tonumber(settled or 0)
       end
       counts[child] = settled + UNIT + 1
-      ready = math.floor(counts[child] / UNIT) == tonumber(parents)
+      ready = math.floor(counts[child] / UNIT) == parents[number]
     end
     if ready then
       states[#states + 1] = child

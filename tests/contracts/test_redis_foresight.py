@@ -1,0 +1,143 @@
+"""Messages that travel with the call that makes their nodes ready: they save a roundtrip, and a
+run is as if they had been sent afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dovetail.core.dag import Graph
+from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
+from dovetail.engine.ports import Task
+from dovetail.engine.publishing import Publisher
+from dovetail.pipe import Pipe
+from dovetail.stores.redis import RedisStore, source
+from dovetail.transports.messages import read_task
+from dovetail.transports.streams import StreamSender
+
+from ..core.walk import graph
+
+DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
+
+
+class Hot:
+    """A store that sends ahead, and what it has sent."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self.store = RedisStore(pipe)
+        sender = StreamSender(pipe)
+        self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
+        self.store.write_ahead = partial(self.publisher.write_ahead, sender.written)
+        self.seen = 0
+
+    async def begun(self, of: Graph) -> list[Task]:
+        decision = await self.store.create(Submit("r", of, {}), 1.0)
+        await self.publisher.publish(decision.dispatch)
+        return await self.started()
+
+    async def sent(self) -> list[Task]:
+        """The tasks on the stream that were not seen before."""
+        entries = await self.pipe.call("XRANGE", "tasks:h", "-", "+")
+        new = entries[self.seen :]
+        self.seen = len(entries)
+        return [read_task(fields) for _, fields in new]
+
+    async def started(self) -> list[Task]:
+        """Everything that was sent, claimed."""
+        tasks = await self.sent()
+        granted = await self.store.claim(tasks, "w", 20.0, 2.0)
+        return [task for task, mine in zip(tasks, granted, strict=True) if mine]
+
+    async def complete(self, *tasks: Task) -> list[Decision]:
+        return await self.store.apply([completion(task) for task in tasks], 3.0)
+
+
+def completion(task: Task) -> Complete:
+    return Complete(task.run_id, task.node_id, task.token, {"x": task.node_id})
+
+
+def ordered(decisions: list[Decision]) -> list[str]:
+    def name(dispatch: Dispatch) -> str:
+        return dispatch.run.graph.nodes[dispatch.place].id
+
+    return [name(dispatch) for decision in decisions for dispatch in decision.dispatch]
+
+
+@pytest.fixture
+async def hot(redis_url: str) -> AsyncIterator[Hot]:
+    async with Pipe(redis_url) as pipe:
+        await pipe.call("SCRIPT", "LOAD", source("complete_many"))
+        yield Hot(pipe)
+
+
+async def test_what_a_result_makes_ready_is_sent_with_the_very_call(hot: Hot) -> None:
+    (a,) = await hot.begun(graph(DIAMOND, b={"config": {"of": "{{ a.x }}"}}))
+    before = hot.pipe.roundtrips
+    decisions = await hot.complete(a)
+    assert hot.pipe.roundtrips == before + 1
+    assert ordered(decisions) == []
+    assert [event.type for event in decisions[0].events] == [
+        "node.completed",
+        "node.queued",
+        "node.queued",
+    ]
+    b, c = await hot.started()
+    assert (b.config, b.inputs()) == ({"of": "a"}, {"a": {"x": "a"}})
+    assert ordered(await hot.complete(b, c)) == []
+    (d,) = await hot.started()
+    assert d.inputs() == {"b": {"x": "b"}, "c": {"x": "c"}}
+    (end,) = await hot.complete(d)
+    assert end.ended
+
+
+async def test_a_node_with_a_parent_in_another_call_is_ordered(hot: Hot) -> None:
+    (a,) = await hot.begun(graph(DIAMOND))
+    await hot.complete(a)
+    b, c = await hot.started()
+    assert ordered(await hot.complete(b)) == []
+    assert await hot.sent() == []
+    assert ordered(await hot.complete(c)) == ["d"]
+    assert await hot.sent() == []
+
+
+async def test_what_a_refused_result_has_sent_starts_nothing(hot: Hot) -> None:
+    (a,) = await hot.begun(graph(DIAMOND))
+    await hot.complete(a)
+    assert [task.node_id for task in await hot.started()] == ["b", "c"]
+    again = await hot.complete(a)
+    assert not again[0].changed
+    assert ordered(again) == []
+    assert await hot.started() == []
+
+
+async def test_after_redis_forgot_the_script_everything_is_ordered(hot: Hot) -> None:
+    """What was sent then came before the node was ready, and may have been read in vain."""
+    (a,) = await hot.begun(graph(DIAMOND))
+    await hot.pipe.call("SCRIPT", "FLUSH")
+    assert ordered(await hot.complete(a)) == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_concurrency": 2},
+        {"c": {"condition": "{{ b.x == 'b' }}"}},
+        {"c": {"cache": {"ttl_seconds": 60}}},
+        {"c": {"config": {"of": "{{ a.x }}"}}},
+        {"c": {"config": {"of": "{{ b.lacks }}"}}},
+    ],
+    ids=["max_concurrency", "condition", "cache", "reads a grandparent", "cannot be rendered"],
+)
+async def test_what_the_results_alone_cannot_tell_is_ordered(
+    hot: Hot, given: dict[str, Any]
+) -> None:
+    (a,) = await hot.begun(graph({"a": [], "b": ["a"], "c": ["b"]}, **given))
+    decisions = await hot.complete(a)
+    await hot.publisher.publish([one for each in decisions for one in each.dispatch])
+    (b,) = await hot.started()
+    assert ordered(await hot.complete(b)) == ["c"]
+    assert await hot.sent() == []
