@@ -13,14 +13,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
 import workloads
-from apart import Apart, Failed, Missing
+from apart import Apart, Failed, Missing, Opener
 from fleet import Pids, Used, private_postgres, private_redis, used
 from measuring import Times, ratio, rounds, summary
 from redis_contestants import ARCHIVED, CELERY, CONTESTANTS, DOUBLED, OURS, STREAQ
@@ -92,13 +92,18 @@ class Field:
         return answer.seconds
 
 
+Contestants = Mapping[str, tuple[Opener, dict[str, Any]]]
+
+
 @contextmanager
-def opened(names: list[str], works: list[Workload]) -> Iterator[Field]:
+def opened(
+    names: list[str], works: list[Workload], contestants: Contestants = CONTESTANTS
+) -> Iterator[Field]:
     """Everybody has a database of their own in the one Redis, so that nobody sees other keys."""
     with ExitStack() as stack:
         found = Field(stack.enter_context(private_redis()))
         for number, name in enumerate(names):
-            opener, wishes = CONTESTANTS[name]
+            opener, wishes = contestants[name]
             arguments, servers = dict(wishes), {}
             if arguments.pop("archive", False):
                 postgres = stack.enter_context(private_postgres())
@@ -106,7 +111,7 @@ def opened(names: list[str], works: list[Workload]) -> Iterator[Field]:
                 servers["postgres"] = [postgres.pid]
             try:
                 there = Apart(
-                    f"redis_contestants:{opener.__name__}",
+                    f"{opener.__module__}:{opener.__name__}",
                     works=[asdict(work) for work in works],
                     url=found.redis.url.removesuffix("/0") + f"/{number}",
                     **arguments,
@@ -178,12 +183,12 @@ def row(workload: Workload, seconds: Times, spent: list[Used]) -> dict[str, Any]
     }
 
 
-def table(workload: Workload, rows: dict[str, Any]) -> str:
+def table(workload: Workload, rows: dict[str, Any], peers: Sequence[str] = (STREAQ, CELERY)) -> str:
     head = f"{workload.name} over Redis, {workload.nodes:,} nodes"
     columns = f"{'median':>10} {'best':>10} {'spread':>6} {'nodes/s':>8} {'runs/s':>7}"
-    peers = f"{'× ' + STREAQ:>8} {'× ' + CELERY:>8}"
+    against = " ".join(f"{'× ' + peer:>{_width(peer)}}" for peer in peers)
     cpu = "CPU µs a node: all, redis, orchestrator, worker, client, postgres"
-    lines = [f"{head:36} {columns} {peers}  of Redis' limit  {cpu}"]
+    lines = [f"{head:36} {columns} {against}  of Redis' limit  {cpu}"]
     for name, told in rows.items():
         if "failed" in told:
             lines.append(f"  {name:34} failed: {told['failed']}")
@@ -193,8 +198,9 @@ def table(workload: Workload, rows: dict[str, Any]) -> str:
             f" {told['best_seconds'] * MILLI:7.1f} ms {told['spread']:6.0%}"
             f" {told['nodes_per_second']:8,.0f} {told['workflows_per_second']:7,.1f}"
         )
-        for peer in (STREAQ, CELERY):
-            line += f" {told['times'][peer]:8.1f}" if peer in told["times"] else f" {'—':>8}"
+        for peer in peers:
+            reached = f"{told['times'][peer]:.1f}" if peer in told["times"] else "—"
+            line += f" {reached:>{_width(peer)}}"
         used_by = told["cpu_seconds_per_node"]
         line += f"  {told['share_of_redis_limit']:15.0%}"
         line += f"  {told['all_cpu_seconds_per_node'] * MICRO:7.1f} "
@@ -204,6 +210,10 @@ def table(workload: Workload, rows: dict[str, Any]) -> str:
             line += f"  archived {told['rest_seconds'] * MILLI:.0f} ms later"
         lines.append(line)
     return "\n".join(lines)
+
+
+def _width(peer: str) -> int:
+    return max(8, len(peer) + 2)
 
 
 Judge = Callable[[str, float, str, bool], dict[str, Any]]

@@ -27,9 +27,9 @@ from workloads import Workload, definition
 START_SECONDS = 60.0
 POLL_SECONDS = 0.05
 ORCHESTRATOR = ["-m", "dovetail", "orchestrator"]
-# As many at once as streaQ's workers are given.
 WORKER = ["-m", "dovetail", "worker", "--handlers", str(HERE / "noop_handler.py")]
-WORKER += ["--concurrency", "64"]
+CONCURRENCY = {"streams": "128", "celery": "2"}
+"""Of a worker: as many at once as streaQ's two have together, as many processes as Celery's."""
 
 
 @contextmanager
@@ -39,18 +39,24 @@ def dovetail(
     database_url: str | None = None,
     orchestrators: int = 1,
     workers: int = 1,
+    transport: str = "streams",
 ) -> Iterator[Job]:
     """Its services as anybody starts them, with their default settings and registered workflows."""
     from dovetail.config import Settings
     from dovetail.distributed import commanding
 
-    settings = Settings(redis_url=url, database_url=database_url)
-    environment = {"DOVETAIL_REDIS_URL": url, "DOVETAIL_DATABASE_URL": database_url or ""}
+    settings = Settings(redis_url=url, database_url=database_url, transport=transport)
+    environment = {
+        "DOVETAIL_REDIS_URL": url,
+        "DOVETAIL_DATABASE_URL": database_url or "",
+        "DOVETAIL_TRANSPORT": transport,
+    }
+    worker = [*WORKER, "--concurrency", CONCURRENCY[transport]]
     with ExitStack() as stack:
         pids = stack.enter_context(
             services(
                 orchestrator=[ORCHESTRATOR] * orchestrators,
-                worker=[WORKER] * workers,
+                worker=[worker] * workers,
                 environment=environment,
             )
         )

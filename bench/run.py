@@ -4,6 +4,8 @@
     ./dev bench --only library       in memory, beside Dask and bare asyncio: a minute
     ./dev bench --only durable       on a file, beside DBOS and a bare SQLite loop: four
     ./dev bench --distributed        over Redis, beside streaQ and Celery's canvas: four
+    ./dev bench --celery             on Celery, beside its canvas and a plain task of its: three
+    ./dev bench --api                over HTTP, beside a bare route that writes a row: four
     ./dev bench --only fan1000       one workload, in memory, on a file and over Redis
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
@@ -29,7 +31,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import api
 import burden
+import celery_transport
 import distributed
 import durable
 import redis_contestants
@@ -59,9 +63,10 @@ EVERYBODY: dict[str, dict[str, Any]] = {
     "library": CONTESTANTS,
     "durable": durable.CONTESTANTS,
     "distributed": redis_contestants.CONTESTANTS,
+    "celery": celery_transport.CONTESTANTS,
 }
 COMPETITIONS = list(EVERYBODY)
-OTHERS = ["scaling", "validation", "memory", "history"]
+OTHERS = ["scaling", "validation", "memory", "history", "api"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
@@ -97,6 +102,13 @@ def main() -> int:
         if not options.json:
             print("\n" + durable_table(workload, found))
     compete_over_redis(report, options, say)
+    compete_on_celery(report, options, say)
+    if not options.only or "api" in options.only:
+        say(f"… API: {api.CLIENTS} clients for {api.SECONDS:g} s a round")
+        report["api"] = api.measure(max(1, options.rounds // 5), min(1, options.warmup))
+        report["verdicts"] += api.verdicts(report["api"], verdict)
+        if not options.json:
+            print("\n" + api.table(report["api"]))
     if not options.only or "scaling" in options.only:
         say("… scaling: fans of 1,000 and of 10,000 nodes")
         report["scaling"] = scaling(options)
@@ -140,6 +152,16 @@ def parse() -> argparse.Namespace:
         dest="only",
         const="distributed",
         help="the same as --only distributed",
+    )
+    parser.add_argument(
+        "--celery",
+        action="append_const",
+        dest="only",
+        const="celery",
+        help="the same as --only celery",
+    )
+    parser.add_argument(
+        "--api", action="append_const", dest="only", const="api", help="the same as --only api"
     )
     parser.add_argument(
         "--contestant",
@@ -376,6 +398,24 @@ def compete_over_redis(
             found = distributed.growth(everybody, small, large, effort)
             report["distributed"]["growth"] = found
             report["verdicts"].append(distributed.verdict_on_growth(found, verdict))
+
+
+def compete_on_celery(
+    report: dict[str, Any], options: argparse.Namespace, say: Callable[[str], None]
+) -> None:
+    works = [work for work in workloads.durable() if competes("celery", work, options)]
+    names = chosen(celery_transport.CONTESTANTS, options)
+    if not works:
+        return
+    effort = partial(within_reason, options=options)
+    with distributed.opened(names, works, celery_transport.CONTESTANTS) as everybody:
+        for work in works:
+            say(f"… {work.name} on Celery over Redis {everybody.redis_version}")
+            rows = distributed.compete(everybody, work, effort)
+            report.setdefault("celery", {})[work.name] = rows
+            report["verdicts"] += celery_transport.verdicts(work, rows, verdict)
+            if not options.json:
+                print("\n" + distributed.table(work, rows, celery_transport.PEERS))
 
 
 # --- growth and validation -------------------------------------------------------------------

@@ -4,6 +4,7 @@
     ./dev faults --minutes 60        longer
     ./dev faults --seed 7            the same runs and faults again, as far as time allows
     ./dev faults --only storms       or recovery, or floods
+    ./dev faults --transport celery  the same over Celery, whose broker breaks too; has no floods
 
 `recovery` measures at the default settings how long a death holds up runs; `storms` are short
 rounds of all faults at once, with short leases; `floods` empty a Redis that has PostgreSQL behind
@@ -21,8 +22,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,15 @@ sys.path.insert(0, str(ROOT))
 from tests.faults.nursery import Nursery  # noqa: E402
 from tests.servers.postgres_server import PostgresServer  # noqa: E402
 from tests.servers.redis_server import RedisServer  # noqa: E402
-from tests.services.faults.stage import IMPATIENT, JOBS, Stage  # noqa: E402
+from tests.services.faults.celery_stage import (  # noqa: E402
+    CELERY_FAULTS,
+    IMPATIENT_POOL,
+    CeleryStage,
+)
+from tests.services.faults.celery_stage import JOBS as CELERY_JOBS  # noqa: E402
+from tests.services.faults.stage import IMPATIENT, JOBS, Fault, Stage  # noqa: E402
 from tests.services.faults.storm import (  # noqa: E402
+    EVERY,
     FAULTS,
     FLOODS,
     SLOW_FAULTS,
@@ -54,19 +62,28 @@ KILLS = ("a worker dies", "an orchestrator dies", "the API dies")
 LEASE = float(Settings.model_fields["lease_seconds"].default)
 LIMITS = {"workers": LEASE + 2.0, "orchestrators": 5.0, "redis": 3.0, "tasks": LEASE + 10.0}
 """Seconds that a fault may hold up a run at the default settings; of a hundred one may be late."""
+CELERY_LIMITS = {"workers": LEASE + 5.0, "broker": LEASE + 5.0, "tasks": LEASE + 10.0}
 MEANS = {
     "workers": "a worker's death until the next attempt",
     "orchestrators": "an orchestrator's until a peer took its results",
     "redis": "Redis' until nodes go on and no old result waits",
-    "tasks": "the loss of a task stream until the node started",
+    "tasks": "the loss of a task's message until the node started",
+    "broker": "the broker's until nodes start and end again",
 }
-TRIALS: dict[str, tuple[str, float, tuple[float, float]]] = {
-    "workers": ("a worker dies", 40.0, (0.8, 1.2)),
-    "orchestrators": ("an orchestrator dies over results", 30.0, (2.0, 3.0)),
-    "redis": ("Redis dies", 25.0, (2.0, 3.0)),
-    "tasks": ("task streams are deleted", 20.0, (0.5, 1.0)),
+Trials = Mapping[str, tuple[tuple[str, ...], float, tuple[float, float]]]
+TRIALS: Trials = {
+    "workers": (("a worker dies",), 40.0, (0.8, 1.2)),
+    "orchestrators": (("an orchestrator dies over results",), 30.0, (2.0, 3.0)),
+    "redis": (("Redis dies",), 25.0, (2.0, 3.0)),
+    "tasks": (("task streams are deleted",), 20.0, (0.5, 1.0)),
 }
-"""Which fault is measured, for how long it happens, and with what pauses."""
+"""Which faults are measured, for how long they happen, and with what pauses."""
+CELERY_TRIALS: Trials = {
+    # Few: a pool of processes takes its time to start, and nobody runs anything meanwhile.
+    "workers": (("a worker dies", "a process of a pool dies"), 60.0, (4.0, 6.0)),
+    "broker": (("the broker dies",), 60.0, (8.0, 12.0)),
+    "tasks": (("the broker loses everything",), 60.0, (8.0, 12.0)),
+}
 CROWDS = {"workers": 20, "tasks": 20}
 """Runs at once: those that are held up wait for a while, and others shall run meanwhile."""
 
@@ -99,20 +116,26 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--transport", choices=TRANSPORTS, default="streams")
     given = parser.parse_args()
-    say(f"seed {given.seed}: ./dev faults --seed {given.seed}")
-    return asyncio.run(run(given.seed, given.minutes * 60, [given.only] if given.only else PARTS))
+    over = f" --transport {given.transport}" if given.transport != "streams" else ""
+    say(f"seed {given.seed}: ./dev faults --seed {given.seed}{over}")
+    parts = [given.only] if given.only else PARTS
+    return asyncio.run(run(given.seed, given.minutes * 60, parts, TRANSPORTS[given.transport]))
 
 
-async def run(seed: int, seconds: float, parts: Sequence[str]) -> int:
+async def run(
+    seed: int, seconds: float, parts: Sequence[str], over: Transport | None = None
+) -> int:
+    over = over or STREAMS
     end = time.monotonic() + seconds
     tally = Tally()
     slow = False
     if "recovery" in parts:
         say(f"\nrecovery at the default settings (a lease is {LEASE:g} s)")
-        for kind in TRIALS:
-            slow |= not await recover(kind, seed, tally)
-    if "floods" in parts:
+        for kind in over.trials:
+            slow |= not await recover(kind, seed, tally, over)
+    if "floods" in parts and over is STREAMS:
         say("\nflood: the same over PostgreSQL, which is killed too, and Redis is emptied")
         await flood(seed, tally)
     number = 0
@@ -120,7 +143,7 @@ async def run(seed: int, seconds: float, parts: Sequence[str]) -> int:
         say("\nstorms: an API, two orchestrators, two workers, leases of a second")
     while "storms" in parts and (number == 0 or time.monotonic() + STORM_SECONDS < end):
         number += 1
-        await rage(seed + number, tally)
+        await rage(seed + number, tally, over)
     tell(tally)
     return 1 if tally.wrong or slow else 0
 
@@ -128,24 +151,25 @@ async def run(seed: int, seconds: float, parts: Sequence[str]) -> int:
 # ── parts ────────────────────────────────────────────────────────────────────────────────
 
 
-async def recover(kind: str, seed: int, tally: Tally) -> bool:
+async def recover(kind: str, seed: int, tally: Tally, over: Transport) -> bool:
     """One fault again and again, at the settings that everybody has; whether it is in time."""
-    fault, seconds, pause = TRIALS[kind]
+    faults, seconds, pause = over.trials[kind]
     plan = draw_slow if kind == "workers" else draw
-    async with stage_for(seed, {"concurrency": 32}) as stage:
-        storm = Storm(stage, [fault], plan=plan, crowd=CROWDS.get(kind, 6))
+    async with over.stage(seed, {"concurrency": over.concurrency}) as stage:
+        crowd = over.crowds.get(kind, 6)
+        storm = Storm(stage, faults, known=over.known, plan=plan, crowd=crowd)
         await storm.rage(seconds, pause)
         report = await storm.calm()
-        if kind != "workers" and report.lost:
+        if kind != "workers" and report.lost and over is STREAMS:
             report.blame("", [f"{report.lost} starts were lost, and no worker was"])
         await judge(f"recovery of {kind}", seed, storm, report)
         tally.add(stage, report)
-        return figure(kind, getattr(stage.recovery, kind), LIMITS[kind])
+        return figure(kind, getattr(stage.recovery, kind), over.limits[kind])
 
 
-async def rage(seed: int, tally: Tally) -> None:
-    async with stage_for(seed, IMPATIENT) as stage:
-        storm = Storm(stage, [*FAULTS, *SLOW_FAULTS], crowd=20)
+async def rage(seed: int, tally: Tally, over: Transport) -> None:
+    async with over.stage(seed, over.impatient) as stage:
+        storm = Storm(stage, over.faults, known=over.known, crowd=over.crowd)
         await storm.rage(STORM_SECONDS)
         await end("storm", seed, stage, storm, tally)
 
@@ -179,6 +203,62 @@ async def stage_for(
                 yield stage
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def celery_stage_for(seed: int, settings: dict[str, Any]) -> AsyncIterator[Stage]:
+    folder = Path(tempfile.mkdtemp(prefix="dovetail-faults-"))
+    try:
+        with (
+            RedisServer(fsync="always") as redis,
+            RedisServer(fsync="always") as broker,
+            Nursery(CELERY_JOBS, folder) as nursery,
+        ):
+            async with CeleryStage(folder, redis, broker, nursery, seed, settings) as stage:
+                yield stage
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What differs between the ways that tasks travel."""
+
+    stage: Callable[[int, dict[str, Any]], AbstractAsyncContextManager[Stage]]
+    known: Mapping[str, tuple[int, Fault]]
+    faults: Sequence[str]
+    trials: Trials
+    limits: Mapping[str, float]
+    impatient: dict[str, Any]
+    concurrency: int
+    crowd: int
+    crowds: Mapping[str, int]
+
+
+STREAMS = Transport(
+    stage=stage_for,
+    known=EVERY,
+    faults=[*FAULTS, *SLOW_FAULTS],
+    trials=TRIALS,
+    limits=LIMITS,
+    impatient=IMPATIENT,
+    concurrency=32,
+    crowd=20,
+    crowds=CROWDS,
+)
+CELERY = Transport(
+    stage=celery_stage_for,
+    known=CELERY_FAULTS,
+    faults=list(CELERY_FAULTS),
+    trials=CELERY_TRIALS,
+    limits=CELERY_LIMITS,
+    impatient=IMPATIENT_POOL,
+    concurrency=4,
+    crowd=12,
+    # No more than there are processes: who waits for one is held up by that, not by the fault.
+    crowds={"workers": 1, "broker": 3, "tasks": 6},
+)
+TRANSPORTS = {"streams": STREAMS, "celery": CELERY}
 
 
 async def judge(part: str, seed: int, storm: Storm, report: Report) -> None:

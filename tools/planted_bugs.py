@@ -5,22 +5,27 @@ diff. Each is applied to a copy of src/, never to the work tree, and its tests r
 copy. It fails if a patch no longer applies, if no test notices it, or if the tests fail
 without it, for then they prove nothing.
 
-    python tools/planted_bugs.py            every bug, two at a time
+    python tools/planted_bugs.py            every bug, three at a time
     python tools/planted_bugs.py NAME …     only these
     python tools/planted_bugs.py --walks    bugs in the rules, by the random walks alone
+    python tools/planted_bugs.py --passing  the tests are known to pass: they have just run
     python tools/planted_bugs.py --refresh  write the patches anew where the code has moved
 
 It must not know what the tests test. The patches are applied here rather than by git or patch,
-so that a bare machine can run it and a moved line does not matter.
+so that a bare machine can run it and a moved line does not matter. Starting pytest takes longer
+than most of these tests: one process that has it loaded forks for each bug, and what is not
+broken is compiled once.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import difflib
+import importlib.util
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,15 +37,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATCHES = ROOT / "tools" / "planted_bugs"
 WALKS = ["tests/core/test_walks.py", "tests/contracts/test_store_equals_core.py"]
-AT_ONCE = 2
+AT_ONCE = 3  # some of them wait for what never comes
 PATIENCE = 120  # seconds for the tests of one bug; they take two or three
 
-# The copy must be what is imported, or every bug would go unnoticed.
-BOOT = """
-import sys, pytest, dovetail
-assert dovetail.__file__.startswith(sys.argv[1]), dovetail.__file__
-sys.exit(pytest.main(sys.argv[2:]))
-"""
+# What every test run loads, and nothing of ours: that comes from the copy with the bug.
+WARM = ["pytest", "pytest_asyncio.plugin", "hypothesis.strategies", "fastapi", "jinja2", "httpx2"]
+WARM += ["asyncpg", "redis.asyncio", "celery", "structlog"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(WARM)
+# A plain assert fails as well, and what was loaded before pytest began cannot be rewritten.
+OPTIONS = ["-x", "--assert=plain", "-p", "no:schemathesis"]
 
 
 class DoesNotApply(Exception):
@@ -94,49 +100,77 @@ def apply(bug: Bug, tree: Path) -> None:
         if found != 1:
             raise DoesNotApply(f"{hunk.file} has its lines {found} times, not once")
         path.write_text(text.replace(hunk.before, hunk.after))
+        Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BOOT, str(tree), "-x", "-o", f"cache_dir={tree / 'cache'}"]
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(tree / "src"),
-        "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / "hypothesis"),
-        "PYTHONDONTWRITEBYTECODE": "1",
+def copy_files(bug: Bug, tree: Path) -> None:
+    """What the bug would change, and nothing else."""
+    for file in {hunk.file for hunk in bug.hunks}:
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tree / file)
+
+
+def run_tests(tree: Path, tests: list[str]) -> tuple[int, str]:
+    """The exit code of pytest over the copy in this folder, and what it said."""
+    process = FORKS.Process(target=_test, args=(str(tree), tests))
+    process.start()
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError
+    return process.exitcode, (tree / "said").read_text(errors="replace")
+
+
+def _test(tree: str, tests: list[str]) -> None:
+    said = os.open(f"{tree}/said", os.O_WRONLY | os.O_CREAT)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (said, 1), (said, 2)):
+        os.dup2(source, target)
+    os.chdir(ROOT)
+    os.environ |= {
+        "PYTHONPATH": f"{tree}/src",
+        "HYPOTHESIS_STORAGE_DIRECTORY": f"{tree}/hypothesis",
         "DOVETAIL_SHRINK": "no",
     }
-    return subprocess.run(
-        [*command, *tests],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    sys.path.insert(0, f"{tree}/src")
+    import pytest
+
+    import dovetail
+
+    # The copy must be what is imported, or every bug would go unnoticed.
+    assert str(dovetail.__file__).startswith(tree), dovetail.__file__
+    sys.exit(pytest.main([*OPTIONS, "-o", f"cache_dir={tree}/cache", *tests]))
 
 
-def try_bug(bug: Bug | None, tests: list[str]) -> tuple[bool, str]:
+def compiled_copy(folder: Path) -> Path:
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(folder / "src", quiet=1)
+    return folder / "src"
+
+
+def try_bug(bug: Bug | None, tests: list[str], source: Path) -> tuple[bool, str]:
     """Whether all is as it should be, and a line that says so. Without a bug: they pass."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dovetail-bug-") as directory:
         tree = Path(directory).resolve()
-        shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, tree / "src")
         try:
             if bug is not None:
                 apply(bug, tree)
-            ran = run_tests(tree, tests)
+            code, said = run_tests(tree, tests)
         except DoesNotApply as problem:
             return False, f"does not apply: {problem}; write it anew"
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             return False, f"its tests hang: they should notice it within {PATIENCE} s"
     took = f"{time.monotonic() - began:.1f} s"
     if bug is None:
-        return ran.returncode == 0, took if ran.returncode == 0 else f"they fail\n{ran.stdout}"
-    if ran.returncode == 1:
-        return True, f"{took}  {first_failure(ran.stdout)}"
-    if ran.returncode == 0:
+        return code == 0, took if code == 0 else f"they fail\n{said}"
+    if code == 1:
+        return True, f"{took}  {first_failure(said)}"
+    if code == 0:
         return False, "no test notices it"
-    return False, f"its tests do not run\n{ran.stdout}{ran.stderr}"
+    return False, f"its tests do not run\n{said}"
 
 
 def first_failure(output: str) -> str:
@@ -148,7 +182,7 @@ def refresh(bug: Bug, path: Path) -> None:
     """Write a patch that applies anew, with the context that is there now."""
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory)
-        shutil.copytree(ROOT / "src", tree / "src")
+        copy_files(bug, tree)
         apply(bug, tree)
         text = f"Bug: {bug.what}\nTests: {' '.join(bug.tests)}\n\n"
         for file in dict.fromkeys(hunk.file for hunk in bug.hunks):
@@ -162,6 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--walks", action="store_true", help="use the random walks alone")
+    parser.add_argument("--passing", action="store_true", help="do not try them without a bug")
     parser.add_argument("--refresh", action="store_true", help="write the patches anew")
     args = parser.parse_args()
     known = sorted(PATCHES.glob("*.patch"))
@@ -179,13 +214,14 @@ def main() -> int:
         (bug.name, bug, WALKS if args.walks else bug.tests) for bug in bugs
     ]
     everything = sorted({test for _, _, tests in jobs for test in tests})
-    jobs.insert(0, ("(no bug: the tests pass)", None, everything))
+    if not args.passing:
+        jobs.insert(0, ("(no bug: the tests pass)", None, everything))
     width = max(len(name) for name, _, _ in jobs)
     bad = 0
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for (name, _, _), (good, said) in zip(
-            jobs, pool.map(lambda job: try_bug(job[1], job[2]), jobs), strict=True
-        ):
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(AT_ONCE) as pool:
+        source = compiled_copy(Path(directory))
+        tried = pool.map(lambda job: try_bug(job[1], job[2], source), jobs)
+        for (name, _, _), (good, said) in zip(jobs, tried, strict=True):
             bad += not good
             print(f"{'✓' if good else '✗'} {name:{width}}  {said}", flush=True)
     print(f"{len(bugs)} planted bugs, {'all noticed' if not bad else f'{bad} WRONG'}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import cache
 from random import Random
 from typing import Any, get_args
 
@@ -36,6 +37,8 @@ from .stores import STORES, Peers, opened
 from .twins import Twins, in_silence
 
 MANY, LONG = 500, 30
+PARTS = 4
+"""So many tests share the walks: one alone would take longer than any other."""
 
 
 @pytest.mark.parametrize("name", STORES)
@@ -87,6 +90,7 @@ async def test_whole_layers_in_one_batch_equal_the_core(
         await twins.end()
 
 
+@cache
 def stories() -> list[tuple[Graph, list[Deed]]]:
     """Many long walks. Their deeds are not drawn by Hypothesis, which would take half the time."""
     found: list[tuple[Graph, list[Deed]]] = []
@@ -110,9 +114,10 @@ def stories() -> list[tuple[Graph, list[Deed]]]:
     return found
 
 
-async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis() -> None:
-    drawn = stories()
-    assert len(drawn) >= MANY or examples(MANY).max_examples < MANY
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis(part: int) -> None:
+    assert len(stories()) >= MANY or examples(MANY).max_examples < MANY
+    drawn = stories()[part::PARTS]
     met: Counter[tuple[type, bool]] = Counter()
 
     async def walk(number: int, graph: Graph, story: list[Deed]) -> None:
@@ -130,5 +135,5 @@ async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis() -> None:
         for number, (graph, story) in enumerate(drawn):
             group.create_task(walk(number, graph, story))
     for kind in get_args(Transition):  # a walk that meets nothing proves nothing
-        assert met[kind, True] >= 5, kind
-        assert met[kind, False] >= 5, kind
+        assert met[kind, True] >= 2, kind
+        assert met[kind, False] >= 2, kind

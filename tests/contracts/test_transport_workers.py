@@ -1,16 +1,22 @@
-"""What travels over streams, with the workers at its end that would take it.
+"""What travels between processes, with the workers at its end that would take it.
 
 The promises of `test_transport` are a transport's alone; these need somebody who claims, runs and
-answers. Everything is delivered several times here, as it may be.
+answers. Everything is delivered several times here, as it may be. Workers on streams are in this
+process; workers of Celery are processes with a pool of processes each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import pytest
 
 from dovetail.config import Settings
 from dovetail.core.dag import build_graph
@@ -22,22 +28,43 @@ from dovetail.distributed import Parts, connected, orchestrate, working
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
 from dovetail.pipe import Pipe
+from dovetail.transports.celery import QUEUE
 from dovetail.transports.streams import RESULTS, WORKERS, stream_of
 
+from ..celery_crew import EXECUTED, CeleryWorker
+from ..servers.redis_server import RedisServer
+
 HANDLERS = ("plain", "rare", "slow")
+STANDING = ("one", "two")
+Executed = tuple[str, str, int, str]
+"""Run, node, attempt and worker."""
 
 
-class Staff:
-    """Services in this process, and what their handlers did, in order."""
+class Staff(Protocol):
+    """Services on one Redis, and what their handlers did."""
 
+    settings: Settings
+
+    @asynccontextmanager
+    def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[Parts]: ...
+    async def executed(self, pipe: Pipe) -> list[Executed]: ...
+    async def repeat_tasks(self, pipe: Pipe) -> int:
+        """Nine copies of every task that waits; how many there are then."""
+        ...
+
+    async def nothing_left(self, pipe: Pipe) -> bool:
+        """Nobody waits for anything, and nobody holds anything."""
+        ...
+
+
+class StreamsStaff:
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.executed: list[tuple[str, str, int, str]] = []
-        """Run, node, attempt and worker."""
+        self.settings = Settings(redis_url=url, concurrency=4, drain_seconds=1)
+        self._executed: list[Executed] = []
 
     def registry(self, worker: str) -> Registry:
         async def note(config: dict[str, Any], ctx: Context) -> str:
-            self.executed.append((ctx.run_id, ctx.node_id, ctx.attempt, worker))
+            self._executed.append((ctx.run_id, ctx.node_id, ctx.attempt, worker))
             await asyncio.sleep(config.get("seconds", 0))
             return ctx.node_id
 
@@ -48,14 +75,117 @@ class Staff:
 
     @asynccontextmanager
     async def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[Parts]:
-        settings = Settings(redis_url=self.url, concurrency=concurrency, drain_seconds=1)
+        settings = self.settings.model_copy(update={"concurrency": concurrency})
         async with AsyncExitStack() as stack:
-            parts = await stack.enter_async_context(connected(settings))
-            leading = asyncio.create_task(orchestrate(settings))
-            stack.push_async_callback(_end, leading)
+            parts = await stack.enter_async_context(led(settings))
             for worker in workers:
                 await stack.enter_async_context(working(settings, self.registry(worker)))
             yield parts
+
+    async def executed(self, pipe: Pipe) -> list[Executed]:
+        return self._executed
+
+    async def repeat_tasks(self, pipe: Pipe) -> int:
+        await repeated(pipe, stream_of("plain"), set())
+        return int(await pipe.call("XLEN", stream_of("plain")))
+
+    async def nothing_left(self, pipe: Pipe) -> bool:
+        left = [await pipe.call("XLEN", stream_of(name)) for name in HANDLERS]
+        left += [(await pipe.call("XPENDING", stream_of(name), WORKERS))[0] for name in HANDLERS]
+        return not any(left)
+
+
+class CeleryStaff:
+    """Two workers serve all of these tests; they stand still until one begins its work."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.settings = Settings(redis_url=crew.url, transport="celery")
+        self._crew = crew
+
+    @asynccontextmanager
+    async def at_work(self, *workers: str, concurrency: int = 2) -> AsyncIterator[Parts]:
+        async with AsyncExitStack() as stack:
+            parts = await stack.enter_async_context(led(self.settings))
+            self._crew.go_on()
+            hired = [
+                CeleryWorker(self._crew.folder, self._crew.url, name=name)
+                for name in workers
+                if name not in STANDING
+            ]
+            for worker in hired:
+                stack.callback(worker.kill)
+            for worker in hired:
+                await asyncio.to_thread(worker.wait_until_ready)
+            yield parts
+            for worker in hired:  # as `working` is left: what runs may finish
+                assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
+
+    async def executed(self, pipe: Pipe) -> list[Executed]:
+        noted = [orjson.loads(one) for one in await pipe.call("LRANGE", EXECUTED, 0, -1)]
+        return [(run_id, node, attempt, worker) for run_id, node, attempt, worker, _ in noted]
+
+    async def repeat_tasks(self, pipe: Pipe) -> int:
+        for text in await pipe.call("LRANGE", QUEUE, 0, -1):
+            for number in range(9):
+                copy = orjson.loads(text)
+                copy["properties"]["delivery_tag"] += f"-{number}"
+                await pipe.call("LPUSH", QUEUE, orjson.dumps(copy))
+        return int(await pipe.call("LLEN", QUEUE))
+
+    async def nothing_left(self, pipe: Pipe) -> bool:
+        return not await pipe.call("LLEN", QUEUE) and not await pipe.call("HLEN", "unacked")
+
+
+@asynccontextmanager
+async def led(settings: Settings) -> AsyncIterator[Parts]:
+    async with connected(settings) as parts:
+        leading = asyncio.create_task(orchestrate(settings))
+        yield parts
+        await _end(leading)
+
+
+class Crew:
+    """Celery workers on a Redis of their own."""
+
+    def __init__(self, redis: RedisServer, folder: Path) -> None:
+        self._redis = redis
+        self.url = redis.url
+        self.folder = folder
+        self.workers = [CeleryWorker(folder, redis.url, name=name) for name in STANDING]
+
+    def stand_still(self) -> None:
+        for worker in self.workers:
+            worker.wait_until_ready()
+            worker.process.send_signal(signal.SIGSTOP)
+        self._redis.flush()
+
+    def go_on(self) -> None:
+        for worker in self.workers:
+            worker.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with RedisServer() as redis:
+        crew = Crew(redis, tmp_path_factory.mktemp("crew"))
+        yield crew
+        for worker in crew.workers:
+            worker.kill()
+
+
+@pytest.fixture(params=["streams", "celery"])
+def staff(request: pytest.FixtureRequest) -> Staff:
+    if request.param == "streams":
+        return StreamsStaff(request.getfixturevalue("redis_url"))
+    crew: Crew = request.getfixturevalue("crew")
+    crew.go_on()
+    crew.stand_still()
+    return CeleryStaff(crew)
+
+
+@pytest.fixture
+def on_streams(redis_url: str) -> StreamsStaff:
+    return StreamsStaff(redis_url)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -70,7 +200,7 @@ def submit(run_id: str, nodes: dict[str, dict[str, Any]]) -> Submit:
 
 
 async def ended(parts: Parts, run_id: str) -> RunState:
-    return await asyncio.wait_for(parts.store.wait(run_id), 20)
+    return await asyncio.wait_for(parts.store.wait(run_id), 60)
 
 
 async def repeated(pipe: Pipe, stream: str, known: set[bytes]) -> None:
@@ -82,24 +212,22 @@ async def repeated(pipe: Pipe, stream: str, known: set[bytes]) -> None:
             await asyncio.gather(*(pipe.call("XADD", stream, "*", *fields) for _ in range(9)))
 
 
-async def test_several_workers_share_the_work_and_each_node_runs_once(redis_url: str) -> None:
-    staff = Staff(redis_url)
+async def test_several_workers_share_the_work_and_each_node_runs_once(staff: Staff) -> None:
     nodes = {f"n{i}": {"config": {"seconds": 0.005}} for i in range(60)}
     async with staff.at_work("one", "two") as parts:
         await parts.orchestrator.submit(submit("r", nodes))
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
-    assert Counter(node for _, node, _, _ in staff.executed) == Counter(dict.fromkeys(nodes, 1))
-    assert {worker for _, _, _, worker in staff.executed} == {"one", "two"}
+        executed = await staff.executed(parts.pipe)
+    assert Counter(node for _, node, _, _ in executed) == Counter(dict.fromkeys(nodes, 1))
+    assert {worker for _, _, _, worker in executed} == {"one", "two"}
 
 
-async def test_tasks_and_results_that_come_ten_times_count_once(redis_url: str) -> None:
-    staff = Staff(redis_url)
+async def test_tasks_and_results_that_come_ten_times_count_once(staff: Staff) -> None:
     nodes = {f"n{i}": {} for i in range(10)}
-    async with connected(Settings(redis_url=redis_url)) as parts:
+    async with connected(staff.settings) as parts:
         await parts.orchestrator.submit(submit("r", {**nodes, "z": {"dependencies": [*nodes]}}))
-        await repeated(parts.pipe, stream_of("plain"), set())
-        assert await parts.pipe.call("XLEN", stream_of("plain")) == 100
+        assert await staff.repeat_tasks(parts.pipe) >= 80  # one may be on its way to each worker
     copied: set[bytes] = set()
 
     async def repeat(pipe: Pipe) -> None:
@@ -107,50 +235,56 @@ async def test_tasks_and_results_that_come_ten_times_count_once(redis_url: str) 
             await repeated(pipe, RESULTS, copied)
             await asyncio.sleep(0)
 
-    async with Pipe(redis_url) as pipe, staff.at_work("one", "two") as parts:
+    assert staff.settings.redis_url is not None
+    async with Pipe(staff.settings.redis_url) as pipe:
         repeating = asyncio.create_task(repeat(pipe))
-        run = await ended(parts, "r")
-        await _end(repeating)
-        events = [event.type async for event in parts.store.watch("r")]
+        async with staff.at_work("one", "two") as parts:
+            run = await ended(parts, "r")
+            await _end(repeating)
+            events = [event.type async for event in parts.store.watch("r")]
+            executed = await staff.executed(pipe)
     assert run.status is RunStatus.COMPLETED
     assert Counter(events)["node.started"] == Counter(events)["node.completed"] == 11
-    assert sorted(node for _, node, _, _ in staff.executed) == sorted([*nodes, "z"])
+    assert sorted(node for _, node, _, _ in executed) == sorted([*nodes, "z"])
     assert copied
 
 
-async def test_a_rare_handler_does_not_wait_for_the_backlog_of_another(redis_url: str) -> None:
-    staff = Staff(redis_url)
+async def test_a_rare_handler_does_not_wait_for_the_backlog_of_another(
+    on_streams: StreamsStaff,
+) -> None:
+    """On streams alone: Celery has one queue for all."""
+    staff = on_streams
     backlog = {f"n{i}": {"config": {"seconds": 0.002}} for i in range(150)}
-    async with connected(Settings(redis_url=redis_url)) as parts:
+    async with connected(staff.settings) as parts:
         await parts.orchestrator.submit(submit("many", backlog))
         few = {f"n{i}": {"handler": "rare"} for i in range(3)}
         await parts.orchestrator.submit(submit("few", few))
     async with staff.at_work("one", concurrency=2) as parts:
         await ended(parts, "few")
-        before = sum(run_id == "many" for run_id, *_ in staff.executed)
+        before = sum(run_id == "many" for run_id, *_ in await staff.executed(parts.pipe))
         await ended(parts, "many")
     assert before < 50
 
 
-async def test_a_worker_that_leaves_takes_no_message_with_it(redis_url: str) -> None:
-    staff = Staff(redis_url)
-    async with staff.at_work("staying") as parts:
+async def test_a_worker_that_leaves_takes_no_message_with_it(staff: Staff) -> None:
+    async with staff.at_work("one") as parts:
         async with staff.at_work("leaving"):
             pass
         await parts.orchestrator.submit(submit("r", {f"n{i}": {} for i in range(20)}))
         await ended(parts, "r")
-        for name in HANDLERS:
-            assert (await parts.pipe.call("XPENDING", stream_of(name), WORKERS))[0] == 0
-            assert await parts.pipe.call("XLEN", stream_of(name)) == 0
-    assert {worker for _, _, _, worker in staff.executed} == {"staying"}
+        async with asyncio.timeout(60):
+            while not await staff.nothing_left(parts.pipe):
+                await asyncio.sleep(0.01)
+        executed = await staff.executed(parts.pipe)
+    assert len(executed) == 20
+    assert "leaving" not in {worker for _, _, _, worker in executed}
 
 
-async def test_what_a_worker_runs_is_on_the_list_of_leases(redis_url: str) -> None:
+async def test_what_a_worker_runs_is_on_the_list_of_leases(staff: Staff) -> None:
     """Before it is claimed: who dies right after that is missed by nobody else."""
-    staff = Staff(redis_url)
     async with staff.at_work("one") as parts:
         await parts.orchestrator.submit(submit("r", {"n": {"config": {"seconds": 0.3}}}))
-        while not staff.executed:
+        while not await staff.executed(parts.pipe):
             await asyncio.sleep(0.005)
         agenda = parts.orchestrator.agenda
         held = await agenda.expired(parts.clock() + 3600, 10)

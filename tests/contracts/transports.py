@@ -8,14 +8,22 @@ consumer of its own, as another worker would be.
 from __future__ import annotations
 
 import asyncio
+from atexit import register
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import orjson
+
+from dovetail.config import Settings
 from dovetail.core.dag import Graph
 from dovetail.core.events import Token
 from dovetail.core.step import begin
 from dovetail.core.transitions import Dispatch, Stop, Submit
+from dovetail.distributed import connected
 from dovetail.engine.clock import steady_clock
 from dovetail.engine.ports import Task, Transport
 from dovetail.engine.publishing import Publisher
@@ -31,6 +39,8 @@ from dovetail.transports.streams import (
     StreamSender,
 )
 
+from ..celery_crew import DELIVERED, celery_worker
+from ..servers.redis_server import RedisServer
 from .stores import redis_url
 
 Taken = tuple[str, str, Token]
@@ -132,7 +142,50 @@ def seen(dispatch: Dispatch) -> Taken:
     return run.id, run.graph.nodes[place].id, token
 
 
+@asynccontextmanager
+async def celery() -> AsyncIterator[Ends]:
+    """The worker is a process, and its pool another: what is delivered there is what is taken."""
+    url = celery_redis()
+    settings = Settings(redis_url=url, transport="celery")
+    async with Pipe(url) as listening, connected(settings) as parts:
+        await parts.pipe.call("FLUSHDB")
+
+        async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
+            return (await parts.store.create(Submit(run_id, graph, {}), 1000.0)).dispatch
+
+        async def take(limit: int) -> list[Taken]:
+            while not (found := await parts.pipe.call("LPOP", DELIVERED, limit)):
+                await asyncio.sleep(0.005)
+            taken = [orjson.loads(one) for one in found]
+            return [(run_id, node, Token.parse(token)) for run_id, node, token in taken]
+
+        ends = Ends(Publisher(parts.store, parts.store, parts.sender, parts.clock), submit, take)
+        feed = StopFeed(listening)
+
+        async def hear() -> None:
+            while True:
+                ends.stopped += await feed.next()
+
+        hearing = asyncio.create_task(hear())
+        yield ends
+        hearing.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+
+
+@cache
+def celery_redis() -> str:
+    """Of a Redis and a Celery worker of their own, with a pool of one process, so that what it is
+    given stays in order; both are for all tests, until this process ends."""
+    stack = ExitStack()
+    register(stack.close)
+    server = stack.enter_context(RedisServer())
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    stack.enter_context(celery_worker(folder, server.url, DOVETAIL_CONCURRENCY="1"))
+    return server.url
+
+
 TRANSPORTS: dict[str, Callable[[], AbstractAsyncContextManager[Ends]]] = {
     "local": local,
     "streams": streams,
+    "celery": celery,
 }

@@ -1,4 +1,4 @@
-"""Where the programs of Redis and PostgreSQL are on this machine.
+"""Where the programs of Redis, PostgreSQL and RabbitMQ are on this machine.
 
 Those of the system come first, then Debian's packages as `./dev` unpacked them without installing
 anything. It fetches nothing itself. What it must not know: how a server is started.
@@ -19,6 +19,7 @@ PACKAGES = {
     "redis-server": ("redis-server", "TEST_REDIS_URL"),
     "postgres": ("postgresql", "TEST_DATABASE_URL"),
     "initdb": ("postgresql", "TEST_DATABASE_URL"),
+    "rabbitmq-server": ("rabbitmq-server", "TEST_RABBITMQ_URL"),
 }
 """Debian's package of each program, and the setting that makes it unnecessary."""
 
@@ -53,8 +54,7 @@ def find(name: str) -> Program:
     package, setting = PACKAGES[name]
     folder = unpacked_folder() / package
     for path in _of_debian(folder, name):
-        libraries = map(str, [*folder.glob("usr/lib/*-linux-*"), *folder.glob("lib/*-linux-*")])
-        return Program(path, {"LD_LIBRARY_PATH": ":".join(libraries)}, folder)
+        return Program(path, _libraries(folder), folder)
     raise NoServer(
         f"no {name} to start: none on PATH, in /usr/lib/postgresql or in {folder}, and {setting} "
         f"names no server that runs. ./dev test fetches Debian's {package}; to install it yourself "
@@ -62,9 +62,55 @@ def find(name: str) -> Program:
     )
 
 
+@dataclass(frozen=True)
+class RabbitPrograms:
+    """RabbitMQ is no program but a library of Erlang."""
+
+    home: Path
+    """Of RabbitMQ: `plugins` is in it."""
+    erlang: Path
+    """Of Erlang: `lib` is in it."""
+    binaries: Path
+    """Of Erlang: `erlexec` is in it, which starts it."""
+    environment: dict[str, str]
+
+    @property
+    def epmd(self) -> Program:
+        return Program(self.binaries / "epmd", self.environment)
+
+
+def find_rabbitmq() -> RabbitPrograms:
+    """The first that is there, of the system or as `./dev` unpacked it."""
+    package, setting = PACKAGES["rabbitmq-server"]
+    unpacked = unpacked_folder() / package
+    for root in (INSTALLED, unpacked):
+        homes = [*_home_on_path("rabbitmq-server"), *root.glob("usr/lib/rabbitmq/lib/*")]
+        erlangs = [*_home_on_path("erl"), root / "usr" / "lib" / "erlang"]
+        for home in (each for each in homes if (each / "plugins").is_dir()):
+            for starter in (path for each in erlangs for path in each.glob("erts-*/bin/erlexec")):
+                libraries = {} if root == INSTALLED else _libraries(unpacked)
+                return RabbitPrograms(home, starter.parents[2], starter.parent, libraries)
+    raise NoServer(
+        f"no rabbitmq-server to start, or no Erlang for it: none on PATH, in /usr/lib/rabbitmq or "
+        f"in {unpacked}, and {setting} names no server that runs. ./dev test fetches Debian's "
+        f"{package}; to install it yourself also works"
+    )
+
+
+def _home_on_path(name: str) -> list[Path]:
+    """The folder above the one that holds this program, wherever links lead."""
+    found = shutil.which(name, path=os.environ.get("PATH", os.defpath))
+    return [] if found is None else [Path(found).resolve().parent.parent]
+
+
 def unpacked_folder() -> Path:
     """Where `./dev` puts Debian's packages."""
     return Path(os.environ.get("TEST_SERVERS_FOLDER") or ROOT / ".boot" / "servers")
+
+
+def _libraries(folder: Path) -> dict[str, str]:
+    found = map(str, [*folder.glob("usr/lib/*-linux-*"), *folder.glob("lib/*-linux-*")])
+    return {"LD_LIBRARY_PATH": ":".join(found)}
 
 
 def _of_debian(root: Path, name: str) -> list[Path]:

@@ -1,9 +1,10 @@
 """The servers of the tests, as fixtures; tests/conftest.py hands them to every test.
 
-One Redis and one PostgreSQL serve the whole session. A test that kills its server, or wants it set
-otherwise, takes one of its own: `with RedisServer(fsync="always") as redis`. TEST_REDIS_URL and
-TEST_DATABASE_URL name running servers to use instead; those must be empty, and stay alive. A server
-that cannot be had is an error of every test that needs it, never a skip.
+One Redis, one PostgreSQL and one RabbitMQ serve the whole session, each from the first test on that
+asks for it. A test that kills its server, or wants it set otherwise, takes one of its own:
+`with RedisServer(fsync="always") as redis`. TEST_REDIS_URL, TEST_DATABASE_URL and TEST_RABBITMQ_URL
+name running servers to use instead; those must be empty, and stay alive. A server that cannot be
+had is an error of every test that needs it, never a skip.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import pytest
 
 from .binaries import NoServer
 from .postgres_server import Databases, PostgresServer
+from .rabbitmq_server import RabbitServer
 from .redis_server import RedisServer
 
 if TYPE_CHECKING:
     import redis
+
+
+QUEUE = "dovetail"
 
 
 class GivenRedis:
@@ -42,6 +47,26 @@ class GivenRedis:
         import redis  # here: most test runs need no Redis and would pay for it
 
         return redis.Redis.from_url(self.url)
+
+
+class GivenRabbit:
+    """A RabbitMQ that somebody else runs, at TEST_RABBITMQ_URL: a virtual host of it is ours.
+
+    Its queues cannot be listed from here, so it is taken for empty but for the one we use.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def new_host(self) -> str:
+        from kombu import Connection  # here: most test runs need no RabbitMQ and would pay for it
+
+        with Connection(self.url) as connection:
+            connection.default_channel.queue_delete(QUEUE)
+        return self.url
+
+    def drop_host(self, url: str) -> None:
+        """It is not ours to drop."""
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +106,21 @@ def postgres_url(postgres_server: Databases) -> Iterator[str]:
     url = postgres_server.new_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitServer | GivenRabbit]:
+    given = os.environ.get("TEST_RABBITMQ_URL")
+    if given:
+        yield GivenRabbit(given)
+        return
+    with RabbitServer() as server:
+        yield server
+
+
+@pytest.fixture
+def rabbitmq_url(rabbitmq_server: RabbitServer | GivenRabbit) -> Iterator[str]:
+    """A virtual host without queues."""
+    url = rabbitmq_server.new_host()
+    yield url
+    rabbitmq_server.drop_host(url)

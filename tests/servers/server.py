@@ -34,6 +34,8 @@ START_SECONDS = 60.0
 """A start takes tenths of a second; a recovery on a busy machine may take its time."""
 END_SECONDS = 30.0
 PORTS_TRIED = 20
+PORT_TAKEN = ("in use", "eaddrinuse")
+"""In the log of a server, Erlang's too."""
 
 
 class ServerFailed(Exception):
@@ -41,7 +43,7 @@ class ServerFailed(Exception):
 
 
 class Server:
-    """What Redis and PostgreSQL have in common. Not for use by two threads at once."""
+    """What Redis, PostgreSQL and RabbitMQ have in common. Not for use by two threads at once."""
 
     name = "server"
     graceful = signal.SIGTERM
@@ -93,7 +95,7 @@ class Server:
                     break
                 except ServerFailed as failure:
                     # Somebody else took the port between our look and its start.
-                    if "in use" not in str(failure) or not tries_left:
+                    if not tries_left or not any(sign in str(failure) for sign in PORT_TAKEN):
                         raise
             self.after_first_start()
         except BaseException:

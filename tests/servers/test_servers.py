@@ -20,23 +20,29 @@ from pathlib import Path
 import asyncpg
 import pytest
 import redis
+from amqp.exceptions import NotAllowed
+from kombu import Connection
 
 from . import server as server_module
-from .binaries import NoServer, Program, find
-from .fixtures import GivenRedis
+from .binaries import NoServer, Program, RabbitPrograms, find, find_rabbitmq
+from .fixtures import GivenRabbit, GivenRedis
 from .postgres_server import Databases, PostgresServer
+from .rabbitmq_server import RabbitServer
 from .redis_server import RedisRefused, RedisServer
 from .server import HOST, Server, ServerFailed, free_port
 
 TESTS = Path(__file__).resolve().parents[1]
+ENDS = (signal.SIGKILL, signal.SIGTERM)
 
 # A user of the servers outside pytest, as the bench is. It tells where its server is.
 USER = f"""
 import os, sys, time
 sys.path.insert(0, {str(TESTS)!r})
 from servers.postgres_server import PostgresServer
+from servers.rabbitmq_server import RabbitServer
 from servers.redis_server import RedisServer
-server = {{"redis": RedisServer, "postgres": PostgresServer}}[sys.argv[1]]()
+kinds = {{"redis": RedisServer, "postgres": PostgresServer, "rabbitmq": RabbitServer}}
+server = kinds[sys.argv[1]]()
 server.start()
 if "fork" in sys.argv and os.fork() == 0:
     os.setsid()
@@ -58,6 +64,12 @@ def durable_redis() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def mortal_postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mortal_rabbit() -> Iterator[RabbitServer]:
+    with RabbitServer() as server:
         yield server
 
 
@@ -266,6 +278,93 @@ def test_programs_in_a_folder_that_is_closed_to_their_user_are_copied(
         assert mortal_postgres._run_as_user(found).returncode == 0
 
 
+# --- RabbitMQ ----------------------------------------------------------------------------------
+
+
+def put(url: str, message: str) -> None:
+    """Returns once the server has it on its disk."""
+    with Connection(url, transport_options={"confirm_publish": True}) as connection:
+        connection.SimpleQueue("things").put(message)
+
+
+def waiting(url: str) -> int:
+    with Connection(url) as connection:
+        return connection.SimpleQueue("things").qsize()
+
+
+def test_every_virtual_host_of_a_rabbitmq_is_empty_and_one_that_is_dropped_is_gone(
+    mortal_rabbit: RabbitServer,
+) -> None:
+    first, second = mortal_rabbit.new_host(), mortal_rabbit.new_host()
+    put(first, "a thing")
+    assert (waiting(first), waiting(second)) == (1, 0)
+    mortal_rabbit.drop_host(first)
+    with pytest.raises(NotAllowed, match="not found"):
+        waiting(first)
+    mortal_rabbit.drop_host(second)
+
+
+def test_a_rabbitmq_killed_with_9_comes_back_with_its_data_and_address(
+    mortal_rabbit: RabbitServer,
+) -> None:
+    url = mortal_rabbit.new_host()
+    put(url, "a thing")
+    port, pid = mortal_rabbit.port, mortal_rabbit.pid
+    mortal_rabbit.kill()
+    assert not mortal_rabbit.answers()
+    mortal_rabbit.start()
+    assert mortal_rabbit.port == port
+    assert mortal_rabbit.pid != pid
+    assert waiting(url) == 1
+
+
+def test_a_paused_rabbitmq_answers_once_it_is_resumed(mortal_rabbit: RabbitServer) -> None:
+    mortal_rabbit.pause()
+    with socket.create_connection((HOST, mortal_rabbit.port), timeout=0.2) as connection:
+        connection.sendall(b"AMQP\x00\x00\x09\x01")
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        mortal_rabbit.resume()
+        connection.settimeout(10)
+        assert connection.recv(1)
+
+
+def test_a_given_rabbitmq_is_emptied_of_our_queue_alone(mortal_rabbit: RabbitServer) -> None:
+    url = mortal_rabbit.new_host()
+    put(url, "precious")
+    with Connection(url) as connection:
+        connection.SimpleQueue("dovetail").put("left over")
+    given = GivenRabbit(url)
+    assert given.new_host() == url
+    with Connection(url) as connection:
+        assert connection.SimpleQueue("dovetail").qsize() == 0
+    given.drop_host(url)
+    assert waiting(url) == 1
+
+
+def test_a_rabbitmq_that_has_no_such_host_says_so(mortal_rabbit: RabbitServer) -> None:
+    with pytest.raises(ServerFailed, match="no_such_vhost"):
+        mortal_rabbit.drop_host("amqp://guest:guest@127.0.0.1/nowhere")
+
+
+def test_nothing_is_left_of_a_rabbitmq_not_even_the_name_server_of_erlang(
+    mortal_rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a port that was taken in between is left for another."""
+    ports = [mortal_rabbit.port]
+    free = server_module.free_port
+    monkeypatch.setattr(server_module, "free_port", lambda: ports.pop() if ports else free())
+    with RabbitServer() as server:
+        assert server.port != mortal_rabbit.port
+        pid, folder = server.pid, server.folder
+        assert pid is not None
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        named = [Path(f"/proc/{child}/comm").read_text().strip() for child in children]
+        assert "epmd" in named
+    assert not any(is_alive(int(child)) for child in (pid, *children))
+    assert not folder.exists()
+
+
 # --- both: how they end ------------------------------------------------------------------------
 
 
@@ -288,8 +387,13 @@ def test_nothing_is_left_of_a_server_that_was(kind: type[Server], how: str) -> N
         probe.bind((HOST, port))
 
 
-@pytest.mark.parametrize("kind", ["redis", "postgres"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        *[(kind, number) for kind in ("redis", "postgres") for number in ENDS],
+        ("rabbitmq", signal.SIGKILL),
+    ],
+)
 def test_a_server_ends_with_its_user_however_that_dies(kind: str, number: signal.Signals) -> None:
     with start_user(kind) as user:
         _, pid, folder = read_words(user)
@@ -388,6 +492,10 @@ def test_a_server_that_is_nowhere_fails_with_where_it_was_looked_for(
             find(name)
         for clue in (name, "PATH", str(tmp_path), setting, "./dev test"):
             assert clue in str(caught.value)
+    with pytest.raises(NoServer) as caught:
+        find_rabbitmq()
+    for clue in ("rabbitmq-server", "PATH", str(tmp_path), "TEST_RABBITMQ_URL", "./dev test"):
+        assert clue in str(caught.value)
 
 
 def test_unpacked_programs_are_found_with_their_libraries_and_the_newest_first(
@@ -406,3 +514,25 @@ def test_unpacked_programs_are_found_with_their_libraries_and_the_newest_first(
     assert find("postgres") == Program(
         folder / "usr/lib/postgresql/17/bin/postgres", {"LD_LIBRARY_PATH": str(libraries)}, folder
     )
+
+
+@pytest.mark.parametrize("place", ["installed", "unpacked"])
+def test_rabbitmq_is_found_with_its_erlang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr("tests.servers.binaries.INSTALLED", tmp_path / "installed")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TEST_SERVERS_FOLDER", str(tmp_path / "servers"))
+    folder = tmp_path / "servers" / "rabbitmq-server" if place == "unpacked" else tmp_path / place
+    home = folder / "usr" / "lib" / "rabbitmq" / "lib" / "rabbitmq_server-3.10.8"
+    starter = folder / "usr" / "lib" / "erlang" / "erts-13.1.5" / "bin" / "erlexec"
+    (home / "plugins").mkdir(parents=True)
+    with pytest.raises(NoServer, match="no Erlang"):
+        find_rabbitmq()
+    starter.parent.mkdir(parents=True)
+    starter.touch(0o755)
+    libraries = folder / "usr" / "lib" / "x86_64-linux-gnu"
+    libraries.mkdir()
+    needs = {"LD_LIBRARY_PATH": str(libraries)} if place == "unpacked" else {}
+    erlang = starter.parents[2]
+    assert find_rabbitmq() == RabbitPrograms(home, erlang, starter.parent, needs)

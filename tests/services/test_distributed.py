@@ -27,6 +27,8 @@ from dovetail.distributed import Parts, connected
 from dovetail.stores.redis_fleet import RedisFleet
 
 LEASE = 0.6
+PATIENCE = 60.0
+"""Four processes that start on a busy machine need some of it."""
 SERVICE = """
 import asyncio, os, sys, time
 from dovetail.config import Settings
@@ -113,7 +115,7 @@ DIAMOND = {
 }
 
 
-async def ended(parts: Parts, run_id: str, seconds: float = 20) -> RunState:
+async def ended(parts: Parts, run_id: str, seconds: float = PATIENCE) -> RunState:
     return await asyncio.wait_for(parts.store.wait(run_id), seconds)
 
 
@@ -172,16 +174,16 @@ async def test_a_workers_death_costs_its_lease_and_no_run(
     services.start("orchestrator")
     doomed = services.start("worker")
     async with parts_of(redis_url) as parts:
-        nodes = {"a": {"config": {"seconds": 1}}, "b": {"dependencies": ["a"]}}
+        nodes = {"a": {"config": {"seconds": 2}}, "b": {"dependencies": ["a"]}}
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not services.executions():
                 await asyncio.sleep(0.01)
         doomed.kill()
         killed = time.monotonic()
         services.start("worker")
         run = await ended(parts, "r")
-        assert time.monotonic() - killed < LEASE + 2 + 5
+        assert time.monotonic() - killed < LEASE + 2 + 20
         assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
     assert sorted(services.executions()) == ["r a 1 1", "r a 1 2", "r b 1 1"]
 
@@ -204,7 +206,7 @@ async def test_an_orchestrators_death_strands_nothing(services: Services, redis_
         doomed.kill()
         services.start("orchestrator")
         for run_id in ids:
-            assert (await ended(parts, run_id, 40)).status is RunStatus.COMPLETED
+            assert (await ended(parts, run_id)).status is RunStatus.COMPLETED
 
 
 async def test_workers_tell_that_they_live_and_hold_one_rate_together(
@@ -230,7 +232,7 @@ async def test_lost_task_streams_are_published_again(services: Services, redis_u
         await parts.orchestrator.submit(Submit("r", graph(DIAMOND), {}))
         await parts.pipe.call("DEL", "tasks:work")
         services.start("worker")
-        run = await ended(parts, "r", LEASE + 20)
+        run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
 
 
@@ -251,11 +253,11 @@ async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_ur
     async with parts_of(redis_url) as parts:
         nodes = {"a": {"config": {"seconds": 60}}}
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not services.executions():
                 await asyncio.sleep(0.01)
         await parts.orchestrator.apply([Cancel("r")])
-        assert (await ended(parts, "r", 10)).status is RunStatus.CANCELLED
+        assert (await ended(parts, "r")).status is RunStatus.CANCELLED
 
 
 async def test_what_a_sleeping_worker_says_too_late_changes_nothing(
@@ -264,9 +266,9 @@ async def test_what_a_sleeping_worker_says_too_late_changes_nothing(
     services.start("orchestrator")
     sleeper = services.start("worker")
     async with parts_of(redis_url) as parts:
-        nodes = {"a": {"config": {"seconds": 0.3}}}
+        nodes = {"a": {"config": {"seconds": 1.5}}}
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not services.executions():
                 await asyncio.sleep(0.01)
         os.kill(sleeper.pid, signal.SIGSTOP)

@@ -62,7 +62,7 @@ async def test_a_queued_node_waits_for_a_worker_that_is_alive_and_has_its_handle
         "id": "b",
         "status": "QUEUED",
         "code": "no_worker",
-        "why": "queued, but no live worker has the handler 'fail'",
+        "why": "queued, no live worker serves handler 'fail'",
         "details": {"handler": "fail"},
     }
     await fleet.leave(WORKER.worker_id)

@@ -78,13 +78,13 @@ class RemoteDesk:
                 self._reading = None
                 if not found:
                     continue
-                self._claiming = asyncio.ensure_future(self._start(found))
+                self._claiming = asyncio.ensure_future(self.start(found))
             granted = await _kept(self._claiming)
             self._claiming = None
             if granted:
                 return granted
 
-    async def _start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
+    async def start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
         """Claim those that may start now, and be done with all of their messages."""
         messages, tasks = [message for message, _ in found], [task for _, task in found]
         if any(task.resource_tag is not None for task in tasks):

@@ -304,22 +304,10 @@ class Worker:
         self._settle(self._failure(task, error, call.describe(error)))
 
     def _failure(self, task: Task, error: BaseException, described: dict[str, Any]) -> Fail:
-        after = at_least = None
-        if isinstance(error, RetryableError):
-            after, at_least = _seconds(error.after), _seconds(error.at_least)
-            if at_least is not None and task.resource_tag is not None:
-                pause = min(at_least, LONGEST_RETRY_AFTER)
-                self._slowed.append((task.resource_tag, self._clock() + pause))
-        return Fail(
-            task.run_id,
-            task.node_id,
-            task.token,
-            described,
-            permanent=isinstance(error, PermanentError | TemplateError),
-            after=after,
-            at_least=at_least,
-            chance=self._chance(),
-        )
+        pause = pause_asked_by(error)
+        if pause is not None and task.resource_tag is not None:
+            self._slowed.append((task.resource_tag, self._clock() + pause))
+        return failure(task, error, described, self._chance())
 
     def _settle(self, result: Result) -> None:
         self._results.append(result)
@@ -363,6 +351,33 @@ class Worker:
         if not self._progress:
             self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self._flush()))
         self._progress[move.run_id, move.node] = move
+
+
+def failure(
+    task: Task, error: BaseException, described: dict[str, Any], chance: float = 0.0
+) -> Fail:
+    """What is told of a start whose handler raised this."""
+    after = at_least = None
+    if isinstance(error, RetryableError):
+        after, at_least = _seconds(error.after), _seconds(error.at_least)
+    return Fail(
+        task.run_id,
+        task.node_id,
+        task.token,
+        described,
+        permanent=isinstance(error, PermanentError | TemplateError),
+        after=after,
+        at_least=at_least,
+        chance=chance,
+    )
+
+
+def pause_asked_by(error: BaseException) -> float | None:
+    """For how long a service asked to be left alone, if it did."""
+    if not isinstance(error, RetryableError):
+        return None
+    at_least = _seconds(error.at_least)
+    return None if at_least is None else min(at_least, LONGEST_RETRY_AFTER)
 
 
 def _seconds(value: object) -> float | None:

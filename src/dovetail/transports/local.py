@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from dovetail.core.transitions import Dispatch, Stop
@@ -43,6 +43,10 @@ class LocalTransport:
         batch = list(waiting)
         waiting.clear()
         return batch
+
+    def depths(self) -> dict[str, int]:
+        """How many wait, by handler."""
+        return Counter(run.graph.nodes[place].handler for run, place, _ in self._waiting)
 
     async def news(self) -> None:
         """Return when there is a published node."""

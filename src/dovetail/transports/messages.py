@@ -55,6 +55,8 @@ def task_fields(task: Task) -> list[str | bytes]:
         fields += ["deferred", dumps(kept)]
     if task.cache is not None:
         fields += ["cache", dumps(task.cache)]
+    if task.trace is not None:
+        fields += ["traceparent", task.trace]
     return fields
 
 
@@ -161,6 +163,7 @@ def read_task(fields: Sequence[bytes]) -> Task:
             (),
             None,
             int(place),
+            None,
         )
         return new_tuple(Task, plain)
     given = _given(fields, TASK_FIELDS)
@@ -180,4 +183,5 @@ def read_task(fields: Sequence[bytes]) -> Task:
         tuple(Deferred(tuple(path), source, scope) for path, source, scope in deferred),
         None if cache is None else (cache[0], cache[1]),
         int(given["place"]) if "place" in given else None,
+        given["traceparent"].decode() if "traceparent" in given else None,
     )

@@ -18,6 +18,7 @@ import hiredis
 import orjson
 
 from dovetail.core.events import Token
+from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Complete, Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError
@@ -91,7 +92,8 @@ _RESULT = _words(
 
 def _task_message(task: Task) -> Command:
     """What sends a task. Nearly all are alike, and to fill in a form is a third of the work."""
-    if task.deferred or task.cache or task.resource_tag is not None or task.place is None:
+    named = task.resource_tag is not None or task.trace is not None
+    if named or task.deferred or task.cache or task.place is None:
         return ("XADD", stream_of(task.handler), "*", *task_fields(task))
     run_id, node_id, token = task.run_id.encode(), task.node_id.encode(), str(task.token).encode()
     handler = task.handler.encode()
@@ -118,6 +120,9 @@ def _result_message(result: Result) -> Command:
 class StreamSender:
     """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
 
+    writes_ahead = True
+    """`written` may be used."""
+
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._sent_to: set[str] = set()
@@ -126,6 +131,11 @@ class StreamSender:
     async def send(self, tasks: Sequence[Task]) -> None:
         self._sent_to.update(task.handler for task in tasks)
         await self._pipe.many([_task_message(task) for task in tasks])
+
+    def written(self, task: Task) -> Command:
+        """The message of a task, for who sends it along with something else."""
+        self._sent_to.add(task.handler)
+        return _task_message(task)
 
     async def stop(self, order: Stop) -> None:
         fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
@@ -213,7 +223,16 @@ end
 class StreamReader:
     """One consumer of a group, on a connection of its own: its reads block."""
 
-    def __init__(self, blocking: Pipe, pipe: Pipe, group: str, consumer: str) -> None:
+    def __init__(
+        self,
+        blocking: Pipe,
+        pipe: Pipe,
+        group: str,
+        consumer: str,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """`redactor` takes out of dead letters what must not be stored."""
+        self._redact = (redactor or Redactor({})).redact
         self._blocking = blocking
         self._pipe = pipe
         self._group = group
@@ -339,11 +358,11 @@ class StreamReader:
         return found
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
-        texts = [shown(field) for field in fields]
+        texts = [shown(self._redact(field.decode(errors="replace")).encode()) for field in fields]
         letter = {
             "stream": stream,
             "id": number,
-            "reason": str(problem) or type(problem).__name__,
+            "reason": self._redact(str(problem) or type(problem).__name__),
             "fields": dict(zip(texts[::2], texts[1::2], strict=False)),
             "time": time.time(),
         }
@@ -482,6 +501,10 @@ class StopFeed:
 
     def __init__(self, blocking: Pipe) -> None:
         self._feed = Feed(blocking, STOPS)
+
+    async def open(self) -> None:
+        """Listen from now on; else from the first call of `next` on."""
+        await self._feed.open()
 
     async def next(self) -> list[Stop]:
         """The orders since the last call; waits a second for some."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from dovetail import Context, PermanentError, RetryableError, handler
@@ -31,6 +32,16 @@ def act_in_thread(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     write_down(ctx, seconds)
     time.sleep(seconds)
     return outcome(config, ctx)
+
+
+@handler
+def cling(config: dict[str, Any], ctx: Context) -> None:
+    """Whatever it is told, it goes on, until its process is killed."""
+    write_down(ctx, config["seconds"])
+    end = time.monotonic() + config["seconds"]
+    while time.monotonic() < end:
+        with suppress(BaseException):
+            time.sleep(config["seconds"])
 
 
 def write_down(ctx: Context, seconds: float) -> None:

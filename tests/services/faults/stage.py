@@ -99,6 +99,7 @@ class Recovery:
     orchestrators: list[float] = field(default_factory=list)
     workers: list[float] = field(default_factory=list)
     tasks: list[float] = field(default_factory=list)
+    broker: list[float] = field(default_factory=list)
 
 
 Fault = Callable[["Stage"], Awaitable[None]]
@@ -141,12 +142,14 @@ class Stage:
         self.complaints: list[str] = []
         """What services did that no service may do."""
         self.notes: list[str] = []
-        self.deaths: list[tuple[float, int]] = []
-        """Of workers: when, and which process."""
+        self.deaths: list[tuple[float, str]] = []
+        """Of workers: when, and what is in the name of each that died then, followed by a /."""
         self.lost_tasks: list[tuple[float, str, str, str]] = []
         """When a message was deleted that nobody had read, and its run, node and token."""
         self.redis_deaths: list[tuple[float, float, float]] = []
         """When it died, when it served again, and when nothing read before was left."""
+        self.broker_deaths: list[tuple[float, float, float]] = []
+        """The same of a broker, if tasks have one of their own."""
         self.forgot_until = 0.0
         """Redis was emptied: what workers did up to this time may have left no trace."""
         self._nursery = nursery
@@ -214,7 +217,7 @@ class Stage:
     def kill(self, service: Service) -> None:
         self.note(f"{service.kind} {service.pid} is killed")
         if service.kind == "worker":
-            self.deaths.append((time.time(), service.pid))
+            self.deaths.append((time.time(), f"-{service.pid}-"))
         self.counts[f"{service.kind} killed"] += 1
         self._end(service)
 

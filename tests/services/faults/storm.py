@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,13 +97,15 @@ class Storm:
         stage: Stage,
         faults: Iterable[str] = FAULTS,
         *,
+        known: Mapping[str, tuple[int, Fault]] = EVERY,
         plan: Callable[[random.Random], Plan] = draw,
         crowd: int = CROWD,
         orders: bool = True,
     ) -> None:
-        """`plan` draws the runs, of which `crowd` are under way at once; with `orders` some are
-        cancelled and retried."""
+        """`known` says how each of the faults is done. `plan` draws the runs, of which `crowd`
+        are under way at once; with `orders` some are cancelled and retried."""
         self._stage = stage
+        self._known = known
         # One source each, so that a seed gives the same runs and the same faults in the same
         # order, however fast the machine is. Whom a fault hits, and when, is another matter.
         self._plans, self._weather, self._orders = (
@@ -132,12 +134,12 @@ class Storm:
             for fault in self._forecast():
                 await asyncio.sleep(self._weather.uniform(*pause))
                 self._happen(fault)
-                if not self._rages:
+                if not self._rages and self.tried >= set(self._faults):
                     break
 
     def _forecast(self) -> Iterator[str]:
         """Each of the faults once, then any of them, for ever."""
-        weights = [EVERY[fault][0] for fault in self._faults]
+        weights = [self._known[fault][0] for fault in self._faults]
         yield from self._weather.sample(self._faults, len(self._faults))
         while True:
             yield from self._weather.choices(self._faults, weights)
@@ -148,7 +150,7 @@ class Storm:
 
     def _happen(self, fault: str) -> None:
         self.tried.add(fault)
-        _, act = EVERY[fault]
+        _, act = self._known[fault]
         task = asyncio.ensure_future(act(self._stage))
         self._under_way.add(task)
         task.add_done_callback(self._passed)
@@ -256,6 +258,7 @@ class Storm:
             self._measure(run_id, evidence.events)
             times += [(event.type, event.time) for event in evidence.events]
         self._stage.recovery.redis += _gone_on(self._stage.redis_deaths, times)
+        self._stage.recovery.broker += _gone_on(self._stage.broker_deaths, times)
         return report
 
     async def _left_over(self) -> list[str]:
@@ -317,8 +320,8 @@ class Storm:
         for event in events:
             again = starts.get((event.node, event.epoch, (event.attempt or 0) + 1))
             if event.type == "node.lost" and again is not None:
-                worker = str((event.data or {}).get("worker"))
-                died = [at for at, pid in self._stage.deaths if f"-{pid}-" in worker]
+                worker = f"{(event.data or {}).get('worker')}/"
+                died = [at for at, name in self._stage.deaths if name in worker and at < event.time]
                 recovery.workers += [again - at for at in died]
         # What was lost twice is held up since the second time.
         lost = {(run, node, token): at for at, run, node, token in self._stage.lost_tasks}
@@ -345,7 +348,7 @@ class Storm:
 def _gone_on(
     deaths: list[tuple[float, float, float]], times: list[tuple[str, float]]
 ) -> list[float]:
-    """From each death of Redis until nodes start and end again and no old result waits."""
+    """From each death of a server until nodes start and end again and no old result waits."""
     found = []
     for died, served, settled in deaths:
         kinds = ("node.started", "node.completed")

@@ -40,7 +40,7 @@ async def test_every_run_ends_right_though(
         report = await storm.calm()
         await storm.leave_evidence(report, tmp_path / "evidence")
         assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
-        assert report.runs >= 5
+        assert report.runs >= 3
         assert report.executions >= 10
         assert storm.tried == set(faults)
 

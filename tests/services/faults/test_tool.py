@@ -29,7 +29,7 @@ def tool() -> ModuleType:
 async def test_a_violation_makes_it_fail(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: int, code: int
 ) -> None:
-    async def rage(seed: int, tally: object) -> None:
+    async def rage(seed: int, tally: object, over: object) -> None:
         tally.wrong += wrong  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tool, "rage", rage)
@@ -39,11 +39,18 @@ async def test_a_violation_makes_it_fail(
 async def test_so_does_a_recovery_that_takes_too_long(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def recover(kind: str, seed: int, tally: object) -> bool:
-        return bool(kind != "redis")
+    async def recover(kind: str, seed: int, tally: object, over: object) -> bool:
+        return bool(kind not in ("redis", "broker"))
 
     monkeypatch.setattr(tool, "recover", recover)
     assert await tool.run(7, 0.0, ["recovery"]) == 1
+    assert await tool.run(7, 0.0, ["recovery"], tool.CELERY) == 1
+
+
+def test_every_trial_has_a_limit_a_meaning_and_faults_that_are_known(tool: ModuleType) -> None:
+    for over in tool.TRANSPORTS.values():
+        assert over.trials.keys() == over.limits.keys() <= tool.MEANS.keys()
+        assert over.known.keys() >= {*over.faults, *(f for t in over.trials.values() for f in t[0])}
 
 
 def test_of_a_hundred_recoveries_one_may_be_late_and_none_may_be_missing(tool: ModuleType) -> None:

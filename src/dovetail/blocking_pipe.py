@@ -1,0 +1,168 @@
+"""The same connection to Redis for a thread that has nothing else to do: it waits for each answer.
+
+A process of a pool runs one thing at a time, and an event loop would cost it more than Redis does.
+Whatever is written for a `Pipe` and asks one thing after the other works here as it is: nothing it
+awaits ever waits, so `done` gives the outcome at once. What it must not know: what any command
+means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import hiredis
+from redis.connection import parse_url
+
+from dovetail.pipe import (
+    CONNECT_SECONDS,
+    LATER,
+    LONGEST_RETRY_SECONDS,
+    PATIENCE_SECONDS,
+    RETRY_SECONDS,
+    SILENCE_SECONDS,
+    Command,
+    Pipe,
+    RedisError,
+    Unreachable,
+)
+
+T = TypeVar("T")
+READ_BYTES = 65536
+
+
+def done(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of work that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as returned:
+        outcome: T = returned.value
+        return outcome
+    work.close()
+    raise RuntimeError("this work waits for something, and nobody here would wake it")
+
+
+class BlockingPipe(Pipe):
+    """Opened when it is first used; of one thread, and of one process."""
+
+    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
+        super().__init__(url, patience=patience)
+        self._loop = asyncio.new_event_loop()  # never run: futures and times want to have one
+        self._socket: socket.socket | None = None
+        self._reader = hiredis.Reader()
+        self._ahead: list[bytes] = []
+        """Commands that travel with the next ones, and whose answers nobody looks at."""
+
+    def ask(self, commands: Sequence[Command], *, hurry: bool = True) -> asyncio.Future[list[Any]]:
+        """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
+        ahead = len(self._ahead)
+        packed = b"".join([*self._ahead, *map(_packed, commands)])
+        replies = self._asked(packed, ahead + len(commands))
+        self._ahead.clear()
+        self.roundtrips += 1
+        self.commands += ahead + len(commands)
+        answer: asyncio.Future[list[Any]] = self._loop.create_future()
+        answer.set_result(replies[ahead:])
+        return answer
+
+    def soon(self, commands: Sequence[Command]) -> None:
+        self._ahead += map(_packed, commands)
+
+    def close(self) -> None:
+        self._closed = True
+        self._break()
+        self._loop.close()
+
+    def _asked(self, packed: bytes, count: int) -> list[Any]:
+        give_up = time.monotonic() + self._patience
+        pause = RETRY_SECONDS
+        while True:
+            try:
+                if self._socket is None:
+                    self._connect()
+                return self._exchanged(packed, count)
+            except (OSError, hiredis.ProtocolError) as error:
+                if self._socket is not None:
+                    self.breaks += 1
+                self._break()
+                if time.monotonic() + pause > give_up:
+                    raise Unreachable(f"Redis cannot be reached: {error}") from None
+                time.sleep(pause)
+                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+
+    def _exchanged(self, packed: bytes, count: int) -> list[Any]:
+        assert self._socket is not None  # noqa: S101
+        self._socket.sendall(packed)
+        replies: list[Any] = []
+        while True:
+            while len(replies) < count and (reply := self._reader.gets()) is not False:
+                replies.append(reply)
+            if len(replies) == count:
+                return replies
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionResetError("the connection to Redis broke")
+            self._reader.feed(data)
+
+    async def _again(self, command: Command, reply: Any, patience: float) -> Any:
+        give_up = time.monotonic() + patience
+        pause = RETRY_SECONDS
+        while isinstance(reply, hiredis.ReplyError):
+            text = str(reply)
+            if text.startswith("NOSCRIPT"):
+                await self.call("SCRIPT", "LOAD", self._sources[str(command[1])])
+            elif text.startswith(LATER) and time.monotonic() < give_up:
+                if text.startswith("READONLY"):
+                    self._break()
+                time.sleep(pause)  # noqa: ASYNC251  (there is no loop to block)
+                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+            else:
+                raise RedisError(text)
+            (reply,) = await self.ask([command])
+        return reply
+
+    # ── the connection ───────────────────────────────────────────────────────────────────
+
+    def _connect(self) -> None:
+        where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
+        if "path" in where:
+            made = socket.socket(socket.AF_UNIX)
+            made.settimeout(CONNECT_SECONDS)
+            made.connect(where["path"])
+        else:
+            host, port = where.get("host", "localhost"), where.get("port", 6379)
+            made = socket.create_connection((host, port), CONNECT_SECONDS)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._url.startswith("rediss://"):
+                made = ssl.create_default_context().wrap_socket(made, server_hostname=host)
+        made.settimeout(SILENCE_SECONDS)
+        self._socket, self._reader = made, hiredis.Reader()
+        greetings: list[Command] = []
+        if where.get("password"):
+            name = [where["username"]] if where.get("username") else []
+            greetings.append(("AUTH", *name, where["password"]))
+        if where.get("db"):
+            greetings.append(("SELECT", where["db"]))
+        for greeting in greetings:
+            (reply,) = self._exchanged(_packed(greeting), 1)
+            if isinstance(reply, hiredis.ReplyError):
+                self._break()
+                raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
+
+    def _break(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+def _packed(command: Command) -> bytes:
+    if isinstance(command, bytes):
+        return command
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
+    return packed

@@ -1,0 +1,20 @@
+"""Dovetail inside the user's own Celery: a whole DAG as one task, and many of them as a group.
+
+`run_dag` is a shared task: to import this package in a module that the workers load is all it
+takes. What it must not know: the transport (`transports/celery.py`), where each node is a task of
+its own, and a lost worker costs one node instead of the whole DAG.
+"""
+
+from dovetail.celery.groups import DagGroup, DagGroupResult, run_dag_group
+from dovetail.celery.known import DagRefused, register_dag, register_handlers
+from dovetail.celery.task import run_dag
+
+__all__ = [
+    "DagGroup",
+    "DagGroupResult",
+    "DagRefused",
+    "register_dag",
+    "register_handlers",
+    "run_dag",
+    "run_dag_group",
+]

@@ -1,0 +1,169 @@
+"""The task `dovetail.run_dag`: how it is sent, retried and kept in time, and what it answers.
+
+What it must not know: how a DAG is run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from celery import Task, shared_task  # type: ignore[import-untyped]
+from celery.app.backends import by_url  # type: ignore[import-untyped]
+from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+
+from dovetail.celery.driving import prepare, run_to_its_end
+from dovetail.celery.known import Dag, DagRefused, sendable, settings
+from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.retry import DEFAULT_RETRY, delay
+from dovetail.core.run import RunState
+from dovetail.core.values import NotJson, encode
+from dovetail.executor import WorkflowResult
+
+SOFT_SECONDS = 270
+HARD_SECONDS = 300
+MAX_RETRIES = 3
+RETRY = DEFAULT_RETRY
+RETRIED = (StoreError, ConnectionError, TimeoutError)
+"""What the surroundings did. A step that failed is none of these: it has retries of its own, and
+to run the whole DAG again would repeat what was completed."""
+STOP_SECONDS = 10.0
+"""How long a DAG that ran out of time may take to stop: well before the hard limit."""
+
+
+class _DagTask(Task):  # type: ignore[misc]
+    """Sends names and definitions where it is given objects, and keeps results in Redis."""
+
+    _backend: Any = None
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        args, kwargs = _sent(args, kwargs)
+        return super().apply_async(args, kwargs, *more, **options)
+
+    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        args, kwargs = _sent(args, kwargs)
+        return super().signature(args, kwargs, *more, **options)
+
+    subtask = signature
+
+    @property
+    def backend(self) -> Any:
+        """The app's result backend; where it has none, Redis: a result nobody can read is none."""
+        if self._backend is None and not (self.app.backend_cls or self.app.conf.result_backend):
+            url = redis_of(self.app)
+            if url is not None:
+                if url.startswith("unix://"):  # as Celery spells it
+                    url = "redis+socket" + url.removeprefix("unix").replace("db=", "virtual_host=")
+                made, where = by_url(url, self.app.loader)
+                self._backend = made(app=self.app, url=where)
+        return self.app.backend if self._backend is None else self._backend
+
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        self._backend = value
+
+
+def _sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if args:
+        args = (sendable(args[0]), *args[1:])
+    elif kwargs and "dag" in kwargs:
+        kwargs = {**kwargs, "dag": sendable(kwargs["dag"])}
+    return args, kwargs
+
+
+def redis_of(app: Any) -> str | None:
+    """The Redis that all workers share: that of the settings, or the broker if it is one."""
+    if settings().redis_url is not None:
+        return settings().redis_url
+    brokers = app.conf.broker_read_url or app.conf.broker_url or ""
+    first = str(brokers if isinstance(brokers, str) else next(iter(brokers), "")).split(";")[0]
+    if first.startswith("redis+socket://"):
+        path, _, database = first.removeprefix("redis+socket://").partition("?virtual_host=")
+        return f"unix://{path}?db={database or 0}"
+    return first if first.startswith(("redis://", "rediss://")) else None
+
+
+@shared_task(  # type: ignore[untyped-decorator]
+    bind=True,
+    base=_DagTask,
+    name="dovetail.run_dag",
+    soft_time_limit=SOFT_SECONDS,
+    time_limit=HARD_SECONDS,
+    max_retries=MAX_RETRIES,
+    # A worker that is gone gives the task back. One whose process this DAG killed does not:
+    # nobody can tell bad luck from a DAG that will do it again.
+    acks_late=True,
+    reject_on_worker_lost=False,
+    serializer="json",
+    ignore_result=False,
+)
+def run_dag(
+    self: Any, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
+) -> dict[str, Any]:
+    """Run a DAG inside this one task; gives `WorkflowResult.to_dict()`, with what is `withheld`.
+
+    `dag` is a registered `WorkflowDAG` or its name, or a definition: a dict, YAML or JSON text;
+    whoever sends it may also give a file. `context` are then its params. A DAG that failed is a
+    result like any other; what could not be run at all raises, and the task fails.
+    """
+    request = self.request
+    if isinstance(max_concurrency, bool) or max_concurrency < 1:
+        raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
+    try:
+        prepared = prepare(request.id or os.urandom(8).hex(), dag, context)
+        patience = _patience(request)
+        run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
+        return _told(run, _timeout(request) if stopped else None)
+    except SoftTimeLimitExceeded:  # where there is nothing to stop, or it would not stop
+        return _told(None, _timeout(request))
+    except RETRIED as error:
+        wait = delay(RETRY, request.retries + 1, random.random())  # noqa: S311
+        raise self.retry(exc=error, countdown=wait) from error
+    except DovetailError as problem:
+        raise DagRefused(str(problem), problem.type) from None
+
+
+def _told(run: RunState | None, timeout: dict[str, Any] | None) -> dict[str, Any]:
+    told = nothing_but("FAILED", timeout) if run is None else WorkflowResult(run).to_dict()
+    if timeout is not None:
+        told.update(status="FAILED", error=timeout)
+    told["withheld"] = {}
+    most = settings().max_output_bytes
+    for step_id, output in list(told["outputs"].items()):
+        try:
+            plain = orjson.loads(encode(output, max_bytes=most))
+        except NotJson as problem:
+            # Between steps an output may be anything; what leaves the process is JSON.
+            told["withheld"][step_id] = str(problem)
+            del told["outputs"][step_id]
+            plain = None
+        else:
+            told["outputs"][step_id] = plain
+        told["steps"][step_id]["output"] = plain
+    return told
+
+
+def nothing_but(status: str, error: dict[str, Any] | None) -> dict[str, Any]:
+    """A result of which no more is known than that."""
+    counts = {"completed": 0, "failed": 0, "skipped": 0, "duration": 0.0}
+    return {"status": status, **counts, "error": error, "outputs": {}, "steps": {}}
+
+
+def _time_limits(request: Any) -> tuple[float, float]:
+    """Hard and soft, as of this call."""
+    hard, soft = request.timelimit or (None, None)
+    return hard or HARD_SECONDS, soft or SOFT_SECONDS
+
+
+def _patience(request: Any) -> float:
+    hard, soft = _time_limits(request)
+    return max(0.0, min(STOP_SECONDS, (hard - soft) / 2))
+
+
+def _timeout(request: Any) -> dict[str, Any]:
+    _, soft = _time_limits(request)
+    message = f"did not finish within {soft:g} s (the task's soft time limit)"
+    return {"type": "timeout", "message": message}
