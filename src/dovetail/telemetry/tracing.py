@@ -1,0 +1,377 @@
+"""Spans for OpenTelemetry: one for each run, one for each start of a node, one for each request.
+
+All of a run is one trace: that of whoever asked for it, or one whose id follows from the run's.
+The span of a run has an id that follows from the run and its epoch, so that every process can name
+it as a parent before anybody has made it; it is made from the log when the run has ended. On where
+`OTEL_EXPORTER_OTLP_ENDPOINT` is set; everything else is OpenTelemetry's own variables. What it
+must not know: how a message travels, or any rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from importlib.metadata import version
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event
+from dovetail.core.transitions import Stop
+from dovetail.engine.listening import CallersOf
+from dovetail.engine.ports import Call, Calls, Report, Sender, Task
+from dovetail.telemetry.routes import NO_ROUTE, route_of
+
+FAREWELL_SECONDS = 2.0
+"""For spans that are still here when a service ends: a collector that is away holds up nobody."""
+MOST_KNOWN = 10_000
+MOST_TOLD = 100
+"""Events of a run that its span shows."""
+TOLD = frozenset(
+    {"node.cached", "node.parked", "node.retrying", "node.lost", "node.skipped", "node.cancelled"}
+)
+BEGINNINGS = frozenset({"run.created", "run.retried"})
+ENDS = {"run.completed": "COMPLETED", "run.failed": "FAILED", "run.cancelled": "CANCELLED"}
+UNTRACED = ("/health/", "/metrics")
+
+_propagator = TraceContextTextMapPropagator()
+_given: ContextVar[tuple[int, int] | None] = ContextVar("dovetail_given_ids", default=None)
+"""The ids of the trace and the span that is about to be made, where they are not for chance."""
+
+
+class _Ids(RandomIdGenerator):
+    def generate_trace_id(self) -> int:
+        given = _given.get()
+        return super().generate_trace_id() if given is None else given[0]
+
+    def generate_span_id(self) -> int:
+        given = _given.get()
+        return super().generate_span_id() if given is None else given[1]
+
+
+class Tracing:
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._making = threading.Lock()
+        self._made: tuple[TracerProvider, Tracer] | None = None
+
+    def _sdk(self) -> tuple[TracerProvider, Tracer]:
+        """Made with the first span: a worker that forks has one in each of its processes."""
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def _make(self) -> tuple[TracerProvider, Tracer]:
+        own = version("dovetail")
+        resource = Resource.create({"service.version": own, "process.pid": os.getpid()})
+        if not OTELResourceDetector().detect().attributes.get(SERVICE_NAME):
+            resource = resource.merge(Resource({SERVICE_NAME: f"dovetail-{self._service}"}))
+        provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        # For handlers that make spans of their own: theirs are below the node's.
+        trace.set_tracer_provider(provider)
+        return provider, provider.get_tracer("dovetail", own)
+
+    def close(self) -> None:
+        """Send what is left, within a while."""
+        if self._made is not None:
+            ending = threading.Thread(target=self._made[0].shutdown, daemon=True)
+            ending.start()
+            ending.join(FAREWELL_SECONDS)
+
+    # ── which trace, and below what ──────────────────────────────────────────────────────
+
+    def caller(self) -> str | None:
+        """Of what is going on here at the moment."""
+        current = trace.get_current_span().get_span_context()
+        return traceparent(current) if current.is_valid else None
+
+    def of_run(self, run_id: str, epoch: int, caller: str | None) -> SpanContext:
+        """The span of a run, which may not have been made yet."""
+        above = read(caller)
+        if above is None:
+            trace_id = _number(run_id, 16)
+            provider, _ = self._sdk()
+            asked = provider.sampler.should_sample(None, trace_id, "run")
+            flags = TraceFlags(int(asked.decision is Decision.RECORD_AND_SAMPLE))
+        else:
+            trace_id, flags = above.trace_id, above.trace_flags
+        return SpanContext(trace_id, _number(f"{run_id}:{epoch}", 8), True, flags)
+
+    # ── a run ────────────────────────────────────────────────────────────────────────────
+
+    def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
+        epoch = _last_epoch(log)
+        if epoch is None:
+            return
+        first, last, status, error = epoch
+        mine = self.of_run(run_id, first.epoch, caller)
+        above = read(caller)
+        context = Context() if above is None else _below(above)
+        token = _given.set((mine.trace_id, mine.span_id))
+        try:
+            span = self._sdk()[1].start_span(
+                f"run {graph.name}",
+                context=context,
+                start_time=_nanoseconds(first.time),
+                attributes={
+                    "dovetail.run_id": run_id,
+                    "dovetail.workflow": graph.name,
+                    "dovetail.epoch": first.epoch,
+                    "dovetail.status": status,
+                    "dovetail.nodes": len(graph.nodes),
+                },
+            )
+        finally:
+            _given.reset(token)
+        told = [event for event in log[first.seq - 1 : last.seq] if event.type in TOLD]
+        for event in told[:MOST_TOLD]:
+            attributes: dict[str, Any] = {"dovetail.node_id": event.node or ""}
+            if event.attempt:
+                attributes["dovetail.attempt"] = event.attempt
+            span.add_event(event.type, attributes, _nanoseconds(event.time))
+        if status != "COMPLETED":
+            span.set_status(Status(StatusCode.ERROR, error or status))
+        span.end(_nanoseconds(last.time))
+
+    # ── a start of a node ────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def start(self, task: Task, above: SpanContext) -> Iterator[Span]:
+        with self._sdk()[1].start_as_current_span(
+            f"node {task.node_id}",
+            context=_below(above),
+            attributes={
+                "dovetail.run_id": task.run_id,
+                "dovetail.node_id": task.node_id,
+                "dovetail.handler": task.handler,
+                "dovetail.attempt": task.token.attempt,
+                "dovetail.epoch": task.token.epoch,
+            },
+            # What an error says may hold a secret, and is told by whoever can redact it.
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield span
+
+    # ── a request ────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def request(self, method: str, headers: Mapping[str, str]) -> Iterator[Span]:
+        """Below the caller's span, if it sent one."""
+        with self._sdk()[1].start_as_current_span(
+            method,
+            context=_propagator.extract(dict(headers), Context()),
+            kind=SpanKind.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield span
+
+
+class TracedSender:
+    """Sends tasks that say which span they are below."""
+
+    def __init__(self, tracing: Tracing, sender: Sender, callers_of: CallersOf) -> None:
+        self._tracing = tracing
+        self._sender = sender
+        self._callers_of = callers_of
+        self._callers: dict[str, str | None] = {}
+
+    async def send(self, tasks: Sequence[Task]) -> None:
+        unknown = list({task.run_id: None for task in tasks if task.run_id not in self._callers})
+        if unknown:
+            if len(self._callers) > MOST_KNOWN:
+                self._callers.clear()
+            found = await self._callers_of(unknown)
+            self._callers.update(zip(unknown, found, strict=True))
+        of_run, callers = self._tracing.of_run, self._callers
+        traced = []
+        for task in tasks:
+            above = of_run(task.run_id, task.token.epoch, callers.get(task.run_id))
+            traced.append(task._replace(trace=traceparent(above)))
+        await self._sender.send(traced)
+
+    async def stop(self, order: Stop) -> None:
+        await self._sender.stop(order)
+
+
+class TracedCalls:
+    """Calls whose handlers run inside a span."""
+
+    def __init__(
+        self, tracing: Tracing, calls: Calls, caller_of: Callable[[str], str | None] | None
+    ) -> None:
+        self._tracing = tracing
+        self._calls = calls
+        self._caller_of = caller_of
+
+    def open(self, task: Task, report: Report) -> Call:
+        call = self._calls.open(task, report)
+        above = None
+        if self._caller_of is None:
+            above = read(task.trace)
+            caller = None
+        else:
+            caller = self._caller_of(task.run_id)
+        if above is None:
+            above = self._tracing.of_run(task.run_id, task.token.epoch, caller)
+        return _TracedCall(self._tracing, call, above)
+
+
+class _TracedCall:
+    __slots__ = ("_above", "_call", "_tracing", "is_async")
+
+    def __init__(self, tracing: Tracing, call: Call, above: SpanContext) -> None:
+        self._tracing = tracing
+        self._call = call
+        self._above = above
+        self.is_async = call.is_async
+
+    def begin(self, task: Task) -> Any:
+        if self.is_async:
+            return self._wait(task)
+        with self._tracing.start(task, self._above) as span:
+            try:
+                return self._call.begin(task)
+            except BaseException as error:
+                self._tell(span, error)
+                raise
+
+    async def _wait(self, task: Task) -> Any:
+        with self._tracing.start(task, self._above) as span:
+            try:
+                return await self._call.begin(task)
+            except BaseException as error:
+                self._tell(span, error)
+                raise
+
+    def _tell(self, span: Span, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            span.set_status(Status(StatusCode.ERROR, "stopped, or out of time"))
+            return
+        told = self._call.describe(error)
+        span.set_attribute("error.type", str(told.get("type")))
+        span.set_status(Status(StatusCode.ERROR, str(told.get("message"))))
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+    def seal(self, task: Task, output: Any) -> Any:
+        return self._call.seal(task, output)
+
+    def describe(self, error: BaseException) -> dict[str, Any]:
+        return self._call.describe(error)
+
+
+class TracedApp:
+    """ASGI: the application, with a span around each request that is about work."""
+
+    def __init__(self, tracing: Tracing, app: Callable[..., Any]) -> None:
+        self._tracing = tracing
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(UNTRACED):
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with self._tracing.request(scope["method"], _headers(scope)) as span:
+            try:
+                await self._app(scope, receive, sending)
+            finally:
+                if (route := route_of(scope)) != NO_ROUTE:
+                    span.update_name(f"{scope['method']} {route}")
+                    span.set_attribute("http.route", route)
+                span.set_attribute("http.request.method", scope["method"])
+                span.set_attribute("http.response.status_code", status)
+                if status == 0 or status >= 500:
+                    span.set_status(Status(StatusCode.ERROR))
+
+
+def read(text: str | None) -> SpanContext | None:
+    """Of a `traceparent`; None for what is none."""
+    if text is None:
+        return None
+    context = _propagator.extract({"traceparent": text}, Context())
+    found = trace.get_current_span(context).get_span_context()
+    return found if found.is_valid else None
+
+
+def traceparent(of: SpanContext) -> str:
+    return f"00-{of.trace_id:032x}-{of.span_id:016x}-{of.trace_flags:02x}"
+
+
+def _below(above: SpanContext) -> Context:
+    return trace.set_span_in_context(NonRecordingSpan(above), Context())
+
+
+def _number(text: str, size: int) -> int:
+    """The same for the same text, in every process; never 0, which is no id."""
+    return int.from_bytes(sha256(text.encode()).digest()[:size], "big") or 1
+
+
+def _headers(scope: Any) -> dict[str, str]:
+    """Those of a trace; one that is sent twice counts as not sent."""
+    found: dict[str, list[str]] = {}
+    for name, value in scope["headers"]:
+        if name in (b"traceparent", b"tracestate"):
+            found.setdefault(name.decode(), []).append(value.decode("latin-1"))
+    return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+
+def _nanoseconds(time: float) -> int:
+    return int(time * 1e9)
+
+
+def _last_epoch(log: Sequence[Event]) -> tuple[Event, Event, str, str | None] | None:
+    """Of the last epoch that has ended: its first and its last event, its status, its error.
+
+    A retry may have come between the end and this look at the log.
+    """
+    found = None
+    first: Event | None = None
+    for event in log:
+        if event.type in BEGINNINGS:
+            first = event
+        elif event.type == "result.refused" or first is None:
+            continue
+        elif event.type in ENDS:
+            error = ((event.data or {}).get("error") or {}).get("message")
+            found = (first, event, ENDS[event.type], error)
+        elif found is not None and found[0] is first:
+            # What was running when the run failed has finished since.
+            found = (first, event, *found[2:])
+    return found
