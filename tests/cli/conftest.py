@@ -1,25 +1,32 @@
 """Two ways to use the command line: as a user does, and in this process where that is enough.
 
-`shell` starts the installed script; it is right for everything about streams, signals and
-exits. `command` calls `main` here, which takes a tenth of the time.
+`shell` is a process of its own; it is right for everything about streams, signals and exits. What
+it starts is the installed script; what it calls and waits for is forked from a process that has
+the script's imports done. `command` calls `main` here, which takes less time still.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from dovetail.cli import main
 
+from .warm import WarmDovetail
+
 SCRIPT = str(Path(sys.executable).with_name("dovetail"))
 SECONDS = 30.0
+SOON = 12.0
+"""Two seconds and what a busy machine adds: far less than any handler here sleeps, or drains."""
 
 HANDLERS = '''
 import asyncio, time
@@ -93,6 +100,30 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", **more}
 
 
+@cache
+def warm() -> WarmDovetail:
+    """One for all tests, made when the first needs it; it ends with this process."""
+    found = WarmDovetail(SCRIPT, environment())
+    atexit.register(found.__exit__, None, None, None)
+    return found.__enter__()
+
+
+def cold(
+    args: list[str], folder: Path, env: dict[str, str], stdin: bytes, seconds: float
+) -> tuple[int, bytes, bytes]:
+    """The installed script."""
+    done = subprocess.run(
+        [SCRIPT, *args],
+        cwd=folder,
+        env=env,
+        input=stdin,
+        capture_output=True,
+        timeout=seconds,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 class Shell:
     """The `dovetail` script in a directory of its own."""
 
@@ -106,18 +137,13 @@ class Shell:
         return path
 
     def __call__(self, *args: str, stdin: str | bytes = b"", **env: str) -> Outcome:
-        done = subprocess.run(
-            [SCRIPT, *args],
-            cwd=self.directory,
-            env=environment(**env),
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        # What an interpreter reads when it starts, one that has started does not.
+        call = cold if any(name.startswith("PYTHON") for name in env) else warm()
+        code, *told = call(list(args), self.directory, environment(**env), given, SECONDS)
+        out, err = (text.decode(errors="replace") for text in told)
         assert "Traceback" not in out + err
-        return Outcome(done.returncode, out, err)
+        return Outcome(code, out, err)
 
     def executions(self) -> list[str]:
         """Every start of a handler that counts, as `node epoch.attempt`."""

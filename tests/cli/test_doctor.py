@@ -55,12 +55,6 @@ def test_handlers_that_do_not_load_are_told(command: Command) -> None:
     assert "none.py" in str(findings(done)["handlers"]["message"])
 
 
-def test_a_place_that_is_not_known_yet_is_told(shell: Shell) -> None:
-    done = shell("doctor", DOVETAIL_SERVER="http://host:8700")
-    assert done.code == 1
-    assert "unset DOVETAIL_SERVER" in done.out
-
-
 def test_a_redis_is_examined_instead_of_the_file(shell: Shell, redis_url: str) -> None:
     done = shell("doctor", "--json", DOVETAIL_REDIS_URL=redis_url)
     assert done.code == 1

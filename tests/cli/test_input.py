@@ -69,9 +69,9 @@ def test_a_file_that_breaks_while_it_is_read_is_told(command: Command) -> None:
 
 
 def test_an_endless_device_is_read_no_further_than_allowed(command: Command) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert command("graph", "/dev/zero").code == 2
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SECONDS, Shell
+from .conftest import SECONDS, SOON, Shell
 
 HANDLERS = """
 import asyncio, pathlib, time
@@ -152,12 +152,10 @@ def _interrupt(running: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ctrl_c_cancels_the_run_within_two_seconds_with_exit_code_130(
-    cases: dict[str, Case], name: str
-) -> None:
+def test_ctrl_c_cancels_the_run_soon_with_exit_code_130(cases: dict[str, Case], name: str) -> None:
     case = cases[f"ctrl_c_{name}"]
     assert case.code == 130
-    assert case.seconds < 2.5
+    assert case.seconds < SOON
     assert "CANCELLED" in case.out + case.err
     for noise in ("Traceback", "was destroyed", "never retrieved", "never awaited", "Fatal"):
         assert noise not in case.out + case.err

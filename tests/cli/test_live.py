@@ -94,14 +94,14 @@ def test_the_view_shows_how_each_node_is_doing(shell: Shell) -> None:
     assert done.saw(r"^◌ flaky   retry 1 in 1s: PermissionError: out/ is not writable$")
     assert done.saw(r"^◌ second  parked by search [12]s$")
     assert done.saw(r"^○ after$")
-    assert done.saw(r"^RUNNING [0-9a-f]{6} waiting  \d\.\ds  \d of 7 done, 1 skipped, 1 running")
+    assert done.saw(r"^RUNNING [0-9a-f]{6} waiting  \d+\.\ds  \d of 7 done, 1 skipped, 1 running")
     assert done.screen.colours >= {"31", "32", "36"}  # red, green, cyan
 
 
 def test_the_last_picture_stays_with_the_ending_below_it(shell: Shell) -> None:
     shell.write("flow.yaml", WAITING.replace("seconds: 1.5", "seconds: 0.3"))
     done = watch(shell, "run", "flow.yaml", "--handlers", "mine.py", columns=100)
-    last = [re.sub(r"\d\.\ds", "TIME", line) for line in done.screen.text]
+    last = [re.sub(r"\d+\.\ds", "TIME", line) for line in done.screen.text]
     last = [re.sub(r"\b[0-9a-f]{6}\b", "RUN", line) for line in last]
     assert last == [
         "printed by a handler",
@@ -150,8 +150,8 @@ def test_ctrl_c_on_a_terminal_ends_the_view_and_gives_the_cursor_back(shell: She
     shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: sleep, config: {seconds: 60}}]")
     done = watch(shell, "run", "flow.yaml", type_at="● a")
     assert done.code == 130
-    assert re.fullmatch(r"– a  \d\.\ds  cancelled", done.screen.text[-3])
-    assert re.fullmatch(r"CANCELLED [0-9a-f]{6} in \d\.\ds", done.screen.text[-2])
+    assert re.fullmatch(r"– a  \d+\.\ds  cancelled", done.screen.text[-3])
+    assert re.fullmatch(r"CANCELLED [0-9a-f]{6} in \d+\.\ds", done.screen.text[-2])
     assert done.screen.text[-1].startswith("go on with:  dovetail runs retry ")
     assert done.screen.cursor_shown
 
@@ -186,7 +186,7 @@ def test_a_retry_on_a_terminal_opens_the_rows_again(shell: Shell) -> None:
     assert done.code == 0
     assert done.saw(r"^● slow ")
     assert done.saw(r"^RUNNING [0-9a-f]{6} f  .*2 of 3 done")
-    last = [re.sub(r"\d\.\ds", "TIME", line) for line in done.screen.text]
+    last = [re.sub(r"\d+\.\ds", "TIME", line) for line in done.screen.text]
     assert last[1:4] == ["✓ fine    TIME", "✓ broken  TIME", "✓ slow    TIME"]
 
 
@@ -199,7 +199,7 @@ def test_a_batch_shows_one_bar_that_fills(shell: Shell) -> None:
     assert done.saw(r"^━{30}  \d+ of 300 done, \d+/s, about \ds left$")
     assert [line[:32] for line in done.screen.text[1:-1]] == ["━" * 30 + "  "]
     assert re.fullmatch(
-        r"COMPLETED batch [0-9a-f]{6} in \d\.\ds: 300 completed", done.screen.text[-1]
+        r"COMPLETED batch [0-9a-f]{6} in \d+\.\ds: 300 completed", done.screen.text[-1]
     )
     assert done.screen.cursor_shown
 

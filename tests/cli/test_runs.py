@@ -193,6 +193,19 @@ def test_events_are_one_line_each_or_the_list_of_the_api(
     assert later == events[3:]
 
 
+def test_events_that_are_followed_end_with_the_run_or_when_nobody_drives_it(
+    history: History, command: Command, shell: Shell
+) -> None:
+    events = json.loads(command("runs", "events", history.bad, "--json").out)
+    done = shell("runs", "events", history.bad, "--follow", "--after", "2", "--json")
+    assert done.code == 0
+    assert [json.loads(line) for line in done.out.splitlines()] == events[2:]
+    left = shell("runs", "events", history.left, "--follow")
+    assert left.code == 1
+    assert "node.started" in left.out.splitlines()[-1]
+    assert f"go on with:  dovetail runs resume {history.left[:6]}" in left.err
+
+
 def test_results_are_the_result_or_what_there_is(history: History, command: Command) -> None:
     good = command("runs", "results", history.good)
     assert json.loads(good.out) == {"start": {"topic": "otters"}}
@@ -411,14 +424,3 @@ def test_without_any_run_each_command_says_how_to_make_one(shell: Shell, verb: s
     assert done.err.startswith("error: there is no run here")
     assert done.err.endswith("dovetail run FILE makes one\n")
     assert not (shell.directory / ".dovetail").exists()
-
-
-@pytest.mark.parametrize("redis_url", ["", "redis://host"])
-def test_a_place_that_is_not_known_yet_is_no_excuse_for_another(
-    shell: Shell, redis_url: str
-) -> None:
-    server = "http://host:8700"
-    done = shell("runs", "list", DOVETAIL_SERVER=server, DOVETAIL_REDIS_URL=redis_url)
-    assert done.code == 2
-    assert "DOVETAIL_SERVER is set, but this version does not talk to servers" in done.err
-    assert f"unset it to use {'Redis' if redis_url else '.dovetail/dovetail.db'}" in done.err

@@ -37,7 +37,7 @@ from .conftest import HANDLERS, SCRIPT, SECONDS, Shell, environment
 
 T = TypeVar("T")
 
-AT_ONCE_SECONDS = 6.0
+AT_ONCE_SECONDS = 15.0
 """One and a half, on a machine that has nothing else to do."""
 LEASE_SECONDS = 60.0
 """Longer than any test: whatever goes on does so because it was handed back."""
@@ -147,7 +147,7 @@ def test_without_a_redis_to_work_on_it_says_what_to_set(
 @pytest.mark.parametrize(
     ("words", "env", "code", "said"),
     [
-        (["orchestrator"], {"DOVETAIL_TRANSPORT": "celery"}, 2, "by streams only"),
+        (["orchestrator"], {"DOVETAIL_TRANSPORT": "kafka"}, 2, "DOVETAIL_TRANSPORT"),
         (["worker", "--handlers", "nobody.py"], {}, 2, "nobody.py"),
         (["worker", "--concurrency", "0"], {}, 2, "--concurrency"),
         (["worker"], {"DOVETAIL_LEASE_SECONDS": "soon"}, 2, "DOVETAIL_LEASE_SECONDS"),
@@ -324,7 +324,7 @@ def test_what_does_not_finish_in_time_is_handed_back_at_once(services: Services)
     services.start("worker", "--handlers", "mine.py")
     run = services.ended("r")
     assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
-    assert time.monotonic() - handed_back < LEASE_SECONDS / 4
+    assert time.monotonic() - handed_back < LEASE_SECONDS / 2
     assert services.executions() == ["a 1.1", "a 1.2"]
 
 

@@ -1,6 +1,8 @@
-"""`Dovetail`, the client, on an embedded engine: the whole surface, run for real.
+"""`Dovetail`, the client, on a file, on a server and on Redis: the whole surface, run for real.
 
-What happens between processes is in `test_client_processes`.
+What a test asks of `client` or `dt` holds in every place; what is about the file that embedded
+engines share asks for `local`. What happens between processes is in `test_client_processes`, and
+what can happen between a client and its server in `test_client_server`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import pickle
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +40,8 @@ from dovetail import (
 from dovetail.config import SettingsError
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import HandlerError
+
+from .places import PLACES, on_a_file, over_http, over_redis
 
 GREET: dict[str, Any] = {
     "name": "greet",
@@ -113,6 +118,10 @@ class Mood:
 MOODY = flow({"id": "first", "handler": "input"}, {"id": "ask", "handler": "moody"})
 
 Open = Callable[..., Dovetail]
+OpenAnywhere = Callable[..., AbstractAsyncContextManager[Dovetail]]
+
+# A worker on Redis takes a second to end, so not every test is worth one: tests/services has more.
+everywhere = pytest.mark.parametrize("client", PLACES, indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +133,29 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(params=("file", "http"))
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> OpenAnywhere:
+    """Clients whose place gives up at once what it has not finished."""
+    redis_url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
+
+    def open_client(*handlers: Any, **settings: Any) -> AbstractAsyncContextManager[Dovetail]:
+        settings = {"db_sync": "normal", "drain_seconds": 0, **settings}
+        if request.param == "redis":
+            return over_redis(redis_url, handlers, settings)
+        where = {"file": on_a_file, "http": over_http}[request.param]
+        return where(tmp_path, handlers, settings)
+
+    return open_client
+
+
 @pytest.fixture
-def client(tmp_path: Path) -> Open:
+async def dt(client: OpenAnywhere) -> AsyncIterator[Dovetail]:
+    async with client() as opened:
+        yield opened
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Open:
     """Clients on one file, that give up at once what they have not finished."""
 
     def open_client(*handlers: Any, **settings: Any) -> Dovetail:
@@ -136,8 +166,8 @@ def client(tmp_path: Path) -> Open:
 
 
 @pytest.fixture
-async def dt(client: Open) -> AsyncIterator[Dovetail]:
-    async with client() as opened:
+async def here(local: Open) -> AsyncIterator[Dovetail]:
+    async with local() as opened:
         yield opened
 
 
@@ -159,6 +189,7 @@ async def test_the_example_of_the_contract_runs(tmp_path: Path) -> None:
     assert (tmp_path / ".dovetail" / "dovetail.db").is_file()
 
 
+@everywhere
 async def test_a_run_has_the_fields_of_the_api(dt: Dovetail) -> None:
     run = await dt.run(GREET)
     assert (run.workflow, run.version, run.epoch, run.error) == ("greet", None, 1, None)
@@ -190,7 +221,7 @@ async def test_an_answer_cannot_be_changed_and_is_nobody_elses(dt: Dovetail) -> 
 
 
 async def test_whoever_changes_an_answer_changes_nothing_of_the_run_that_goes_on(
-    client: Open,
+    client: OpenAnywhere,
 ) -> None:
     door = Door()
     spoken = {"id": "say", "handler": "output", "config": {"text": "{{ params.who }} {{ a.who }}"}}
@@ -224,8 +255,9 @@ def test_a_field_that_only_a_newer_server_has_is_left_out() -> None:
     assert Event.from_api(told).new == 7, "of an event it may be news"
 
 
+@everywhere
 async def test_a_trigger_returns_at_once_and_a_wait_when_the_run_has_finished(
-    client: Open,
+    client: OpenAnywhere,
 ) -> None:
     door = Door()
     async with client(door.handler) as dt:
@@ -255,7 +287,9 @@ async def test_many_runs_go_on_side_by_side(dt: Dovetail) -> None:
     assert [run.result["text"] for run in runs] == [f"hello {i}" for i in range(50)]
 
 
-async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(client: Open) -> None:
+async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(
+    client: OpenAnywhere,
+) -> None:
     mood = Mood()
     async with client(mood.handler) as dt:
         failed = await dt.run(MOODY)
@@ -268,7 +302,7 @@ async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(client: O
     assert (run.nodes["first"].epoch, run.nodes["ask"].epoch) == (1, 2)
 
 
-async def test_a_retry_from_a_node_runs_a_completed_one_again(client: Open) -> None:
+async def test_a_retry_from_a_node_runs_a_completed_one_again(client: OpenAnywhere) -> None:
     mood = Mood()
     mood.cheerful = True
     async with client(mood.handler) as dt:
@@ -283,7 +317,8 @@ async def test_a_retry_from_a_node_runs_a_completed_one_again(client: Open) -> N
     assert again.nodes["first"].epoch == 1
 
 
-async def test_a_cancelled_run_ends_for_whoever_waits(client: Open) -> None:
+@everywhere
+async def test_a_cancelled_run_ends_for_whoever_waits(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -295,98 +330,106 @@ async def test_a_cancelled_run_ends_for_whoever_waits(client: Open) -> None:
             await dt.cancel(run.run_id)
 
 
-@pytest.mark.parametrize("run_id", ["0" * 32, "", "ab", "x' OR '1'='1", "\0", "é" * 5000])
-async def test_an_unknown_run_is_not_found_whatever_is_asked(dt: Dovetail, run_id: str) -> None:
-    for ask in (dt.get_run, dt.wait, dt.retry, dt.cancel, dt.resume):
+@everywhere
+async def test_an_unknown_run_is_not_found_whatever_is_asked(dt: Dovetail) -> None:
+    for run_id in ("0" * 32, "", "ab", "..", "a/b", "x' OR '1'='1", "\0", "é" * 5000):
+        for ask in (dt.get_run, dt.wait, dt.retry, dt.cancel):
+            with pytest.raises(NotFound):
+                await ask(run_id)
+        with pytest.raises(NotFound if dt._commands.drives else Conflict):
+            await dt.resume(run_id)
         with pytest.raises(NotFound):
-            await ask(run_id)
-    with pytest.raises(NotFound):
-        await drained(dt.events(run_id))
-    for ask_batch in (dt.get_batch, dt.wait_batch, dt.retry_batch):
-        with pytest.raises(NotFound):
-            await ask_batch(run_id)
+            await drained(dt.events(run_id))
+        for ask_batch in (dt.get_batch, dt.wait_batch, dt.retry_batch):
+            with pytest.raises(NotFound):
+                await ask_batch(run_id)
 
 
 LONE = "\ud800"  # half a character: no file and no wire can hold it
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda dt: dt.get_run(LONE),
-        lambda dt: dt.wait(LONE),
-        lambda dt: dt.retry(LONE),
-        lambda dt: dt.retry("x", from_node=LONE),
-        lambda dt: dt.cancel(LONE),
-        lambda dt: dt.resume(LONE),
-        lambda dt: anext(dt.events(LONE)),
-        lambda dt: anext(dt.events("x", after=10**30)),
-        lambda dt: anext(dt.events("x", after=-1)),
-        lambda dt: dt.run(LONE),
-        lambda dt: dt.run("greet", version=LONE),
-        lambda dt: dt.run("greet", version=10**30),
-        lambda dt: dt.run("greet", version=-1),
-        lambda dt: dt.run("greet", idempotency_key=LONE),
-        lambda dt: dt.run("greet", idempotency_key=""),
-        lambda dt: dt.run("greet", idempotency_key="x" * 256),
-        lambda dt: dt.run(GREET, version=1),
-        lambda dt: dt.batch("greet", [{}], idempotency_key=LONE),
-        lambda dt: dt.batch("greet", []),
-        lambda dt: dt.batch("greet", "ab"),
-        lambda dt: dt.wait_batch(LONE),
-        lambda dt: dt.get_batch("x", limit=-1),
-        lambda dt: dt.list_runs(workflow=LONE),
-        lambda dt: dt.list_runs(status="DONE"),
-        lambda dt: dt.list_runs(limit=10**30),
-        lambda dt: dt.list_runs(cursor="nonsense"),
-        lambda dt: dt.list_runs(cursor="9" * 40),
-    ],
-)
-async def test_what_can_be_no_argument_is_told_and_breaks_nothing(
-    dt: Dovetail, ask: Callable[[Dovetail], Any]
-) -> None:
+IMPOSSIBLE: list[Callable[[Dovetail], Any]] = [
+    lambda dt: dt.get_run(LONE),
+    lambda dt: dt.wait(LONE),
+    lambda dt: dt.retry(LONE),
+    lambda dt: dt.retry("x", from_node=LONE),
+    lambda dt: dt.cancel(LONE),
+    lambda dt: dt.resume(LONE),
+    lambda dt: anext(dt.events(LONE)),
+    lambda dt: anext(dt.events("x", after=10**30)),
+    lambda dt: anext(dt.events("x", after=-1)),
+    lambda dt: dt.run(LONE),
+    lambda dt: dt.run("greet", version=LONE),
+    lambda dt: dt.run("greet", version=10**30),
+    lambda dt: dt.run("greet", version=-1),
+    lambda dt: dt.run("greet", idempotency_key=LONE),
+    lambda dt: dt.run("greet", idempotency_key=""),
+    lambda dt: dt.run("greet", idempotency_key="x" * 256),
+    lambda dt: dt.run(GREET, version=1),
+    lambda dt: dt.batch("greet", [{}], idempotency_key=LONE),
+    lambda dt: dt.batch("greet", []),
+    lambda dt: dt.batch("greet", "ab"),
+    lambda dt: dt.wait_batch(LONE),
+    lambda dt: dt.get_batch("x", limit=-1),
+    lambda dt: dt.list_runs(workflow=LONE),
+    lambda dt: dt.list_runs(status="DONE"),
+    lambda dt: dt.list_runs(limit=10**30),
+    lambda dt: dt.list_runs(cursor="nonsense"),
+    lambda dt: dt.list_runs(cursor="9" * 40),
+]
+
+
+@everywhere
+async def test_what_can_be_no_argument_is_told_and_breaks_nothing(dt: Dovetail) -> None:
     await dt.register(GREET)
-    with pytest.raises((InvalidParams, NotFound)):
-        await ask(dt)
+    for place, ask in enumerate(IMPOSSIBLE):
+        try:
+            await ask(dt)
+        except (InvalidParams, NotFound):
+            continue
+        except Conflict:
+            if dt._commands.drives:
+                raise
+            continue  # nothing is resumed where others drive
+        pytest.fail(f"IMPOSSIBLE[{place}] was taken")
     assert (await dt.list_runs()).items == ()
     assert (await dt.run("greet")).status == "COMPLETED"
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda dt, run: dt.get_run(run),
-        lambda dt, run: dt.wait(run),
-        lambda dt, run: dt.wait(run.run_id, "5"),
-        lambda dt, run: dt.run(GREET, timeout="5"),
-        lambda dt, run: dt.retry(run.run_id, from_node=3),
-        lambda dt, run: dt.resume(3),
-        lambda dt, run: anext(dt.events(run.run_id, after=None)),
-        lambda dt, run: anext(dt.events(run.run_id, after=True)),
-        lambda dt, run: dt.run([GREET]),
-        lambda dt, run: dt.run("greet", version=1.5),
-        lambda dt, run: dt.run("greet", version=True),
-        lambda dt, run: dt.run("greet", idempotency_key=7),
-        lambda dt, run: dt.batch("greet", None),
-        lambda dt, run: dt.wait_batch(3),
-        lambda dt, run: dt.list_runs(limit="3"),
-        lambda dt, run: dt.list_runs(status=3),
-        lambda dt, run: dt.list_runs(cursor=3),
-    ],
-)
-async def test_what_is_of_the_wrong_type_is_a_type_error(
-    dt: Dovetail, ask: Callable[[Dovetail, Run], Any]
-) -> None:
+WRONG_TYPES: list[Callable[[Any, Run], Any]] = [
+    lambda dt, run: dt.get_run(run),
+    lambda dt, run: dt.wait(run),
+    lambda dt, run: dt.wait(run.run_id, "5"),
+    lambda dt, run: dt.run(GREET, timeout="5"),
+    lambda dt, run: dt.retry(run.run_id, from_node=3),
+    lambda dt, run: dt.resume(3),
+    lambda dt, run: anext(dt.events(run.run_id, after=None)),
+    lambda dt, run: anext(dt.events(run.run_id, after=True)),
+    lambda dt, run: dt.run([GREET]),
+    lambda dt, run: dt.run("greet", version=1.5),
+    lambda dt, run: dt.run("greet", version=True),
+    lambda dt, run: dt.run("greet", idempotency_key=7),
+    lambda dt, run: dt.batch("greet", None),
+    lambda dt, run: dt.wait_batch(3),
+    lambda dt, run: dt.list_runs(limit="3"),
+    lambda dt, run: dt.list_runs(status=3),
+    lambda dt, run: dt.list_runs(cursor=3),
+]
+
+
+async def test_what_is_of_the_wrong_type_is_a_type_error(dt: Dovetail) -> None:
     run = await dt.run(GREET)
-    with pytest.raises(TypeError, match=r" is | not "):
-        await ask(dt, run)
+    for ask in WRONG_TYPES:
+        with pytest.raises(TypeError, match=r" is | not "):
+            await ask(dt, run)
     assert len(await dt.list_runs()) == 1
 
 
 # --- time --------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_runs_out_raises_and_the_run_goes_on(client: Open) -> None:
+@everywhere
+async def test_a_wait_that_runs_out_raises_and_the_run_goes_on(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         with pytest.raises(TimeoutError, match=r"is RUNNING after 0\.05 s .* it goes on"):
@@ -405,18 +448,18 @@ async def test_a_run_that_has_finished_needs_no_time(dt: Dovetail) -> None:
 
 
 async def test_what_finishes_at_the_last_moment_has_finished(
-    dt: Dovetail, monkeypatch: pytest.MonkeyPatch
+    here: Dovetail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = await dt.wait_batch((await dt.batch(GREET, [{}])).batch_id)
+    batch = await here.wait_batch((await here.batch(GREET, [{}])).batch_id)
 
     async def never_told(commands: Commands, of: str) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Commands, "wait_batch", never_told)
-    assert (await dt.wait_batch(batch.batch_id, timeout=0.01)) == batch
-    deaf = replace(dt._commands, wait=lambda of: never_told(dt._commands, of))
-    monkeypatch.setattr(dt, "_opened", deaf)
-    assert (await dt.wait(batch.runs[0].run_id, timeout=0.01)).status == "COMPLETED"
+    assert (await here.wait_batch(batch.batch_id, timeout=0.01)) == batch
+    deaf = replace(here._commands, wait=lambda of: never_told(here._commands, of))
+    monkeypatch.setattr(here, "_opened", deaf)
+    assert (await here.wait(batch.runs[0].run_id, timeout=0.01)).status == "COMPLETED"
 
 
 async def test_a_timeout_is_a_number_of_seconds(dt: Dovetail) -> None:
@@ -509,14 +552,14 @@ async def test_an_invalid_definition_is_refused_with_every_problem_and_its_line(
     assert (await dt.list_runs()).items == ()
 
 
-@pytest.mark.parametrize(
-    "params", [{"who": 3}, {"whom": "x"}, [], "who", 3, {"who": float("nan")}, {1: 2}]
-)
-async def test_params_that_do_not_fit_are_refused(dt: Dovetail, params: Any) -> None:
+@everywhere
+async def test_params_that_do_not_fit_are_refused(dt: Dovetail) -> None:
     await dt.register(GREET)
-    for workflow in (GREET, "greet"):
-        with pytest.raises(InvalidParams):
-            await dt.run(workflow, params)
+    unfit: list[Any] = [{"who": 3}, {"whom": "x"}, [], "who", 3, {"who": float("nan")}, {1: 2}]
+    for params in unfit:
+        for workflow in (GREET, "greet"):
+            with pytest.raises(InvalidParams):
+                await dt.run(workflow, params)
     assert (await dt.list_runs()).items == ()
 
 
@@ -528,7 +571,7 @@ async def test_params_may_be_any_mapping(dt: Dovetail) -> None:
 # --- idempotency keys --------------------------------------------------------------------------
 
 
-async def test_the_same_key_gives_the_same_run(client: Open) -> None:
+async def test_the_same_key_gives_the_same_run(client: OpenAnywhere) -> None:
     async with client() as dt:
         await dt.register(GREET)
         first = await dt.run("greet", {"who": "Ada"}, idempotency_key="order 7")
@@ -593,7 +636,7 @@ async def test_runs_are_listed_by_status_and_workflow(dt: Dovetail) -> None:
 # --- events ------------------------------------------------------------------------------------
 
 
-async def test_events_come_live_and_end_with_the_run(client: Open) -> None:
+async def test_events_come_live_and_end_with_the_run(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -633,7 +676,7 @@ async def test_what_a_type_of_event_tells_is_an_attribute_of_it(dt: Dovetail) ->
     assert (failed.to_dict()["node"], failed.to_dict()["attempt"]) == ("no", 1)
 
 
-async def test_whoever_stops_listening_leaves_the_run_alone(client: Open) -> None:
+async def test_whoever_stops_listening_leaves_the_run_alone(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -680,6 +723,7 @@ async def test_a_batch_can_be_read_page_by_page(dt: Dovetail) -> None:
     assert [run.run_id for run in runs] == [run.run_id for run in made.runs]
 
 
+@everywhere
 async def test_one_bad_item_leaves_nothing_of_a_batch(dt: Dovetail) -> None:
     for bad in ({"who": 7}, {"whom": "x"}, "text", 3):
         with pytest.raises(InvalidParams, match=r"items\[2\]"):
@@ -704,7 +748,7 @@ async def test_a_batch_of_a_registered_workflow_keeps_its_version(dt: Dovetail) 
 
 
 async def test_a_wait_for_a_batch_that_runs_out_raises_and_the_batch_goes_on(
-    client: Open,
+    client: OpenAnywhere,
 ) -> None:
     door = Door()
     async with client(door.handler) as dt:
@@ -717,7 +761,7 @@ async def test_a_wait_for_a_batch_that_runs_out_raises_and_the_batch_goes_on(
         assert (await dt.wait_batch(batch.batch_id, timeout=0)).counts == {"COMPLETED": 3}
 
 
-async def test_the_failed_runs_of_a_batch_can_be_retried_together(client: Open) -> None:
+async def test_the_failed_runs_of_a_batch_can_be_retried_together(client: OpenAnywhere) -> None:
     mood = Mood()
     async with client(mood.handler) as dt:
         batch = await dt.wait_batch((await dt.batch(MOODY, [{}, {}])).batch_id)
@@ -730,8 +774,8 @@ async def test_the_failed_runs_of_a_batch_can_be_retried_together(client: Open) 
 # --- opening and leaving -----------------------------------------------------------------------
 
 
-async def test_a_client_can_be_opened_again_but_not_twice_at_once(client: Open) -> None:
-    dt = client()
+async def test_a_client_can_be_opened_again_but_not_twice_at_once(local: Open) -> None:
+    dt = local()
     with pytest.raises(DovetailError, match="not open; call it inside"):
         await dt.run(GREET)
     assert "closed" in repr(dt)
@@ -749,14 +793,14 @@ async def test_a_client_can_be_opened_again_but_not_twice_at_once(client: Open) 
 
 
 async def test_what_is_unfinished_when_the_block_is_left_waits_for_a_later_client(
-    client: Open,
+    local: Open,
 ) -> None:
     first, second = Door(), Door()
     second.opened.set()
-    async with client(first.handler) as dt:
+    async with local(first.handler) as dt:
         begun = await dt.trigger(KNOCK)
         await first.knocked.wait()
-    async with client(second.handler) as dt:
+    async with local(second.handler) as dt:
         assert (await dt.get_run(begun.run_id)).status == "RUNNING"
         assert not second.attempts, "nobody asked for it yet"
         run = await dt.wait(begun.run_id, timeout=10)
@@ -765,39 +809,39 @@ async def test_what_is_unfinished_when_the_block_is_left_waits_for_a_later_clien
 
 
 async def test_a_handler_that_still_runs_when_the_block_is_left_has_time_to_finish(
-    client: Open,
+    local: Open,
 ) -> None:
     door = Door()
-    async with client(door.handler, drain_seconds=10) as dt:
+    async with local(door.handler, drain_seconds=10) as dt:
         run = await dt.trigger(KNOCK)
         await door.knocked.wait()
         asyncio.get_running_loop().call_later(0.1, door.opened.set)
-    async with client(door.handler) as dt:
+    async with local(door.handler) as dt:
         assert (await dt.wait(run.run_id)).nodes["door"].output == {"attempt": 1}
     assert door.attempts == [1]
 
 
-async def test_all_that_was_left_can_be_resumed_together(client: Open) -> None:
+async def test_all_that_was_left_can_be_resumed_together(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
-    async with client(first.handler) as dt:
+    async with local(first.handler) as dt:
         left = {(await dt.trigger(KNOCK)).run_id for _ in range(3)}
         finished = await dt.run(GREET)
-    async with client() as dt:
+    async with local() as dt:
         assert await dt.resume() == [], "its handlers are not known here"
-    async with client(second.handler) as dt:
+    async with local(second.handler) as dt:
         assert set(await dt.resume()) == left
         assert {(await dt.wait(run_id, 10)).status for run_id in left} == {"COMPLETED"}
         with pytest.raises(Conflict):
             await dt.resume(finished.run_id)
 
 
-async def test_a_run_that_was_left_goes_on_when_its_key_is_used_again(client: Open) -> None:
+async def test_a_run_that_was_left_goes_on_when_its_key_is_used_again(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
-    async with client(first.handler) as dt:
+    async with local(first.handler) as dt:
         begun = await dt.trigger(KNOCK, idempotency_key="once")
-    async with client(second.handler) as dt:
+    async with local(second.handler) as dt:
         assert (await dt.trigger(KNOCK, idempotency_key="once")).run_id == begun.run_id
         await soon(lambda: is_completed(dt, begun.run_id))
 
@@ -807,35 +851,35 @@ async def is_completed(dt: Dovetail, run_id: str) -> bool:
 
 
 async def test_a_batch_that_was_left_goes_on_for_whoever_waits_for_it(
-    client: Open, monkeypatch: pytest.MonkeyPatch
+    local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.client.PAGE", 4)
     first, second = Door(), Door()
     second.opened.set()
-    async with client(first.handler, concurrency=2) as dt:
+    async with local(first.handler, concurrency=2) as dt:
         batch = await dt.batch(KNOCK, [{}] * 6)
         await first.knocked.wait()
-    async with client(second.handler) as dt:
+    async with local(second.handler) as dt:
         done = await dt.wait_batch(batch.batch_id, timeout=10)
     assert done.counts == {"COMPLETED": 6}
 
 
-async def test_a_retry_of_a_run_that_was_left_goes_on_here(client: Open) -> None:
+async def test_a_retry_of_a_run_that_was_left_goes_on_here(local: Open) -> None:
     mood = Mood()
-    async with client(mood.handler) as dt:
+    async with local(mood.handler) as dt:
         failed = await dt.run(MOODY)
     mood.cheerful = True
-    async with client(mood.handler) as dt:
+    async with local(mood.handler) as dt:
         await dt.retry(failed.run_id)
         await soon(lambda: is_completed(dt, failed.run_id))
 
 
-async def test_a_run_that_nobody_here_can_drive_is_told_as_such(client: Open) -> None:
+async def test_a_run_that_nobody_here_can_drive_is_told_as_such(local: Open) -> None:
     door = Door()
-    async with client(door.handler) as dt:
+    async with local(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         await door.knocked.wait()
-    async with client() as dt:
+    async with local() as dt:
         with pytest.raises(Conflict, match="knock"):
             await dt.wait(run.run_id, timeout=10)
         with pytest.raises(Conflict, match="knock"):
@@ -849,12 +893,14 @@ async def test_a_run_that_nobody_here_can_drive_is_told_as_such(client: Open) ->
         assert (await dt.wait(run.run_id)).status == "CANCELLED"
 
 
-async def test_whoever_still_waits_when_the_block_is_left_is_told(client: Open) -> None:
+@everywhere
+async def test_whoever_still_waits_when_the_block_is_left_is_told(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
         waiting = asyncio.create_task(dt.wait(run.run_id))
         listening = asyncio.create_task(drained(dt.events(run.run_id)))
+        await asyncio.sleep(0)  # so that both have begun
         await door.knocked.wait()
     for task in (waiting, listening):
         with pytest.raises(DovetailError, match="the block was left before the run had finished"):
@@ -866,29 +912,29 @@ async def drained(events: AsyncIterator[Any]) -> None:
         pass
 
 
-async def test_leaving_the_block_by_an_error_hands_the_runs_back_too(client: Open) -> None:
+async def test_leaving_the_block_by_an_error_hands_the_runs_back_too(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
     run_ids = []
 
     async def stumble() -> None:
-        async with client(first.handler) as dt:
+        async with local(first.handler) as dt:
             run_ids.append((await dt.trigger(KNOCK)).run_id)
             await first.knocked.wait()
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         await stumble()
-    async with client(second.handler) as dt:
+    async with local(second.handler) as dt:
         assert (await dt.wait(run_ids[0], 10)).status == "COMPLETED"
 
 
 # --- two clients on one file -------------------------------------------------------------------
 
 
-async def test_two_clients_on_one_file_see_each_others_runs(client: Open) -> None:
+async def test_two_clients_on_one_file_see_each_others_runs(local: Open) -> None:
     door = Door()
-    async with client(door.handler) as owner, client(door.handler) as other:
+    async with local(door.handler) as owner, local(door.handler) as other:
         run = await owner.trigger(KNOCK)
         waiting = asyncio.create_task(other.wait(run.run_id))
         told = asyncio.create_task(types_of(other, run.run_id))
@@ -905,21 +951,21 @@ async def types_of(dt: Dovetail, run_id: str) -> list[str]:
     return [event.type async for event in dt.events(run_id)]
 
 
-async def test_a_cancel_by_another_client_reaches_the_one_that_drives(client: Open) -> None:
+async def test_a_cancel_by_another_client_reaches_the_one_that_drives(local: Open) -> None:
     door = Door()
-    async with client(door.handler) as owner, client() as other:
+    async with local(door.handler) as owner, local() as other:
         run = await owner.trigger(KNOCK)
         waiting = asyncio.create_task(owner.wait(run.run_id))
         await door.knocked.wait()
         assert (await other.cancel(run.run_id)).status == "CANCELLED"
-        assert (await asyncio.wait_for(waiting, 2)).status == "CANCELLED"
+        assert (await asyncio.wait_for(waiting, 8)).status == "CANCELLED"
 
 
-async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(client: Open) -> None:
+async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
-    async with client(second.handler) as other:
-        async with client(first.handler) as owner:
+    async with local(second.handler) as other:
+        async with local(first.handler) as owner:
             run = await owner.trigger(KNOCK)
             waiting = asyncio.create_task(other.wait(run.run_id))
             await first.knocked.wait()
@@ -927,20 +973,20 @@ async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(client: Op
     assert (first.attempts, second.attempts) == ([1], [2])
 
 
-async def test_two_clients_that_wait_for_the_same_lost_run_drive_it_once(client: Open) -> None:
+async def test_two_clients_that_wait_for_the_same_lost_run_drive_it_once(local: Open) -> None:
     left, door = Door(), Door()
     door.opened.set()
-    async with client(left.handler) as dt:
+    async with local(left.handler) as dt:
         run = await dt.trigger(KNOCK)
         await left.knocked.wait()
-    async with client(door.handler) as one, client(door.handler) as two:
+    async with local(door.handler) as one, local(door.handler) as two:
         runs = await asyncio.gather(one.wait(run.run_id, 10), two.wait(run.run_id, 10))
     assert [each.status for each in runs] == ["COMPLETED", "COMPLETED"]
     assert door.attempts == [2]
 
 
 async def test_whoever_finds_a_lost_run_taken_follows_it(
-    client: Open, monkeypatch: pytest.MonkeyPatch
+    local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = Door()
     asked: list[str] = []
@@ -950,7 +996,7 @@ async def test_whoever_finds_a_lost_run_taken_follows_it(
         asked.append(run_id)
         return "gone" if len(asked) == 1 else await true_owner(commands, run_id)
 
-    async with client(door.handler) as owner, client(door.handler) as other:
+    async with local(door.handler) as owner, local(door.handler) as other:
         run = await owner.trigger(KNOCK)
         await door.knocked.wait()
         monkeypatch.setattr(Commands, "owner", outdated)
@@ -966,10 +1012,10 @@ async def test_whoever_finds_a_lost_run_taken_follows_it(
 # --- what a client is made of ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["http://host:8700", "https://me:pw@host"])
-def test_a_server_is_not_there_yet(target: str) -> None:
-    with pytest.raises(DovetailError, match=r"is not there yet: .*Dovetail\('path\.db'\)") as error:
-        Dovetail(target, token="…")
+@pytest.mark.parametrize("target", ["amqp://me:pw@host", "postgresql://me:pw@host/db"])
+def test_a_place_that_leads_nowhere_is_told(target: str) -> None:
+    with pytest.raises(DovetailError, match=r"leads nowhere: .*Dovetail\('path\.db'\)") as error:
+        Dovetail(target)
     assert "pw" not in str(error.value)
 
 
@@ -988,9 +1034,9 @@ async def test_a_file_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) ->
                 await dt.run(GREET)
 
 
-async def test_a_keyword_is_a_setting(client: Open) -> None:
+async def test_a_keyword_is_a_setting(local: Open) -> None:
     doors = Door()
-    async with client(doors.handler, concurrency=2) as dt:
+    async with local(doors.handler, concurrency=2) as dt:
         for _ in range(4):
             await dt.trigger(KNOCK)
         await doors.knocked.wait()

@@ -11,7 +11,15 @@ from typing import Annotated, Literal
 import typer
 
 from dovetail.cli.groups import limits, runs, workflows
-from dovetail.cli.options import AsJson, DefinitionFile, Handlers, Param, ParamsFile, WorkflowName
+from dovetail.cli.options import (
+    AsJson,
+    DefinitionFile,
+    Handlers,
+    Param,
+    ParamsFile,
+    WorkflowName,
+    at_a_place,
+)
 
 app = typer.Typer(
     name="dovetail",
@@ -69,6 +77,7 @@ def run(
 
 
 @app.command()
+@at_a_place
 def trigger(
     name: WorkflowName,
     version: Annotated[
@@ -102,6 +111,7 @@ def trigger(
 
 
 @app.command()
+@at_a_place
 def batch(
     file: DefinitionFile,
     items: Annotated[
@@ -243,6 +253,7 @@ def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@at_a_place
 def doctor(handlers: Handlers = None, as_json: AsJson = False) -> None:
     """Check settings, handlers, and where runs are kept. Exit code: 0 fine, 1 not.
 

@@ -1,4 +1,4 @@
-"""A short question to the store, from a shell that drives nothing, and which run it is about.
+"""A short question to the place of runs, from a shell that drives nothing, and about which run.
 
 What it must not know: what is asked, or how the answer looks.
 """
@@ -6,13 +6,16 @@ What it must not know: what is asked, or how the answer looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from dovetail.cli import streams
+from dovetail.cli.commands.validate import checked_file
+from dovetail.cli.files import File
 from dovetail.cli.places import is_shared, looking, settings_of_this_place
 from dovetail.cli.text import plain
-from dovetail.core.errors import NotFound
+from dovetail.core.definition.validation import Checked, Limits
+from dovetail.core.errors import InvalidDefinition, NotFound
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
 
@@ -32,16 +35,15 @@ def ask(question: Question[T], registry: Registry | None = None, *, keeps: bool 
     return asyncio.run(answer())
 
 
-def handlers_of_this_place(registry: Registry) -> Container[str]:
-    """Those of the registry; where services run them, those that workers announced, too."""
+def checked_for_this_place(file: File, limits: Limits, registry: Registry) -> Checked:
+    """The definition with the handlers known here; where services run them, with theirs, too."""
     if not is_shared(settings_of_this_place()):
-        return registry
-
-    async def known(commands: Commands) -> Container[str]:
-        await commands.learn_handlers()
-        return commands.known_handlers or registry
-
-    return ask(known, registry)
+        return checked_file(file, limits, registry)
+    try:
+        definition = file.parse()
+    except InvalidDefinition as error:
+        return Checked(None, error.problems, (), [])
+    return ask(lambda commands: commands.judge(definition), registry)
 
 
 async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> str:

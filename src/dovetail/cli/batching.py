@@ -90,12 +90,7 @@ class Batch:
 
     async def _perform(self, stopping: Stopping) -> int:
         async with driving(self._settings, self._registry) as commands:
-            opened = await commands.open_batch(
-                self._checked,
-                self._survey.count,
-                idempotency_key=self._key,
-                items=self._survey.digest,
-            )
+            opened = await self._open(commands)
             self._batch_id = opened["batch_id"]
             if not opened["created"]:
                 await self._look_back(commands)
@@ -115,6 +110,14 @@ class Batch:
             return stopping.asked.value
         completed = self._tally.counts[RunStatus.COMPLETED.value]
         return 0 if completed == self._survey.count else FAILED
+
+    async def _open(self, commands: Commands) -> dict[str, Any]:
+        return await commands.open_batch(
+            self._checked,
+            self._survey.count,
+            idempotency_key=self._key,
+            items=self._survey.digest,
+        )
 
     async def _look_back(self, commands: Commands) -> None:
         """What an earlier process has made of this batch."""
@@ -145,7 +148,7 @@ class Batch:
         showing: list[asyncio.Task[None]] = []
         if progress is not None:
             progress.begin()
-            showing.append(asyncio.create_task(stopping.while_read(_tick(progress))))
+            showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
         whole: asyncio.Future[Any] = asyncio.gather(*lanes)
         try:
             await asyncio.wait([whole, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -289,13 +292,17 @@ def _failure(item: Item, run: RunState) -> Failure:
 
 
 def _typed_again(*more: str) -> str:
-    """The command line of this process, so that it can be typed again."""
-    typed: Sequence[str] = sys.argv[1:]
+    """The command line of this process, so that it can be typed again; without its token."""
+    typed = list(sys.argv[1:])
+    while "--token" in typed:
+        place = typed.index("--token")
+        del typed[place : place + 2]
+    typed = [word for word in typed if not word.startswith("--token=")]
     words = ["dovetail", *typed, *(option for option in more if option not in typed)]
     return " ".join(plain_lines(shlex.join(words)))
 
 
-async def _tick(progress: Progress) -> None:
+async def tick(progress: Progress) -> None:
     while True:
         await asyncio.sleep(progress.refresh_seconds)
         progress.refresh()

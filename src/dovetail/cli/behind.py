@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
 )
+from functools import partial
 from typing import NamedTuple
 
 from dovetail.api.fleet import ThisProcess
@@ -22,9 +23,12 @@ from dovetail.cli.commands.orchestrator import orchestrating
 from dovetail.cli.commands.worker import working_on
 from dovetail.cli.services import Service, beside, redis_client
 from dovetail.cli.text import counted
+from dovetail.cli.watched import facts_of, facts_of_this_process
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
+from dovetail.telemetry.metrics import Facts
+from dovetail.telemetry.service import Telemetry
 from dovetail.wiring import embedded
 
 log = logging.getLogger("dovetail.serve")
@@ -38,16 +42,26 @@ class Behind(NamedTuple):
     fleet: Fleet
     duties: Sequence[asyncio.Future[None]]
     """One that ends, ends the server: with its error, if it has one."""
+    facts: Callable[[], Awaitable[Facts]]
+    """What whoever watches may ask of it."""
 
 
 @asynccontextmanager
-async def this_process(settings: Settings, registry: Registry) -> AsyncIterator[Behind]:
+async def this_process(
+    settings: Settings, registry: Registry, telemetry: Telemetry
+) -> AsyncIterator[Behind]:
     """The embedded engine; it also goes on with the runs of processes that died."""
-    async with embedded(settings, registry) as commands:
-        fleet = ThisProcess(commands, _names(registry), settings.concurrency)
+
+    async def facts() -> Facts:
+        return facts_of_this_process(telemetry, list(registry))
+
+    async with embedded(settings, registry, telemetry) as commands:
+        fleet = ThisProcess(
+            commands, _names(registry), settings.concurrency, telemetry.depths or dict
+        )
         taking_over = asyncio.ensure_future(_take_over(commands))
         try:
-            yield Behind(commands, fleet, [taking_over])
+            yield Behind(commands, fleet, [taking_over], facts)
         finally:
             taking_over.cancel()
             await asyncio.wait([taking_over])
@@ -62,7 +76,7 @@ async def _take_over(commands: Commands) -> None:
 
 
 def on_redis(
-    settings: Settings, registry: Registry, services: Sequence[str]
+    settings: Settings, registry: Registry, services: Sequence[str], telemetry: Telemetry
 ) -> AbstractAsyncContextManager[Behind]:
     """The commands over Redis, with these services in this process, too."""
     with redis_client(settings, "dovetail serve"):
@@ -73,15 +87,15 @@ def on_redis(
     async def opened() -> AsyncIterator[Behind]:
         duties: list[asyncio.Future[None]] = []
         async with AsyncExitStack() as stack:
-            commands = await stack.enter_async_context(commanding(settings, registry))
+            commands = await stack.enter_async_context(commanding(settings, registry, telemetry))
             fleet = await stack.enter_async_context(watching(settings, _names(registry)))
             inside: list[Service] = []
             if "orchestrator" in services:
-                inside.append(orchestrating(settings))
+                inside.append(orchestrating(settings, telemetry))
             if "worker" in services:  # the last, so it ends first: its results are still applied
-                inside.append(working_on(settings, registry))
+                inside.append(working_on(settings, registry, telemetry))
             duties += [await stack.enter_async_context(beside(one)) for one in inside]
-            yield Behind(commands, fleet, duties)
+            yield Behind(commands, fleet, duties, partial(facts_of, fleet))
 
     return opened()
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dovetail.cli.places import typed_place
 from dovetail.cli.rows import LONGEST_ID
 from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable
 from dovetail.core.run import RunState
@@ -64,7 +65,7 @@ def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
 def command(*words: str, handlers: Sequence[str] = ()) -> str:
     """A command line of ours that can be typed, or copied, as it stands."""
     given = [word for spec in handlers for word in ("--handlers", spec)]
-    return " ".join(plain_lines(shlex.join(["dovetail", *words, *given])))
+    return " ".join(plain_lines(shlex.join(["dovetail", *words, *given, *typed_place()])))
 
 
 def result_lines(value: Any) -> Iterator[Line]:

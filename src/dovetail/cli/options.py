@@ -5,7 +5,10 @@ What it must not know: anything that is slow to import; `--help` reads this file
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
@@ -47,6 +50,43 @@ Run = Annotated[
 ]
 WorkflowName = Annotated[str, typer.Argument(metavar="NAME", help="A registered workflow.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait; on a server only.")]
+
+
+_PLACE = {
+    "server": Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            help="Work on this server, as in http://host:8700; default: DOVETAIL_SERVER.",
+        ),
+    ],
+    "token": Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="T",
+            help="The server's token; better DOVETAIL_TOKEN, which other users cannot see.",
+        ),
+    ],
+}
+
+
+def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that works wherever runs are kept; it gets the options that say where."""
+
+    @wraps(command)
+    def placed(*, server: str | None = None, token: str | None = None, **given: Any) -> None:
+        from dovetail.cli.places import choose
+
+        choose(server, token)
+        command(**given)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(n, kind, default=None, annotation=a) for n, a in _PLACE.items()]
+    placed.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+    return placed
 
 
 def group(name: str, about: str) -> typer.Typer:

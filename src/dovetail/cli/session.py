@@ -38,7 +38,6 @@ from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -171,7 +170,7 @@ class Session:
             if run.finished:
                 await self._tell(commands, run, shown.since)
                 return run
-            self._document(run)
+            self._document(commands, run)
             short = await short_id(commands, shown.run_id)
             gone = await commands.owner(shown.run_id) == "gone"
         if asked is Ask.HAND_BACK and self._driven:
@@ -184,7 +183,7 @@ class Session:
 
     async def _tell(self, commands: Commands, run: RunState, since: float) -> None:
         """Before the engine is closed: a handler that clings to life need not delay the news."""
-        self._document(run)
+        self._document(commands, run)
         if self._write is None:
             for line in run_ending(run, since):
                 streams.say(line)
@@ -196,9 +195,9 @@ class Session:
             sys.stdout.flush()
         self._told = True
 
-    def _document(self, run: RunState) -> None:
+    def _document(self, commands: Commands, run: RunState) -> None:
         if self._write is not None:
-            self._write(json_bytes(run_view(run)))
+            self._write(json_bytes(commands.view(run)))
 
     def _comment(self, line: Line | str) -> None:
         """To who reads, never into the document."""

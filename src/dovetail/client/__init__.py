@@ -1,4 +1,6 @@
-"""Dovetail from Python: `Dovetail`, an engine as a handful of calls, in this process or on Redis.
+"""Dovetail from Python: `Dovetail`, an engine as a handful of calls, wherever it is.
+
+In this process on a file, in the services of a set-up on Redis, or behind a server.
 
 A call finds out what was meant, asks the engine's commands, and gives the answer as an object.
 It adds one thing of its own: where runs are driven by whoever waits for them, a run whose
@@ -15,13 +17,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
 )
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import orjson
 
@@ -29,6 +32,7 @@ from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, 
 from dovetail.client.arguments import (
     params_or_none,
     seconds_or_none,
+    server_url,
     text,
     text_or_none,
     version_or_none,
@@ -38,7 +42,7 @@ from dovetail.client.definitions import Workflow, definition_meant_by, meant_by
 from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.core.errors import Conflict, DovetailError, StoreError
 from dovetail.engine.commands import Accepted, Commands
-from dovetail.engine.views import event_view, run_view
+from dovetail.engine.views import event_view
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
 from dovetail.wiring import definition_limits, embedded
@@ -52,16 +56,18 @@ LOOK_SECONDS = 0.5
 """How soon a run is taken over that another process drove until it died."""
 PAGE = 1000
 REDIS_SCHEMES = ("redis", "rediss", "unix")
+HTTP_SCHEMES = ("http", "https")
+LAST_LOOK_SECONDS = 2.0
+"""For finding out how it stands with what was waited for in vain."""
 
 
 class Dovetail:
-    """The embedded engine on one file, or the services of a set-up on Redis; use `async with`.
+    """The embedded engine on one file, services on Redis, or a server; use `async with`.
 
     `Dovetail()` takes the file of the settings, `./.dovetail/dovetail.db` unless they say
     otherwise; `Dovetail("path.db")` that one. Any number of them, in any number of processes,
     may be open on one file. `handlers` are functions with `@handler`, or files and modules to
-    load as with `--handlers`; every other keyword is a setting: `concurrency=8`. A `token` is
-    for servers and does nothing here.
+    load as with `--handlers`; every other keyword is a setting: `concurrency=8`.
 
     On leaving, handlers that still run get `drain_seconds` to finish. What is not finished
     then waits in the file for whoever waits for it or resumes it.
@@ -69,6 +75,11 @@ class Dovetail:
     `Dovetail("redis://…")` has the same calls, and drives nothing: `dovetail orchestrator` and
     `dovetail worker` do, and go on with every run whoever asks. `handlers` are then only known
     here, and run where a worker has them. `database_url=` is the archive, if there is one.
+
+    `Dovetail("http://host:8700", token="…")` asks a `dovetail serve`, which drives its runs with
+    the handlers it was started with; `handlers` mean nothing there. Without `token` it is the
+    setting DOVETAIL_TOKEN. A connection that breaks is made again; while the server is started
+    anew, whoever waits goes on waiting.
     """
 
     def __init__(
@@ -79,7 +90,7 @@ class Dovetail:
         token: str | None = None,
         **settings: Any,
     ) -> None:
-        self._settings = _settings(target, settings)
+        self._settings = _settings(target, {**settings, "token": token})
         self._registry = _registry(self._settings, handlers)
         self._limits = definition_limits(self._settings)
         self._engine: AbstractAsyncContextManager[Commands] | None = None
@@ -91,6 +102,8 @@ class Dovetail:
 
     def _where(self) -> str:
         """Without what may be a password."""
+        if self._settings.server is not None:
+            return self._settings.server
         if self._settings.redis_url is None:
             return str(self._settings.db)
         scheme, _, rest = self._settings.redis_url.partition("://")
@@ -214,11 +227,11 @@ class Dovetail:
         elsewhere = await self._take_over(perhaps_elsewhere)
         try:
             async with limit:
-                return _run(run_view(await self._attended(commands.wait(run_id), elsewhere)))
+                return _run(commands.view(await self._attended(commands.wait(run_id), elsewhere)))
         except TimeoutError:
             if not limit.expired():
                 raise
-            run = await self.get_run(run_id)
+            run = await _last_look(self.get_run(run_id), f"run {run_id}", timeout)
             if run.finished_at is None:
                 raise _ran_out(f"run {run_id} is {run.status}", timeout) from None
             return run
@@ -228,14 +241,14 @@ class Dovetail:
 
         Raises `NotFound`, and `Conflict` when the state of the run forbids it.
         """
-        state = await self._commands.retry(
-            text("run_id", run_id), text_or_none("from_node", from_node)
-        )
-        return _run(run_view(state))
+        commands = self._commands
+        state = await commands.retry(text("run_id", run_id), text_or_none("from_node", from_node))
+        return _run(commands.view(state))
 
     async def cancel(self, run_id: str) -> Run:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
-        return _run(run_view(await self._commands.cancel(text("run_id", run_id))))
+        commands = self._commands
+        return _run(commands.view(await commands.cancel(text("run_id", run_id))))
 
     async def resume(self, run_id: str | None = None) -> list[str]:
         """Go on here with a run that nobody drives; without an id, with all whose handlers are
@@ -268,7 +281,7 @@ class Dovetail:
         Like `wait`, it goes on here with a run that nobody drives.
         """
         commands = self._commands
-        owner = await commands.owner(text("run_id", run_id))
+        owner = await self._attended(commands.owner(text("run_id", run_id)), [])
         # What is stored of a run that nobody drives is told before anybody looks after it.
         elsewhere = [] if owner in ("here", "none") else [run_id]
         feed = commands.store.watch(run_id, whole_number("after", after))
@@ -326,7 +339,8 @@ class Dovetail:
         except TimeoutError:
             if not limit.expired():
                 raise
-            batch = await self.get_batch(batch_id, limit=1)
+            look = self.get_batch(batch_id, limit=1)
+            batch = await _last_look(look, f"batch {batch_id}", timeout)
             if batch.finished_at is None:
                 raise _ran_out(f"batch {batch_id} has {batch.counts}", timeout) from None
         return await self._whole_batch(batch_id)
@@ -406,27 +420,29 @@ class Dovetail:
 def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
     if "secrets" in given:  # an argument ends in tracebacks and in other people's logs
         raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
-    if target is None:
-        settings = load_settings(**given)
-        return settings if given.get("redis_url") else _embedded(settings)
-    place = "redis_url" if _is_redis(target) else "db"
-    if place in given:
-        raise TypeError(f"Dovetail(target, {place}=…): these are two places; give one of them")
-    if place == "redis_url":
-        return load_settings(**given, redis_url=os.fspath(target))
-    return _embedded(load_settings(**given, db=_file(target)))
+    if target is not None:
+        place = _place(target)
+        if place in given:
+            raise TypeError(f"Dovetail(target, {place}=…): these are two places; give one of them")
+        given[place] = _file(target) if place == "db" else os.fspath(target)
+    if given.get("server"):
+        given["server"] = server_url(given["server"])
+    settings = load_settings(**given)
+    # Nowhere else, whatever the settings of this place name: the caller did not.
+    elsewhere = [name for name in ("server", "redis_url") if not given.get(name)]
+    return settings.model_copy(update=dict.fromkeys(elsewhere))
 
 
-def _embedded(settings: Settings) -> Settings:
-    """On a file, whatever else the settings of this place name: the caller did not."""
-    return settings.model_copy(update={"redis_url": None})
-
-
-def _is_redis(target: str | PathLike[str]) -> bool:
-    return os.fspath(target).partition("://")[0] in REDIS_SCHEMES and "://" in os.fspath(target)
+def _place(target: str | PathLike[str]) -> Literal["server", "redis_url", "db"]:
+    scheme, is_url, _ = os.fspath(target).partition("://")
+    if is_url and scheme in REDIS_SCHEMES:
+        return "redis_url"
+    return "server" if is_url and scheme in HTTP_SCHEMES else "db"
 
 
 def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
+    if settings.server is not None:
+        return _server(settings)
     if settings.redis_url is None:
         return embedded(settings, registry)
     try:  # here: the embedded engine works without a client for Redis
@@ -438,14 +454,33 @@ def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
     return commanding(settings, registry)
 
 
+def _server(settings: Settings) -> AbstractAsyncContextManager[Commands]:
+    with http_client():
+        from dovetail.client.server import calling
+    return calling(settings)
+
+
+@contextmanager
+def http_client() -> Iterator[None]:
+    """Around the import of what calls a server: what may be missing, in words."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("httpx2", "httpcore2"):
+            raise
+        raise DovetailError(
+            f"the client for servers is not installed ({error}): pip install 'dovetail[http]'"
+        ) from None
+
+
 def _file(target: str | PathLike[str]) -> Path:
     path = os.fspath(target)
     scheme, is_url, _ = path.partition("://")
     if is_url:  # only its scheme is shown: there may be a password in the rest
         raise DovetailError(
-            f"{scheme}:// is not there yet: this version has the embedded engine, "
-            "as in Dovetail() or Dovetail('path.db'), and services on Redis, "
-            "as in Dovetail('redis://host')"
+            f"{scheme}:// leads nowhere: give a file, as in Dovetail('path.db'), services on "
+            "Redis, as in Dovetail('redis://host'), or a server, as in "
+            "Dovetail('http://host:8700')"
         )
     if path in ("", ":memory:"):
         raise DovetailError(
@@ -455,6 +490,8 @@ def _file(target: str | PathLike[str]) -> Path:
 
 
 def _registry(settings: Settings, handlers: HandlerSource | Iterable[HandlerSource]) -> Registry:
+    if settings.server is not None:
+        return Registry()  # handlers are the server's
     if callable(handlers) or isinstance(handlers, str | PathLike):
         handlers = [handlers]
     given = list(handlers)
@@ -482,6 +519,15 @@ def _own(view: dict[str, Any]) -> dict[str, Any]:
     """A copy through and through: the values of a view are those of the engine itself."""
     copied: dict[str, Any] = orjson.loads(orjson.dumps(view))
     return copied
+
+
+async def _last_look(look: Awaitable[T], what: str, timeout: float | None) -> T:  # noqa: ASYNC109
+    """How it stands when the time is over. Nobody waits longer for a server that is away."""
+    try:
+        async with asyncio.timeout(LAST_LOOK_SECONDS):
+            return await look
+    except (TimeoutError, StoreError):
+        raise _ran_out(f"{what} could not be asked about", timeout) from None
 
 
 def _ran_out(state: str, timeout: float | None) -> TimeoutError:

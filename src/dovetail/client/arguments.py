@@ -7,12 +7,15 @@ must not know: what the values are for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from dovetail.core.errors import InvalidParams, Problem
+from dovetail.core.errors import DovetailError, InvalidParams, Problem
 from dovetail.core.findings import shown
 
+_HOST = re.compile(r"[\w.\-\[\]:%]+")
 MOST = (1 << 63) - 1
 """What a column of SQLite holds."""
 
@@ -60,6 +63,28 @@ def params_or_none(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if given is not None and not isinstance(given, Mapping):
         raise _wrong("params", f"must be a JSON object, not {shown(given)}")
     return None if given is None else dict(given)
+
+
+def server_url(given: str) -> str:
+    """A server's address, without a slash at its end. No message quotes what may be a password."""
+    try:
+        parts = urlsplit(given)
+        host, _ = parts.hostname, parts.port  # reading the port checks it
+    except ValueError:
+        raise no_address() from None
+    if parts.scheme not in ("http", "https") or not host or not _HOST.fullmatch(parts.netloc):
+        if "@" in parts.netloc:
+            raise DovetailError(
+                "a server's address has no user and password; a token is given as token=…"
+            )
+        raise no_address()
+    if parts.query or parts.fragment:
+        raise DovetailError("a server's address ends before ? and #, as in http://host:8700")
+    return given.rstrip("/")
+
+
+def no_address() -> DovetailError:
+    return DovetailError("the server's address cannot be read; write it as http://host:8700")
 
 
 def _wrong(name: str, message: str) -> InvalidParams:

@@ -8,18 +8,19 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 from dovetail.cli import streams
-from dovetail.cli.asking import handlers_of_this_place
+from dovetail.cli.asking import checked_for_this_place
 from dovetail.cli.batching import Batch
-from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.commands.validate import report_of
 from dovetail.cli.documents import Write, document_if
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.items import Items, Survey
-from dovetail.cli.logs import show_logs
 from dovetail.cli.places import settings_of_this_place
+from dovetail.cli.sending import SentBatch
 from dovetail.cli.text import counted
 from dovetail.core.definition.model import Workflow
 from dovetail.handlers.builtin import load_registry
+from dovetail.telemetry.logs import show_logs
 from dovetail.wiring import definition_limits
 
 QUIET_SECONDS = 2.0
@@ -50,7 +51,7 @@ def _run(
     registry = load_registry(settings, handlers)
     limits = definition_limits(settings)
     file = File(path, limits)
-    checked = checked_file(file, limits, handlers_of_this_place(registry))
+    checked = checked_for_this_place(file, limits, registry)
     for line in report_of(file, checked):
         streams.complain(line)
     if checked.workflow is None:
@@ -62,9 +63,10 @@ def _run(
         return INVALID
     if not survey.count:
         raise InvalidInput(f"{items.name} has no items: one JSON object per line, each a run")
-    show_logs(settings.log_format)
+    show_logs(settings)
     key = key or _key(checked.workflow, survey)
-    batch = Batch(settings, registry, checked, items, survey, key, write, retry_failed=retry_failed)
+    kind = Batch if settings.server is None else SentBatch
+    batch = kind(settings, registry, checked, items, survey, key, write, retry_failed=retry_failed)
     return batch.run()
 
 

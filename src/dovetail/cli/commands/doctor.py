@@ -10,12 +10,14 @@ from pathlib import Path
 
 from dovetail.cli import streams
 from dovetail.cli.documents import document_if, json_bytes
-from dovetail.cli.failures import FAILED
+from dovetail.cli.failures import FAILED, InvalidInput
+from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import Line, pad, plain
-from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
+from dovetail.client import http_client
+from dovetail.config import FILE, Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import attached, database_findings, redis_findings
+from dovetail.wiring import attached, broker_findings, database_findings, redis_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,15 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
 
 def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
     try:
-        settings = load_settings()
-    except SettingsError as error:
+        settings = settings_of_this_place()
+    except (SettingsError, InvalidInput) as error:
         yield Finding("settings", False, str(error), f"correct it in {FILE} or the environment")
         return
     source = FILE if Path(FILE).exists() else "the environment and defaults"
     yield Finding("settings", True, f"read from {source}")
+    if settings.server is not None:
+        yield from asyncio.run(_server(settings))  # it has its own settings, handlers and store
+        return
     yield from _elsewhere(settings)
     yield _handlers(settings, handlers)
     if settings.redis_url is not None:
@@ -68,10 +73,6 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
 
 
 def _elsewhere(settings: Settings) -> Iterator[Finding]:
-    if settings.server is not None:
-        name = env_name("server")
-        message = f"{name} is set, but this version only knows stores, not servers"
-        yield Finding("place", False, message, f"unset {name}")
     if settings.database_url is not None and settings.redis_url is None:
         name, other = env_name("database_url"), env_name("redis_url")
         message = f"{name} is set and {other} is not: runs are kept in {settings.db} alone"
@@ -105,10 +106,34 @@ async def _file(settings: Settings) -> list[Finding]:
     return _told(told)
 
 
+async def _server(settings: Settings) -> list[Finding]:
+    """Whether the server lets this user in, and has somebody to run nodes."""
+    with http_client():
+        from dovetail.client.connection import Connection, Unreachable
+        from dovetail.client.refusals import HOW_TO_GIVE_A_TOKEN, AccessDenied
+    assert settings.server is not None  # noqa: S101
+    try:
+        async with Connection(settings.server, settings.token) as server:
+            workers = (await server.call("GET", "/api/v1/workers"))["items"]
+    except AccessDenied as error:
+        return [Finding("server", False, str(error), HOW_TO_GIVE_A_TOKEN)]
+    except Unreachable as error:
+        return [Finding("server", False, str(error), "start it there:  dovetail serve")]
+    except DovetailError as error:
+        return [Finding("server", False, str(error), f"see its log, or {env_name('server')}")]
+    alive = sum(bool(worker["alive"]) for worker in workers)
+    return [
+        Finding("server", True, f"{settings.server} answers"),
+        Finding("workers", bool(alive), f"{alive} alive", None if alive else "dovetail worker"),
+    ]
+
+
 async def _redis(settings: Settings) -> list[Finding]:
-    """What Redis and PostgreSQL have to say about themselves; with them, no file is used."""
-    found = await asyncio.gather(redis_findings(settings), database_findings(settings))
-    return _told([*found[0], *found[1]])
+    """What servers have to say about themselves; with them, no file is used."""
+    found = await asyncio.gather(
+        redis_findings(settings), broker_findings(settings), database_findings(settings)
+    )
+    return _told([finding for part in found for finding in part])
 
 
 def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[Finding]:

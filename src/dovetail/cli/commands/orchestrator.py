@@ -10,6 +10,8 @@ from typing import Any
 
 from dovetail.cli.services import Service, redis_client, run_service
 from dovetail.config import Settings, load_settings
+from dovetail.engine.listening import Listener
+from dovetail.telemetry.service import open_telemetry
 
 log = logging.getLogger("dovetail.orchestrator")
 
@@ -19,17 +21,18 @@ LAST_RESULTS_SECONDS = 3.0
 
 def run_orchestrator() -> int:
     settings = load_settings()
-    return run_service("orchestrator", orchestrating(settings), settings)
+    telemetry = open_telemetry(settings, "orchestrator")
+    return run_service("orchestrator", orchestrating(settings, telemetry), settings, telemetry)
 
 
-def orchestrating(settings: Settings) -> Service:
+def orchestrating(settings: Settings, listener: Listener | None = None) -> Service:
     with redis_client(settings, "dovetail orchestrator"):
         from dovetail.distributed import orchestrate
 
     async def service(asked: asyncio.Event) -> None:
         archive = "none" if settings.database_url is None else "PostgreSQL"
         log.info("started, pid %d, archive: %s", os.getpid(), archive)
-        working = asyncio.ensure_future(orchestrate(settings, asked))
+        working = asyncio.ensure_future(orchestrate(settings, asked, listener))
         stop: asyncio.Future[Any] = asyncio.ensure_future(asked.wait())
         await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()

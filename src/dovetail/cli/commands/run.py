@@ -9,13 +9,13 @@ from dovetail.cli.commands.validate import checked_file, report_of
 from dovetail.cli.documents import Write, document_if
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import STDIN, File
-from dovetail.cli.logs import show_logs
 from dovetail.cli.params import read_params, tell_violations
 from dovetail.cli.session import Session, Shown
 from dovetail.config import load_settings
 from dovetail.core.errors import InvalidParams
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import load_registry
+from dovetail.telemetry.logs import show_logs
 from dovetail.wiring import definition_limits
 
 
@@ -53,7 +53,7 @@ def _run(
     params = read_params(checked.workflow.params, pairs, params_path, limits)
     if params is None:
         return INVALID
-    show_logs(settings.log_format)
+    show_logs(settings)
 
     async def begin(commands: Commands) -> Shown:
         accepted = await commands.trigger(checked, params)

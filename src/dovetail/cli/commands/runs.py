@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
+import orjson
+
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run
 from dovetail.cli.board import Board, Row
 from dovetail.cli.documents import print_json
-from dovetail.cli.driving import nobody_drives, short_id
+from dovetail.cli.driving import nobody_drives, see_to_end, short_id
 from dovetail.cli.ending import (
     causes,
     command,
@@ -23,8 +27,9 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
-from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli.places import drivers, looking, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
+from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.text import (
     Line,
     age,
@@ -38,7 +43,7 @@ from dovetail.cli.text import (
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.engine.views import result, timestamp
+from dovetail.engine.views import event_view, result, timestamp
 
 MOST_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
@@ -85,6 +90,8 @@ def list_runs(
 
 
 async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[str]:
+    if settings_of_this_place().server is not None:
+        return set()  # it takes over what nobody drives
     return {
         run["run_id"]
         for run in items
@@ -145,8 +152,7 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
     yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
     facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
-        shared = is_shared(settings_of_this_place())
-        facts.append(("driven by", "orchestrators" if shared else "a process that is alive"))
+        facts.append(("driven by", drivers(settings_of_this_place())))
     if run.params:
         facts.append(("params", clip(printable(json.dumps(run.params, ensure_ascii=False)), 500)))
     for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):
@@ -268,6 +274,46 @@ def list_events(given: str | None, after: int, *, as_json: bool) -> None:
         streams.say(_event_line(event, width))
 
 
+def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
+    """Each event when it happens; to the exit code, which says nothing of how the run ended."""
+    settings = settings_of_this_place()
+
+    async def work(stopping: Stopping) -> int:
+        async with looking(settings) as commands:
+            run_id = await chosen_run(commands, given)
+            telling = _tell_events(commands, run_id, after, as_json=as_json)
+            told = asyncio.create_task(stopping.while_read(telling))
+            ended = asyncio.create_task(see_to_end(commands, run_id, take_over=False))
+            asked = asyncio.create_task(stopping.wait())
+            try:
+                await asyncio.wait({told, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done() and ended.result() is None:
+                    hint = resume_hint(await short_id(commands, run_id), ())
+                    streams.complain([("nobody drives this run; ", "wait"), *hint])
+                    return FAILED
+                await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
+                if told.done():
+                    told.result()
+            finally:
+                for task in (told, ended, asked):
+                    task.cancel()
+                await asyncio.gather(told, ended, asked, return_exceptions=True)
+        return 0 if stopping.asked is None else stopping.asked.value
+
+    return perform(work, lambda asked: None, settings.drain_seconds)
+
+
+async def _tell_events(commands: Commands, run_id: str, after: int, *, as_json: bool) -> None:
+    async for event in commands.store.watch(run_id, after):
+        view = event_view(event)
+        if as_json:
+            streams.say(orjson.dumps(view).decode())
+        else:
+            streams.say(_event_line(view, _SEQ_WIDTH))
+        sys.stdout.flush()
+
+
+_SEQ_WIDTH = 4
 _IN_THE_LINE = ("seq", "time", "type", "epoch", "node", "attempt")
 _TYPE_WIDTH = len("node.completed")
 

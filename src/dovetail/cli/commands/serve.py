@@ -15,23 +15,26 @@ from contextlib import AbstractAsyncContextManager
 
 from dovetail import __version__
 from dovetail.api.app import create_app
-from dovetail.api.security import Tokens, check_binding
+from dovetail.api.security import Tokens, check_binding, host_names
 from dovetail.api.server import addresses_of, listen, serve, url_of
 from dovetail.api.service import Service
 from dovetail.cli import streams
 from dovetail.cli.behind import Behind, on_redis, this_process
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.interrupts import Ask
-from dovetail.cli.logs import show_logs
 from dovetail.cli.services import (
     fast_loop,
     find_redis,
     interrupt_means_terminate,
+    leave_what_stays_to_itself,
     unless_stopped,
 )
 from dovetail.cli.stage import Stopping, perform
 from dovetail.config import Settings, load_settings
 from dovetail.handlers.builtin import load_registry
+from dovetail.telemetry.logs import show_logs
+from dovetail.telemetry.metrics import CONTENT_TYPE
+from dovetail.telemetry.service import Telemetry, open_tracing
 
 log = logging.getLogger("dovetail.serve")
 
@@ -48,26 +51,30 @@ def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None)
         )
     addresses = addresses_of(host)
     check_binding(addresses, settings.tokens)
-    Tokens(settings.tokens)  # before anything is opened: one that is wrong must not cost a start
+    # Before anything is opened: what is wrong must not cost a start.
+    Tokens(settings.tokens)
+    host_names(settings.allowed_hosts)
     registry = load_registry(settings, handlers)
+    telemetry = Telemetry(open_tracing("api"))
     behind: AbstractAsyncContextManager[Behind]
     if settings.redis_url is None:
-        behind = this_process(settings, registry)
+        behind = this_process(settings, registry, telemetry)
     else:
-        behind = on_redis(settings, registry, services)
-    show_logs(settings.log_format)
-    _show_server_logs()
+        behind = on_redis(settings, registry, services, telemetry)
+    show_logs(settings, names=True)
     listening = listen(addresses, port)
 
     async def work(stopping: Stopping) -> int:
         interrupt_means_terminate()
+        leave_what_stays_to_itself()
         if settings.redis_url is None or await unless_stopped(find_redis(settings, log), stopping):
-            await _serve(behind, settings, [host, *addresses], listening, stopping)
+            await _serve(behind, settings, [host, *addresses], listening, stopping, telemetry)
         return 0
 
     try:
         return perform(work, _give_up, settings.drain_seconds, fast_loop)
     finally:
+        telemetry.close()
         for one in listening:
             one.close()
 
@@ -88,10 +95,15 @@ async def _serve(
     hosts: Sequence[str],
     listening: list[socket.socket],
     stopping: Stopping,
+    telemetry: Telemetry,
 ) -> None:
-    async with behind as (commands, fleet, duties):
-        service = Service(commands, fleet, settings, hosts)
-        app = create_app(service, __version__)
+    async with behind as (commands, fleet, duties, facts):
+
+        async def metrics() -> tuple[bytes, str]:
+            return telemetry.page(await facts()), CONTENT_TYPE
+
+        service = Service(commands, fleet, settings, hosts, metrics=metrics)
+        app = telemetry.app(create_app(service, __version__, telemetry.answered))
         asked = asyncio.ensure_future(stopping.wait())
         serving = asyncio.ensure_future(serve(app, listening, service.closing))
         streams.say(f"dovetail serves {url_of(listening)}")
@@ -106,14 +118,6 @@ async def _serve(
         for duty in duties:
             if duty.done():
                 duty.result()
-
-
-def _show_server_logs() -> None:
-    """What uvicorn has to say goes where our own log goes, if it is an error."""
-    logger = logging.getLogger("uvicorn")
-    logger.handlers = logging.getLogger("dovetail").handlers
-    logger.setLevel(logging.ERROR)
-    logger.propagate = False
 
 
 def _give_up(asked: Ask) -> None:

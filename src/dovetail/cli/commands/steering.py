@@ -11,7 +11,6 @@ from dovetail.cli.documents import document_if, print_json
 from dovetail.cli.driving import short_id
 from dovetail.cli.ending import command, retry_hint, status_piece
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.logs import show_logs
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.several import Several
@@ -21,9 +20,9 @@ from dovetail.core.errors import Conflict
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
+from dovetail.telemetry.logs import show_logs
 
 MOST_NAMED = 20
 
@@ -146,7 +145,7 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
         run_id = await chosen_run(commands, given, RunStatus.RUNNING.value)
         run = await commands.cancel(run_id)
         if as_json:
-            return run_view(run)
+            return commands.view(run)
         short = await short_id(commands, run_id)
         plan = await commands.plan_retry(run_id)
         return [
@@ -165,7 +164,7 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
 def _loaded(handlers: Sequence[str]) -> tuple[Settings, Registry]:
     settings = settings_of_this_place()
     registry = load_registry(settings, handlers)
-    show_logs(settings.log_format)
+    show_logs(settings)
     return settings, registry
 
 

@@ -14,7 +14,6 @@ from dovetail.cli.documents import Write, document_if, json_bytes
 from dovetail.cli.driving import SHORT_ID, short_id
 from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
-from dovetail.cli.logs import show_logs
 from dovetail.cli.params import read_params, tell_violations
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
@@ -22,6 +21,7 @@ from dovetail.cli.text import plain
 from dovetail.core.errors import InvalidParams
 from dovetail.engine.commands import Accepted, Commands
 from dovetail.handlers.builtin import load_registry
+from dovetail.telemetry.logs import show_logs
 from dovetail.wiring import definition_limits
 
 
@@ -76,7 +76,7 @@ def _trigger(
         if is_shared(settings):
             return _leave_to_services(make, write)
         registry = load_registry(settings, handlers)
-        show_logs(settings.log_format)
+        show_logs(settings)
         return Session(settings, registry, write, handlers).run(begin)
     except InvalidParams as error:
         return tell_violations(error)

@@ -8,12 +8,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.cli.services import Service, redis_client, run_service
+from dovetail.cli.failures import InvalidInput
+from dovetail.cli.services import Service, find_redis, redis_client, run_service
 from dovetail.cli.text import counted
-from dovetail.config import Settings, load_settings
+from dovetail.cli.watched import watched_pool
+from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.errors import StoreError
+from dovetail.engine.listening import Listener
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
+from dovetail.telemetry.logs import show_logs
+from dovetail.telemetry.service import Telemetry, open_telemetry
 
 log = logging.getLogger("dovetail.worker")
 
@@ -23,15 +28,39 @@ PAUSE_SECONDS = 1.0
 def run_worker(concurrency: int | None, handlers: Sequence[str]) -> int:
     settings = load_settings(concurrency=concurrency)
     registry = load_registry(settings, handlers)
-    return run_service("worker", working_on(settings, registry), settings)
+    telemetry = open_telemetry(settings, "worker")
+    if settings.transport == "celery":
+        return _run_celery(settings, registry, telemetry)
+    service = working_on(settings, registry, telemetry)
+    return run_service("worker", service, settings, telemetry, list(registry))
 
 
-def working_on(settings: Settings, registry: Registry) -> Service:
+def _run_celery(settings: Settings, registry: Registry, telemetry: Telemetry | None) -> int:
+    """A worker of Celery's own kind: it hears signals and ends as those do."""
+    with redis_client(settings, "dovetail worker"):
+        from celery.signals import worker_process_shutdown  # type: ignore[import-untyped]
+
+        from dovetail.pooled import run_worker as run_celery_worker
+    show_logs(settings, names=True)
+    asyncio.run(find_redis(settings, log))
+    with watched_pool(settings, telemetry, list(registry)):
+        if telemetry is None:
+            return run_celery_worker(settings, registry)
+        worker_process_shutdown.connect(telemetry.leave_child, weak=False)
+        return run_celery_worker(settings, registry, telemetry, telemetry.in_child)
+
+
+def working_on(settings: Settings, registry: Registry, listener: Listener | None = None) -> Service:
+    if settings.transport == "celery":
+        raise InvalidInput(
+            f"{env_name('transport')} is celery, whose worker is a pool of processes and cannot be "
+            "part of another service: start `dovetail worker` beside it"
+        )
     with redis_client(settings, "dovetail worker"):
         from dovetail.distributed import working
 
     async def once(asked: asyncio.Event) -> None:
-        async with working(settings, registry) as at_work:
+        async with working(settings, registry, listener) as at_work:
             known = counted(len(registry.handlers()), "handler")
             at_once = counted(settings.concurrency, "node")
             log.info("started, pid %d: %s, %s at once", os.getpid(), known, at_once)

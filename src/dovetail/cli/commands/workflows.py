@@ -9,9 +9,10 @@ from typing import Any
 import yaml
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, handlers_of_this_place
-from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.asking import ask, checked_for_this_place
+from dovetail.cli.commands.validate import report_of
 from dovetail.cli.documents import document_if, json_bytes, print_json
+from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
 from dovetail.cli.places import settings_of_this_place
@@ -27,8 +28,7 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
     with document_if(as_json) as write:  # loading handlers may print
         limits = definition_limits(settings)
         file = File(path, limits)
-        known = handlers_of_this_place(load_registry(settings, handlers))
-        checked = checked_file(file, limits, known)
+        checked = checked_for_this_place(file, limits, load_registry(settings, handlers))
         for line in report_of(file, checked):
             streams.complain(line)
         if checked.workflow is None:
@@ -41,7 +41,7 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
     said = "registered" if registered["created"] else "unchanged"
     streams.say([(f"{name} ", "bold"), (f"version {registered['version']}, {said}", "")])
     if registered["created"]:
-        streams.say([("run it with:  ", "dim"), (f"dovetail trigger {name}", "bold")])
+        streams.say([("run it with:  ", "dim"), (command("trigger", registered["name"]), "bold")])
     return 0
 
 

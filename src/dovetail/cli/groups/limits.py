@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, group
+from dovetail.cli.options import AsJson, at_a_place, group
 
 app = group("limits", "Rate limits: how often nodes of a resource_tag may start.")
 
 
 @app.command("list")
+@at_a_place
 def list_(as_json: AsJson = False) -> None:
     """List the rate limits that are set.
 
@@ -23,6 +24,7 @@ def list_(as_json: AsJson = False) -> None:
 
 
 @app.command("set")
+@at_a_place
 def set_(
     tag: Annotated[str, typer.Argument(metavar="TAG", help="The resource_tag of nodes.")],
     rate: Annotated[float, typer.Argument(metavar="RATE", help="Starts per second, above 0.")],

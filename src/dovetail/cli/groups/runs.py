@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from dovetail.cli.options import AsJson, Detach, Handlers, Run, group
+from dovetail.cli.options import AsJson, Detach, Handlers, Run, at_a_place, group
 
 app = group("runs", "See how runs went, and go on with them.")
 
 
 @app.command("list")
+@at_a_place
 def list_(
     status: Annotated[
         Literal["RUNNING", "COMPLETED", "FAILED", "CANCELLED"] | None,
@@ -43,6 +44,7 @@ def list_(
 
 
 @app.command()
+@at_a_place
 def show(run: Run = None, as_json: AsJson = False) -> None:
     """Show a run: its nodes, and its result or what failed."""
     from dovetail.cli.commands.runs import show_run
@@ -51,6 +53,7 @@ def show(run: Run = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@at_a_place
 def why(run: Run = None, as_json: AsJson = False) -> None:
     """Explain what each unfinished node waits for."""
     from dovetail.cli.commands.runs import explain_run
@@ -59,6 +62,7 @@ def why(run: Run = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@at_a_place
 def watch(run: Run = None, as_json: AsJson = False) -> None:
     """Follow a run to its end, whichever process drives it.
 
@@ -71,6 +75,7 @@ def watch(run: Run = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@at_a_place
 def retry(
     run: Annotated[
         str | None,
@@ -108,6 +113,7 @@ def retry(
 
 
 @app.command()
+@at_a_place
 def resume(
     run: Annotated[
         str | None,
@@ -131,6 +137,7 @@ def resume(
 
 
 @app.command()
+@at_a_place
 def cancel(
     run: Annotated[
         str | None,
@@ -148,6 +155,7 @@ def cancel(
 
 
 @app.command()
+@at_a_place
 def results(
     run: Run = None,
     partial: Annotated[
@@ -162,20 +170,30 @@ def results(
 
 
 @app.command()
+@at_a_place
 def events(
     run: Run = None,
     after: Annotated[
         int, typer.Option(metavar="SEQ", min=0, help="Only events after this number.")
     ] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what happens, until the run's last event.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what has happened to a run so far."""
-    from dovetail.cli.commands.runs import list_events
+    """List what has happened to a run so far.
 
+    With --follow and --json each event is a line of its own.
+    """
+    from dovetail.cli.commands.runs import follow_events, list_events
+
+    if follow:
+        raise typer.Exit(follow_events(run, after, as_json=as_json))
     list_events(run, after, as_json=as_json)
 
 
 @app.command()
+@at_a_place
 def verify(
     run: Run = None,
     every: Annotated[bool, typer.Option("--all", help="Verify every run.")] = False,

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.options import AsJson, DefinitionFile, Handlers, WorkflowName, group
+from dovetail.cli.options import AsJson, DefinitionFile, Handlers, WorkflowName, at_a_place, group
 
 app = group("workflows", "Register workflows under their names, with versions.")
 
 
 @app.command()
+@at_a_place
 def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = False) -> None:
     """Register a definition; changed content is a new version. Exit code: 0, or 2 invalid."""
     from dovetail.cli.commands.workflows import register_file
@@ -20,6 +21,7 @@ def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = 
 
 
 @app.command("list")
+@at_a_place
 def list_(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
     cursor: Annotated[
@@ -34,6 +36,7 @@ def list_(
 
 
 @app.command()
+@at_a_place
 def show(
     name: WorkflowName,
     version: Annotated[
@@ -48,6 +51,7 @@ def show(
 
 
 @app.command()
+@at_a_place
 def delete(name: WorkflowName, as_json: AsJson = False) -> None:
     """Delete a workflow with all its versions; its finished runs stay."""
     from dovetail.cli.commands.workflows import delete_workflow
@@ -56,6 +60,7 @@ def delete(name: WorkflowName, as_json: AsJson = False) -> None:
 
 
 @app.command()
+@at_a_place
 def alias(
     name: WorkflowName,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")],

@@ -1,0 +1,381 @@
+"""A server's engine as commands: each asks the server, and answers as the engine here would.
+
+So the client and the command line need not know where they work. What is read comes in the words
+of the ports; whatever decides or moves a run is asked of the server, because only it knows its
+handlers, versions and keys. What it must not know: how a call is sent, or how an answer is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+from urllib.parse import quote
+
+import orjson
+
+from dovetail.client.connection import Connection, Query
+from dovetail.client.refusals import findings_of
+from dovetail.client.retold import ToldRun, event_from, run_from
+from dovetail.config import Settings
+from dovetail.core.definition.params import apply_params
+from dovetail.core.definition.source import Source
+from dovetail.core.definition.validation import Checked, check
+from dovetail.core.errors import DovetailError, InvalidDefinition, InvalidParams, NotFound, Problem
+from dovetail.core.events import Event
+from dovetail.core.findings import shown
+from dovetail.core.run import RunState
+from dovetail.core.values import NotJson, encode
+from dovetail.engine.commands import Accepted, Commands, Given, within_item
+from dovetail.engine.ports import Seen, WorkflowVersion
+from dovetail.engine.views import receipt_view
+from dovetail.wiring import definition_limits
+
+WAIT_SECONDS = 25.0
+"""Of one request for the end of a run: below what proxies take for dead."""
+FIRST_LOOK, LONGEST_LOOK = 0.05, 1.0
+"""Seconds between two looks at a batch, which grow."""
+JSON, YAML = "application/json", "application/yaml"
+LARGEST_BODY = 1 << 30
+"""How much a body may have is the server's to say; this is what memory is there for."""
+
+
+@asynccontextmanager
+async def calling(settings: Settings) -> AsyncIterator[Commands]:
+    """The commands of the server that the settings name. Nothing is sent before one is called."""
+    assert settings.server is not None  # noqa: S101
+    async with Connection(settings.server, settings.token) as connection:
+        runs = Reading(connection)
+        nothing: Any = None  # whatever would use it is asked of the server instead
+        yield ServerCommands(
+            store=cast("Any", runs),
+            records=cast("Any", runs),
+            orchestrator=nothing,
+            wait=runs.wait,
+            clock=time.time,
+            known_handlers=None,
+            default_retries={},
+            limits=definition_limits(settings),
+            rates=nothing,
+            max_crashes=settings.max_crashes,
+            digest=nothing,
+            drives=False,
+            why_not_here=f"{connection.url} goes on with its runs itself: there is nothing to "
+            "resume from here",
+            connection=connection,
+        )
+
+
+class Reading:
+    """What can be read of a server, in the words of the ports `DurableStore` and `Records`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def load(self, run_id: str) -> RunState:
+        # The events first: what happens in between is then told twice, and not left out.
+        events = [event_from(fields) for fields in await self.events(run_id)]
+        return run_from(await self._get(at("runs", run_id)), events)
+
+    async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
+        feed = self._connection.events(at("runs", run_id, "events"), after)
+        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
+            async for fields in feed:
+                yield event_from(fields)
+
+    async def wait(self, run_id: str) -> RunState:
+        path = at("runs", run_id)
+        query: Query = {"nodes": "false", "wait": WAIT_SECONDS}
+        while True:
+            seen = await self._connection.call("GET", path, query=query, waits=WAIT_SECONDS)
+            if seen["finished_at"] is not None:
+                run = await self._get(path)
+                if run["finished_at"] is not None:  # else somebody has retried it meanwhile
+                    return run_from(run)
+
+    async def owner_of(self, run_id: str) -> Literal["elsewhere", "none"]:
+        return "elsewhere" if (await self.summary(run_id))["finished_at"] is None else "none"
+
+    async def orphans(self) -> list[str]:
+        return []  # the server takes them over itself
+
+    async def find_run(self, prefix: str) -> str:
+        return str((await self._get(at("run-ids", prefix)))["run_id"])
+
+    async def list_runs(self, **wanted: Any) -> dict[str, Any]:
+        return await self._get(at("runs"), **wanted)
+
+    async def summary(self, run_id: str) -> dict[str, Any]:
+        return await self._get(at("runs", run_id), nodes="false")
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self.summary(run_id))
+
+    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+        path = at("runs", run_id, "events")
+        return list(await self._connection.call("GET", path, query={"after": after}))
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        return await self._get(at("batches", batch_id), limit=limit, cursor=cursor)
+
+    # ── workflows ────────────────────────────────────────────────────────────────────────
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        return await self._get(at("workflows", name), version=version)
+
+    async def workflows(self, **wanted: Any) -> dict[str, Any]:
+        return await self._get(at("workflows"), **wanted)
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        return await self._get(at("workflows", name, "versions"))
+
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
+        _without(seen)
+        await self._connection.call("DELETE", at("workflows", name))
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        _without(seen)
+        path = at("workflows", name, "aliases", alias)
+        return dict(await self._connection.call("PUT", path, body=_json({"version": version})))
+
+    async def _get(self, path: str, **query: Any) -> dict[str, Any]:
+        return dict(await self._connection.call("GET", path, query=query))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCommands(Commands):
+    """What decides is asked of the server; the rest is inherited and reads."""
+
+    connection: Connection
+
+    # ── definitions ──────────────────────────────────────────────────────────────────────
+
+    def validate(self, definition: Source | Mapping[str, Any]) -> Checked:
+        """As far as can be told from here: only the server knows its handlers; see `judge`."""
+        return check(definition, None, self.limits)
+
+    async def judge(self, definition: Source) -> Checked:
+        """As the server validates a text, with its handlers and limits."""
+        found = await self._ask(at("workflows", "validate"), *_sent(definition), repeatable=True)
+        errors, warnings = findings_of(found["errors"]), findings_of(found["warnings"])
+        workflow = None if errors else self.validate(definition).workflow
+        return Checked(workflow, errors, warnings, found["layers"])
+
+    async def register(
+        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+    ) -> WorkflowVersion:
+        _without(seen)
+        if isinstance(definition, Source) and definition.text is not None:
+            body, form = _sent(definition)
+        else:
+            body, form = self._as_json(self._data(definition)), JSON
+        try:
+            made = await self._ask(at("workflows"), body, form, repeatable=True)
+        except InvalidDefinition as error:
+            raise await self._found_by(error, definition) from None
+        return WorkflowVersion(made["name"], made["version"], made["created"])
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def trigger(
+        self,
+        workflow: Given,
+        params: Mapping[str, Any] | None = None,
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+        place: tuple[str, int] | None = None,
+    ) -> Accepted:
+        given = apply_params(None, params)
+        body: dict[str, Any] = {"params": given}
+        made, created = await self._make("runs", workflow, body, version, idempotency_key)
+        return Accepted(made["run_id"], created)
+
+    async def _make(
+        self,
+        what: Literal["runs", "batches"],
+        workflow: Given,
+        body: dict[str, Any],
+        version: int | str | None,
+        key: str | None,
+    ) -> tuple[dict[str, Any], bool]:
+        """What was made of a workflow, and whether it was made now.
+
+        With a key in any case: the answer may be lost, and the request has to be repeated.
+        """
+        own = os.urandom(16).hex() if key is None else key
+        if isinstance(workflow, str):
+            body = body if version is None else {**body, "version": version}
+            path = at("workflows", workflow, what)
+        elif version is not None:
+            message = "a version is of a registered workflow; this is a definition"
+            raise InvalidParams([Problem("invalid_field", message, "version")])
+        else:
+            body = {"definition": self._data(workflow), **body}
+            path = at(what)
+        try:
+            made, status = await self.connection.made(path, self._as_json(body), own)
+        except InvalidParams:
+            raise
+        except InvalidDefinition as error:
+            if isinstance(workflow, str):
+                raise
+            raise await self._found_by(error, workflow) from None
+        return made, key is None or status != 200
+
+    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+        query = {} if nodes else {"nodes": "false"}
+        return dict(await self.connection.call("GET", at("runs", run_id), query=query))
+
+    def view(self, run: RunState) -> dict[str, Any]:
+        assert isinstance(run, ToldRun)  # noqa: S101
+        return dict(run.fields)
+
+    async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
+        query = {"partial": "true"} if partial else {}
+        return dict(await self.connection.call("GET", at("runs", run_id, "results"), query=query))
+
+    async def explain(self, run_id: str) -> dict[str, Any]:
+        return dict(await self.connection.call("GET", at("runs", run_id, "explain")))
+
+    async def verify(self, run_id: str) -> list[str]:
+        found = await self.connection.call("GET", at("runs", run_id, "verify"))
+        return list(found["divergences"])
+
+    async def cancel(self, run_id: str) -> RunState:
+        return run_from(await self._ask(at("runs", run_id, "cancel"), _json({})))
+
+    async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
+        body = _json({} if from_node is None else {"from": from_node})
+        return run_from(await self._ask(at("runs", run_id, "retry"), body))
+
+    async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
+        body = _json({"from": from_node, "dry_run": True})
+        return dict(await self._ask(at("runs", run_id, "retry"), body, repeatable=True))
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def batch(
+        self,
+        workflow: Given,
+        items: Sequence[Mapping[str, Any]],
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        body = {"items": _checked_items(items)}
+        made, created = await self._make("batches", workflow, body, version, idempotency_key)
+        return {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+
+    async def open_batch(
+        self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
+    ) -> dict[str, Any]:
+        raise DovetailError("a batch on a server is made with all its items at once")
+
+    async def wait_batch(self, batch_id: str) -> dict[str, Any]:
+        pause = FIRST_LOOK
+        while True:
+            batch = await self.get_batch(batch_id, limit=1)
+            if batch["finished_at"] is not None:
+                return batch
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_LOOK, pause * 1.5)
+
+    async def retry_batch(self, batch_id: str) -> dict[str, Any]:
+        return dict(await self._ask(at("batches", batch_id, "retry"), _json({})))
+
+    # ── rate limits ──────────────────────────────────────────────────────────────────────
+
+    async def rate_limits(self) -> dict[str, Any]:
+        return dict(await self.connection.call("GET", at("rate-limits")))
+
+    async def rate_limit(self, tag: str) -> dict[str, Any]:
+        return dict(await self.connection.call("GET", at("rate-limits", tag)))
+
+    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+        body = self._as_json({"rate_per_second": rate_per_second, "burst": burst})
+        return dict(await self.connection.call("PUT", at("rate-limits", tag), body=body))
+
+    # ── what is sent ─────────────────────────────────────────────────────────────────────
+
+    async def _ask(
+        self, path: str, body: bytes, form: str = JSON, *, repeatable: bool = False
+    ) -> Any:
+        return await self.connection.call("POST", path, body=body, form=form, repeatable=repeatable)
+
+    def _data(self, given: Source | Mapping[str, Any] | Checked) -> Any:
+        if isinstance(given, Checked):
+            if given.workflow is None:
+                raise InvalidDefinition(given.errors)
+            return given.workflow.model_dump(mode="json", exclude_unset=True)
+        data = given.data if isinstance(given, Source) else dict(given)
+        try:
+            encode(data, max_bytes=LARGEST_BODY)
+        except NotJson as error:
+            found = self.validate(given).errors
+            raise InvalidDefinition(found or [Problem(error.code, str(error), "")]) from None
+        return data
+
+    def _as_json(self, body: Any) -> bytes:
+        try:
+            return encode(body, max_bytes=LARGEST_BODY)
+        except NotJson as error:
+            raise InvalidParams([Problem(error.code, str(error), "")]) from None
+
+    async def _found_by(
+        self, error: InvalidDefinition, given: Source | Mapping[str, Any] | Checked
+    ) -> InvalidDefinition:
+        """The same problems with the places that they have in what the caller gave."""
+        if isinstance(given, Source) and given.text is not None:
+            return InvalidDefinition((await self.judge(given)).errors or error.problems)
+        return InvalidDefinition(
+            [Problem(one.code, one.message, one.path) for one in error.problems]
+        )
+
+
+def at(*names: str) -> str:
+    """A path below the API's. Raises `NotFound` for what no path can name."""
+    if "" in names or "." in names or ".." in names:
+        raise NotFound(f"nothing is called {shown(next(n for n in names if n in ('', '.', '..')))}")
+    return "/api/v1/" + "/".join(quote(name, safe="") for name in names)
+
+
+def _without(seen: Seen | None) -> None:
+    assert seen is None, "what a caller has seen is for who answers If-Match"  # noqa: S101
+
+
+def _sent(definition: Source) -> tuple[bytes, str]:
+    """A text as it was read, so that the server tells the places of its problems."""
+    text, name = definition.text or "", definition.name.lower()
+    is_json = name.endswith(".json") or (
+        not name.endswith((".yaml", ".yml")) and text.lstrip()[:1] == "{"
+    )
+    return text.encode(), JSON if is_json else YAML
+
+
+def _checked_items(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """Each as JSON, or every problem with its place, as the engine would tell it."""
+    fine: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for place, item in enumerate(items):
+        try:
+            fine.append(apply_params(None, item))
+        except InvalidParams as error:
+            problems += [within_item(problem, place) for problem in error.problems]
+    if problems:
+        raise InvalidParams(problems)
+    return fine
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value)

@@ -1,0 +1,373 @@
+"""The commands on a server: `--server`, `DOVETAIL_SERVER`, and what wins over what.
+
+One `dovetail serve` for all tests of this file; each test has workflows of its own. What a
+command does is tested elsewhere, on the file: here it is that the same comes out.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+
+from dovetail.cli.app import app
+
+from ..servers.server import free_port
+from .conftest import HANDLERS, SCRIPT, SECONDS, Outcome, Shell, environment
+
+Command = Callable[..., Outcome]
+TOKEN = "hunter2-all"
+
+
+class Served:
+    """`dovetail serve` in a folder of its own."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        self.folder = folder
+        (folder / "mine.py").write_text(HANDLERS)
+        with (folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [SCRIPT, "serve", "--port", "0", "--handlers", "mine.py"],
+                cwd=folder,
+                env=environment(**env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        assert self.process.stdout is not None
+        read = self.process.stdout.readline
+        threading.Thread(target=lambda: lines.put(read()), daemon=True).start()
+        said = lines.get(timeout=SECONDS)
+        assert said.startswith("dovetail serves http"), (folder / "log").read_text()
+        self.url = said.split()[-1]
+
+    def get(self, path: str, **headers: str) -> Any:
+        answer = httpx2.get(f"{self.url}/api/v1{path}", headers=headers, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_for(self, run_id: str, status: str) -> None:
+        give_up = time.monotonic() + SECONDS
+        while self.get(f"/runs/{run_id}?nodes=false")["status"] != status:
+            assert time.monotonic() < give_up, f"in vain: {status}"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("served"), DOVETAIL_DRAIN_SECONDS="0")
+    yield served
+    served.close()
+    assert "Traceback" not in (served.folder / "log").read_text()
+
+
+@pytest.fixture
+def on(command: Command, server: Served) -> Command:
+    """A command on the server, in this process."""
+    return lambda *words: command(*words, "--server", server.url)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"w-{uuid4().hex[:8]}"
+
+
+def write(shell: Shell, name: str, *nodes: dict[str, Any], **more: Any) -> str:
+    shell.write(f"{name}.json", json.dumps({"name": name, "nodes": list(nodes), **more}))
+    return f"{name}.json"
+
+
+def node(id_: str, handler: str, *above: str, **config: Any) -> dict[str, Any]:
+    return {"id": id_, "handler": handler, "dependencies": list(above), "config": config}
+
+
+# ── what is read and kept ────────────────────────────────────────────────────────────────
+
+
+def test_workflows_are_registered_listed_shown_aliased_and_deleted(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    file = write(shell, name, node("a", "greet", name="{{ params.who }}"))
+    made = on("workflows", "register", file)
+    assert (made.code, made.err) == (0, "")
+    assert made.out.splitlines() == [
+        f"{name} version 1, registered",
+        f"run it with:  dovetail trigger {name} --server {server.url}",
+    ]
+    again = on("workflows", "register", file, "--json")
+    assert json.loads(again.out) == {"name": name, "version": 1, "created": False}
+    alias = on("workflows", "alias", name, "prod", "1", "--json")
+    assert json.loads(alias.out) == {"name": name, "alias": "prod", "version": 1}
+    shown = json.loads(on("workflows", "show", name, "--version", "prod", "--json").out)
+    assert shown == server.get(f"/workflows/{name}?version=prod")
+    assert name in on("workflows", "list", "--limit", "1000").out
+    assert on("workflows", "delete", name).out == f"{name} deleted; its runs stay\n"
+    gone = on("workflows", "show", name)
+    assert (gone.code, gone.out) == (1, "")
+    assert name in gone.err
+    assert not (shell.directory / ".dovetail").exists()
+
+
+def test_a_definition_is_judged_by_the_server_with_lines_and_columns(
+    on: Command, shell: Shell, name: str
+) -> None:
+    shell.write("typo.yaml", f"name: {name}\nnodes:\n  - id: a\n    handler: greett\n")
+    done = on("workflows", "register", "typo.yaml")
+    assert done.code == 2
+    first, line, caret, *_ = done.err.splitlines()
+    assert first.startswith("typo.yaml:4:14: unknown_handler")
+    assert "did you mean 'greet'?" in first, "a handler that only the server has"
+    assert (line.strip(), caret.strip()) == ("handler: greett", "^")
+    file = write(shell, name, node("a", "greet"))
+    assert on("workflows", "register", file).code == 0, "mine.py is loaded there, and not here"
+
+
+def test_a_run_is_triggered_found_by_its_first_digits_and_told(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    schema = {"type": "object", "properties": {"times": {"type": "integer"}}}
+    on("workflows", "register", write(shell, name, node("a", "input"), params=schema))
+    made = json.loads(on("trigger", name, "-p", "times=3", "--json").out)
+    assert list(made) == ["run_id", "status", "workflow", "version", "created_at"]
+    run_id = made["run_id"]
+    server.wait_for(run_id, "COMPLETED")
+    assert json.loads(on("runs", "show", run_id[:8], "--json").out) == server.get(f"/runs/{run_id}")
+    text = on("runs", "show", run_id[:8]).out
+    assert f"COMPLETED {run_id[:6]} {name} version 1" in text
+    assert '"times": 3' in text
+    results = json.loads(on("runs", "results", run_id[:8], "--json").out)
+    assert results == server.get(f"/runs/{run_id}/results")
+    listed = json.loads(on("runs", "list", "--workflow", name, "--json").out)
+    assert listed == server.get(f"/runs?workflow={name}")
+    events = json.loads(on("runs", "events", run_id, "--json").out)
+    assert events == server.get(f"/runs/{run_id}/events", accept="application/json")
+    verified = json.loads(on("runs", "verify", run_id, "--json").out)
+    assert verified == {"items": [{"run_id": run_id, "divergences": []}]}
+    why = json.loads(on("runs", "why", run_id, "--json").out)
+    assert why == server.get(f"/runs/{run_id}/explain")
+
+
+def test_wrong_params_unknown_runs_and_a_resume_end_as_on_the_file(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    schema = {"type": "object", "properties": {"times": {"type": "integer"}}}
+    on("workflows", "register", write(shell, name, node("a", "input"), params=schema))
+    wrong = on("trigger", name, "-p", "times=often")
+    assert wrong.code == 2
+    assert wrong.err.startswith("error: params.times: ")
+    unknown = on("runs", "show", "0" * 32)
+    assert (unknown.code, unknown.out) == (1, "")
+    assert on("runs", "show", "ab").code == 1
+    resumed = on("runs", "resume")
+    assert resumed.code == 1
+    assert f"{server.url} goes on with its runs itself" in resumed.err
+
+
+def test_rate_limits_are_set_and_listed(on: Command, server: Served) -> None:
+    done = on("limits", "set", "gemini", "5", "2", "--json")
+    assert json.loads(done.out) == {"tag": "gemini", "rate_per_second": 5.0, "burst": 2}
+    assert json.loads(on("limits", "list", "--json").out) == server.get("/rate-limits")
+    assert on("limits", "set", "gemini", "0").code == 2
+
+
+# ── what goes on ─────────────────────────────────────────────────────────────────────────
+
+
+def triggered(on: Command, shell: Shell, name: str, *nodes: dict[str, Any]) -> str:
+    assert on("workflows", "register", write(shell, name, *nodes)).code == 0
+    return str(json.loads(on("trigger", name, "--json").out)["run_id"])
+
+
+def lines_of(process: subprocess.Popen[bytes], until: str) -> list[str]:
+    assert process.stdout is not None
+    told: list[str] = []
+    for line in process.stdout:
+        told.append(line.decode())
+        if until in told[-1]:
+            break
+    return told
+
+
+def test_a_run_is_watched_live_to_its_end(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    run_id = triggered(on, shell, name, node("a", "input"), node("b", "until", "a", file=name))
+    watching = shell.start("runs", "watch", run_id[:8], DOVETAIL_SERVER=server.url)
+    assert f"RUNNING {run_id[:6]} {name}, 2 nodes" in lines_of(watching, "✓ a")[0]
+    following = shell.start("runs", "events", run_id, "--follow", "--json", "--server", server.url)
+    lines_of(following, "node.started")
+    shown = on("runs", "show", run_id)
+    assert f"the server at {server.url}" in shown.out
+    (server.folder / name).touch()
+    told = lines_of(watching, "COMPLETED")
+    assert told[-1].startswith(f"COMPLETED {run_id[:6]} in ")
+    assert watching.wait(SECONDS) == 0
+    last = json.loads(lines_of(following, "run.completed")[-1])
+    assert last == server.get(f"/runs/{run_id}/events", accept="application/json")[-1]
+    assert following.wait(SECONDS) == 0
+
+
+def test_ctrl_c_ends_the_view_and_not_the_run(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    run_id = triggered(on, shell, name, node("a", "until", file=name))
+    watching = shell.start("runs", "watch", run_id, "--server", server.url)
+    lines_of(watching, "RUNNING")
+    watching.send_signal(signal.SIGINT)
+    out, _ = watching.communicate(timeout=SECONDS)
+    assert watching.returncode == 130
+    again = f"dovetail runs watch {run_id[:6]} --server {server.url}"
+    assert f"the run goes on without this view: {again}" in out.decode()
+    assert server.get(f"/runs/{run_id}")["status"] == "RUNNING"
+    cancelled = on("runs", "cancel", run_id)
+    assert cancelled.out.splitlines()[0] == f"CANCELLED {run_id[:6]} {name}"
+    assert json.loads(on("runs", "show", run_id, "--json").out)["status"] == "CANCELLED"
+
+
+def test_a_retry_waits_like_a_run_and_with_detach_it_does_not(
+    on: Command, shell: Shell, server: Served, name: str
+) -> None:
+    run_id = triggered(on, shell, name, node("a", "input"), node("b", "needs", "a", file=name))
+    server.wait_for(run_id, "FAILED")
+    plan = json.loads(on("runs", "retry", run_id, "--dry-run", "--json").out)
+    assert plan == {"rerun": ["b"], "reuse": ["a"]}
+    failed = shell("runs", "retry", run_id, "--server", server.url)
+    assert failed.code == 1
+    assert "FAILED" in failed.out
+    assert f"dovetail runs retry {run_id[:6]} --server {server.url}" in failed.out
+    assert "✓ a" not in failed.out, "what completed before is no news"
+    (server.folder / name).touch()
+    detached = on("runs", "retry", run_id, "--detach")
+    assert detached.code == 0
+    assert f"dovetail runs watch {run_id[:6]} --server {server.url}" in detached.out
+    server.wait_for(run_id, "COMPLETED")
+    rerun = shell("runs", "retry", run_id, "--from", "b", "--json", DOVETAIL_SERVER=server.url)
+    assert rerun.code == 0
+    assert json.loads(rerun.out) == server.get(f"/runs/{run_id}")
+    assert on("runs", "retry", run_id, "--detach").code == 1, "it completed"
+
+
+def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name: str) -> None:
+    file = write(shell, name, node("a", "needs", file=f"{name}-{{{{ params.n }}}}"))
+    (server.folder / f"{name}-1").touch()
+    shell.write("items.jsonl", '{"n": 1}\n\n{"n": 2}\n')
+    words = ("batch", file, "--items", "items.jsonl", f"--server={server.url}")
+    first = shell(*words, "--token=hunter9")
+    assert first.code == 1, first.err
+    begin, ending, failure, hint = first.out.splitlines()
+    assert begin.endswith(f"{name}, 2 runs")
+    assert "1 completed, 1 failed" in ending
+    assert "items.jsonl:3" in failure
+    assert "a: PermanentError: there is no" in failure
+    assert "--retry-failed" in hint
+    assert "hunter9" not in first.out
+    (server.folder / f"{name}-2").touch()
+    again = shell(*words, "--retry-failed", "--json")
+    assert again.code == 0, again.err
+    batch = json.loads(again.out)
+    assert (batch["count"], batch["counts"]) == (2, {"COMPLETED": 2})
+    assert batch == server.get(f"/batches/{batch['batch_id']}?limit=1000")
+    assert len(server.get(f"/runs?workflow={name}")["items"]) == 2
+    shell.write("many.jsonl", (json.dumps({"n": 1, "text": "x" * 600_000}) + "\n") * 2)
+    large = shell("batch", file, "--items", "many.jsonl", "--server", server.url)
+    assert large.code == 2
+    assert "too much for one batch of a server" in large.err
+
+
+# ── where ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_flag_wins_over_the_environment_and_a_server_over_redis(
+    command: Command, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", f"redis://{nowhere}")
+    monkeypatch.setenv("DOVETAIL_SERVER", server.url)
+    assert command("limits", "list").code == 0
+    monkeypatch.setenv("DOVETAIL_SERVER", f"http://{nowhere}")
+    assert command("limits", "list", "--server", server.url).code == 0
+    monkeypatch.delenv("DOVETAIL_REDIS_URL")
+    away = command("limits", "list")
+    assert (away.code, away.out) == (1, "")
+    assert f"the server at http://{nowhere} cannot be reached" in away.err
+    monkeypatch.delenv("DOVETAIL_SERVER")
+    assert command("limits", "list").code == 0, "and the flag of another command is forgotten"
+
+
+def test_what_is_no_address_is_invalid_input(command: Command) -> None:
+    for url in ("host:8700", "ftp://host", "http://", "http://me:hunter2@host", "http://h/?a=b"):
+        done = command("runs", "list", "--server", url)
+        assert (done.code, done.out) == (2, ""), url
+        assert "hunter2" not in done.err
+        assert "http://host:8700" in done.err or "token" in done.err or "http://" in done.err
+
+
+def test_run_stays_here_whatever_server_there_is(shell: Shell, server: Served, name: str) -> None:
+    file = write(shell, name, node("a", "input"))
+    assert shell("run", file, DOVETAIL_SERVER=server.url).code == 0
+    assert server.get(f"/runs?workflow={name}")["items"] == []
+    assert (shell.directory / ".dovetail" / "dovetail.db").exists()
+
+
+def test_a_token_is_asked_for_and_a_doctor_says_so(
+    command: Command, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(tmp_path_factory.mktemp("tokens"), DOVETAIL_TOKENS=TOKEN)
+    try:
+        denied = command("runs", "list", "--server", served.url)
+        assert (denied.code, denied.out) == (1, "")
+        assert "give it with token=…, --token or DOVETAIL_TOKEN" in denied.err
+        ill = command("doctor", "--server", served.url, "--json")
+        assert ill.code == 1
+        assert {one["check"]: one["ok"] for one in json.loads(ill.out)} == {
+            "settings": True,
+            "server": False,
+        }
+        assert command("runs", "list", "--server", served.url, "--token", TOKEN).code == 0
+        monkeypatch.setenv("DOVETAIL_TOKEN", TOKEN)
+        assert command("runs", "list", "--server", served.url).code == 0
+        well = command("doctor", "--server", served.url)
+        assert well.code == 0, well.out
+        assert f"{served.url} answers" in well.out
+    finally:
+        served.close()
+
+
+def test_a_doctor_finds_a_server_that_is_away(command: Command) -> None:
+    done = command("doctor", "--server", f"http://127.0.0.1:{free_port()}")
+    assert done.code == 1
+    assert "start it there:  dovetail serve" in done.out
+
+
+@pytest.mark.parametrize("group", ["runs", "workflows", "limits", None])
+def test_every_command_about_runs_takes_a_server(group: str | None) -> None:
+    found = {one.typer_instance.info.name: one.typer_instance for one in app.registered_groups}
+    commands = app.registered_commands if group is None else found[group].registered_commands
+    placed = {
+        one.callback.__name__.strip("_")
+        for one in commands
+        if one.callback and {"server", "token"} <= set(signature(one.callback).parameters)
+    }
+    if group is None:
+        assert placed == {"trigger", "batch", "doctor"}
+    else:
+        assert len(placed) == len(commands)
