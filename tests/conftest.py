@@ -6,9 +6,23 @@ import os
 
 from hypothesis import settings
 
-from .servers.fixtures import postgres_server, postgres_url, redis_server, redis_url
+from .servers.fixtures import (
+    postgres_server,
+    postgres_url,
+    rabbitmq_server,
+    rabbitmq_url,
+    redis_server,
+    redis_url,
+)
 
-__all__ = ["postgres_server", "postgres_url", "redis_server", "redis_url"]
+__all__ = [
+    "postgres_server",
+    "postgres_url",
+    "rabbitmq_server",
+    "rabbitmq_url",
+    "redis_server",
+    "redis_url",
+]
 
 # The same examples at every run of the continuous integration; new ones at every run by hand.
 settings.register_profile("dovetail", deadline=None, derandomize="CI" in os.environ)

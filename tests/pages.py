@@ -78,9 +78,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def services(page: Path, folder: Path, redis_url: str) -> Iterator[dict[str, str]]:
+def services(page: Path, folder: Path, redis_url: str, **settings: str) -> Iterator[dict[str, str]]:
     """The services of the page, at work; gives what a command must have set to use them."""
-    env = {"DOVETAIL_REDIS_URL": redis_url}
+    env = {"DOVETAIL_REDIS_URL": redis_url, **settings}
     (block,) = [block for block in blocks(page, "sh") if block.name == "services"]
     started = []
     try:
@@ -109,7 +109,7 @@ def services(page: Path, folder: Path, redis_url: str) -> Iterator[dict[str, str
 
 def _wait_for_start(log: Path) -> None:
     deadline = time.monotonic() + 60
-    while not re.search("started|serves", log.read_text()):
+    while not re.search("started|serves|ready", log.read_text()):
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 

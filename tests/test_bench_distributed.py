@@ -1,6 +1,6 @@
 """The distributed part of the benchmark works: real services on a Redis of its own, tiny workloads.
 
-How fast they are is not asked here. What it must not need: streaQ and Celery.
+How fast they are is not asked here. What it must not need: streaQ, which only the bench installs.
 """
 
 from __future__ import annotations
@@ -182,6 +182,50 @@ def test_the_page_on_speed_has_the_targets(bench: Any) -> None:
             f"{getattr(bench.distributed, least):g}"
         }
     assert f"at most {bench.distributed.MOST_GROWTH:g} times" in page
+
+
+def test_the_page_on_speed_has_the_targets_on_celery(bench: Any) -> None:
+    page, ours = (ROOT / "docs" / "speed.md").read_text(), bench.celery_transport
+    _, *names = cells(page, "target on Celery")
+    assert names == list(ours.TARGETS)
+    for peer in ours.PEERS:
+        wanted = [ours.TARGETS[name].get(peer) for name in names]
+        told = ["–" if least is None else f"{least:g}" for least in wanted]
+        assert cells(page, f"× {peer}")[1:] == told
+
+
+def test_every_target_on_celery_is_judged(bench: Any) -> None:
+    ours = bench.celery_transport
+
+    def missed(**times: float) -> list[str]:
+        reached = {"plain task": 0.8, "canvas": 1.4} | times
+        rows = {ours.OURS: {"times": reached}, ours.PLAIN: {}, ours.CANVAS: {}}
+        told = ours.verdicts(bench.fan(1000), rows, bench.verdict)
+        assert len(told) == 2
+        return [bench.shown(each) for each in told if not each["reached"]]
+
+    assert missed() == []
+    assert missed(canvas=1.3) == [
+        "✗ fan1000 on Celery: dovetail on celery × canvas: 1.30 (at least 1.4)"
+    ]
+    failed = {ours.OURS: {"failed": "boom"}, ours.PLAIN: {}, ours.CANVAS: {}}
+    assert not any(
+        told["reached"] for told in ours.verdicts(bench.fan(1000), failed, bench.verdict)
+    )
+
+
+def test_celery_runs_every_workload_beside_a_plain_task(bench: Any) -> None:
+    shapes, ours = bench.workloads, bench.celery_transport
+    works = [shapes.chain(3), shapes.diamonds(2)]
+    names = [ours.OURS, ours.PLAIN]
+    with bench.distributed.opened(names, works, ours.CONTESTANTS) as everybody:
+        assert everybody.failed == {}
+        for work in works:
+            rows = bench.distributed.compete(everybody, work, lambda _: ONCE)
+            assert list(rows) == names
+            assert rows[ours.OURS]["times"].keys() == set(names)
+            table = bench.distributed.table(work, rows, ours.PEERS).splitlines()
+            assert [line.split()[0] for line in table[1:]] == ["dovetail", "plain"]
 
 
 def cells(page: str, first: str) -> list[str]:

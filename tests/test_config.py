@@ -255,7 +255,7 @@ def test_a_worker_may_not_be_dead_between_two_heartbeats(tmp_path):
 
 def test_a_repr_shows_no_secret(tmp_path):
     settings = load(
-        tmp_path, TOKENS="hunter2", SECRET_A="hunter2", LLM_API_KEY="hunter2",
+        tmp_path, TOKENS="hunter2", TOKEN="hunter2", SECRET_A="hunter2", LLM_API_KEY="hunter2",
         REDIS_URL="redis://:hunter2@h", DATABASE_URL="postgresql://u:hunter2@h/d",
         BROKER_URL="amqp://u:hunter2@h", LLM_BASE_URL="http://u:hunter2@h",
     )  # fmt: skip
@@ -264,8 +264,9 @@ def test_a_repr_shows_no_secret(tmp_path):
 
 
 def test_what_must_not_be_shown_is_listed_for_the_redactor(tmp_path):
-    settings = load(tmp_path, TOKENS="one,two:read", SECRET_A="three", LLM_API_KEY="four")
-    assert sorted(settings.sensitive().values()) == ["four", "one", "three", "two"]
+    given = {"TOKENS": "one,two:read", "TOKEN": "five", "SECRET_A": "three", "LLM_API_KEY": "four"}
+    settings = load(tmp_path, **given)
+    assert sorted(settings.sensitive().values()) == ["five", "four", "one", "three", "two"]
     assert load(tmp_path).sensitive() == {}
 
 

@@ -144,16 +144,34 @@ batch: {'COMPLETED': 20}, 22 mails in all
 """,
 }
 
+# With a worker at its side, which its comment names, and a Redis.
+ON_CELERY = {
+    "python examples/celery_dag.py": """\
+one: COMPLETED, somebody looks at 8.json
+group: {'COMPLETED': 4, 'FAILED': 1}
+  1: 2 completed, 1 skipped
+  2: 3 completed, 0 skipped
+  3: 0 completed, 2 skipped
+  4: 3 completed, 0 skipped
+  5: 2 completed, 1 skipped
+item 2 failed in 'extract': document 3 is empty
+""",
+}
 
-def call(command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """As typed in the checkout, without the settings of whoever runs the tests, or their runs."""
+
+def environment() -> dict[str, str]:
+    """Without the settings of whoever runs the tests."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("DOVETAIL_")}
+
+
+def call(command: str, *more: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """As typed in the checkout, without the runs of whoever runs the tests."""
     words = [*shlex.split(command), *more]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DOVETAIL_")}
     with TemporaryDirectory() as folder:
         return subprocess.run(
             [BIN / words[0], *words[1:]],
             cwd=ROOT,
-            env={**environment, "DOVETAIL_DB": f"{folder}/runs.db"},
+            env={**environment(), "DOVETAIL_DB": f"{folder}/runs.db", **settings},
             capture_output=True,
             text=True,
             check=False,
@@ -186,6 +204,23 @@ def test_a_script_prints_what_it_says(command: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, SCRIPTS[command], "")
 
 
+@pytest.mark.parametrize("command", ON_CELERY)
+def test_a_script_with_a_worker_prints_what_it_says(command: str, redis_url: str) -> None:
+    text = (ROOT / command.split()[-1]).read_text()
+    (line,) = re.findall(r"^celery .*", text, re.MULTILINE)
+    words = shlex.split(line)
+    settings = {"BROKER_URL": redis_url}
+    with subprocess.Popen(
+        [BIN / words[0], *words[1:], "--loglevel", "ERROR"], cwd=ROOT, env=environment() | settings
+    ) as worker:
+        try:
+            done = call(command, **settings)
+        finally:
+            worker.terminate()
+    assert (done.returncode, done.stdout, done.stderr) == (0, ON_CELERY[command], "")
+    assert worker.returncode == 0
+
+
 def test_every_example_is_valid_and_gives_no_warning() -> None:
     done = call("dovetail validate", *FLOWS, *HANDLERS, "--json")
     assert done.returncode == 0, done.stdout
@@ -208,7 +243,7 @@ def test_every_command_that_an_example_names_is_run_here() -> None:
         if path.suffix in (".yaml", ".py", ".md"):
             found = re.findall(r"(?:\./dev run|dovetail run|python) [^\n`]*", path.read_text())
             named |= {command_of(line) for line in found}
-    assert named == RUNS.keys() | SCRIPTS.keys()
+    assert named == RUNS.keys() | SCRIPTS.keys() | ON_CELERY.keys()
 
 
 def command_of(line: str) -> str:
@@ -220,7 +255,7 @@ def command_of(line: str) -> str:
 
 
 def test_every_file_of_the_examples_is_used_here() -> None:
-    used = {word for command in [*RUNS, *SCRIPTS] for word in command.split()}
+    used = {word for command in [*RUNS, *SCRIPTS, *ON_CELERY] for word in command.split()}
     files = {p.relative_to(ROOT).as_posix() for p in EXAMPLES.rglob("*.*") if p.is_file()}
     files = {name for name in files if "__pycache__" not in name}
     assert files - used == {"examples/README.md"}

@@ -7,7 +7,6 @@ so that whoever moves a line learns it from the tests beside it.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -30,12 +29,6 @@ def tool() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
 def test_there_are_bugs_in_the_rules_and_around_them(tool: ModuleType) -> None:
     files = {hunk.file.split("/")[2] for path in PATCHES for hunk in tool.read(path).hunks}
     assert {"core", "engine", "stores"} <= files
@@ -44,16 +37,17 @@ def test_there_are_bugs_in_the_rules_and_around_them(tool: ModuleType) -> None:
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
 def test_every_bug_applies_and_names_its_tests(
-    tool: ModuleType, copy: Path, path: Path, request: pytest.FixtureRequest
+    tool: ModuleType, tmp_path: Path, path: Path, request: pytest.FixtureRequest
 ) -> None:
     bug = tool.read(path)
     assert bug.what
     assert bug.hunks
     for test in bug.tests:
         assert (ROOT / test.split("::")[0]).is_file()
-    tool.apply(bug, copy)
+    tool.copy_files(bug, tmp_path)
+    tool.apply(bug, tmp_path)
     for hunk in bug.hunks:
-        planted = (copy / hunk.file).read_text()
+        planted = (tmp_path / hunk.file).read_text()
         assert planted != (ROOT / hunk.file).read_text()
         if hunk.file.endswith(".lua"):
             with redis.Redis.from_url(request.getfixturevalue("redis_url")) as server:
@@ -62,20 +56,22 @@ def test_every_bug_applies_and_names_its_tests(
             compile(planted, hunk.file, "exec")
 
 
-def test_a_bug_whose_lines_are_gone_is_told(tool: ModuleType, copy: Path) -> None:
+def test_a_bug_whose_lines_are_gone_is_told(tool: ModuleType, tmp_path: Path) -> None:
     bug = tool.read(PATCHES[0])
-    file = copy / bug.hunks[0].file
+    tool.copy_files(bug, tmp_path)
+    file = tmp_path / bug.hunks[0].file
     file.write_text("# rewritten\n")
     with pytest.raises(tool.DoesNotApply, match="0 times"):
-        tool.apply(bug, copy)
+        tool.apply(bug, tmp_path)
 
 
-def test_a_bug_whose_lines_stand_there_twice_is_told(tool: ModuleType, copy: Path) -> None:
+def test_a_bug_whose_lines_stand_there_twice_is_told(tool: ModuleType, tmp_path: Path) -> None:
     bug = tool.read(PATCHES[0])
-    file = copy / bug.hunks[0].file
+    tool.copy_files(bug, tmp_path)
+    file = tmp_path / bug.hunks[0].file
     file.write_text(2 * file.read_text())
     with pytest.raises(tool.DoesNotApply, match="2 times"):
-        tool.apply(bug, copy)
+        tool.apply(bug, tmp_path)
 
 
 def test_a_refreshed_patch_plants_the_same_bug(tool: ModuleType, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import dovetail
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = ["boot", "run", "test", "bench"]
-COMMANDS = ["run", "test", "bench", "faults", "lint", "lock", "clean"]
+COMMANDS = ["run", "test", "bench", "cases", "faults", "lint", "lock", "clean"]
 
 
 @cache

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_interface, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -147,6 +148,7 @@ class Settings(BaseModel):
     server: HttpUrl | None = Field(
         None, description="the server that commands talk to, as in `http://host:8700`"
     )
+    token: str | None = _secret(description="sent to that server, if it asks for one")
 
     # who may do what
     tokens: Names = _secret((), description="bearer tokens of the API; `:read` after one limits it")
@@ -199,7 +201,7 @@ class Settings(BaseModel):
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
     max_backlog: Count = Field(
-        100_000, description="tasks that wait in Redis before the API takes no more runs"
+        100_000, description="nodes that wait for a worker before the API takes no more runs"
     )
 
     rate_limits: dict[str, RateLimit] = Field(
@@ -223,7 +225,28 @@ class Settings(BaseModel):
             known["llm_api_key"] = self.llm_api_key
         for number, token in enumerate(self.tokens):
             known[f"token {number}"] = token.removesuffix(":read")
+        if self.token:
+            known["token"] = self.token
+        for name in _URLS:
+            known |= _credentials(name, getattr(self, name))
         return known
+
+
+_URLS = ("redis_url", "database_url", "broker_url", "llm_base_url", "server")
+SHORTEST_PASSWORD = 12
+"""A shorter one may be a word, such as `postgres`, which an output may well contain."""
+
+
+def _credentials(name: str, url: str | None) -> dict[str, str]:
+    """What a URL has between scheme and host: with its user, and by itself if it is no word."""
+    user, colon, password = (url or "").partition("://")[2].rpartition("@")[0].partition(":")
+    if not colon or not password or "/" in user:
+        return {}
+    user, password = unquote(user), unquote(password)
+    known = {f"{name} user and password": f"{user}:{password}"}
+    if len(password) >= SHORTEST_PASSWORD:
+        known[f"{name} password"] = password
+    return known
 
 
 # Not of the environment: a table has no good spelling there. Not of the file: files are committed.

@@ -16,14 +16,17 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.limits import SharedRates
-from dovetail.engine.ports import Task
+from dovetail.engine.listening import Listener
+from dovetail.engine.ports import Calls, Sender, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.restoring import Restorer
@@ -40,6 +43,7 @@ from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_records import RedisRecords
@@ -91,20 +95,30 @@ class Parts:
     store: RedisStore
     orchestrator: SharedOrchestrator
     clock: Clock
+    sender: Sender
 
 
 @asynccontextmanager
 async def connected(
-    settings: Settings, *, patience: float = PATIENCE_SECONDS
+    settings: Settings, *, patience: float = PATIENCE_SECONDS, listener: Listener | None = None
 ) -> AsyncIterator[Parts]:
-    """The parts over the Redis of the settings, which may be away for as long as that."""
+    """The parts over the Redis of the settings, which may be away for as long as that.
+
+    `listener` is told what is moved through them.
+    """
     clock = steady_clock()
-    async with Pipe(_url(settings), patience=patience) as pipe, EndFeed(_url(settings)) as ends:
-        store = RedisStore(pipe, events=False, news=ends.next)
-        sender = StreamSender(pipe)
+    async with AsyncExitStack() as stack:
+        pipe = await stack.enter_async_context(Pipe(_url(settings), patience=patience))
+        ends = await stack.enter_async_context(EndFeed(_url(settings)))
+        heard = None if listener is None else HeardRedisStore(pipe, listener, news=ends.next)
+        store = heard or RedisStore(pipe, events=False, news=ends.next)
+        sender = await stack.enter_async_context(_sender(settings, pipe))
+        listened = sender if heard is None else heard.listened(sender)
         publisher = Publisher(
-            store, store, sender, clock, max_config_size=settings.max_config_bytes
+            store, store, listened, clock, max_config_size=settings.max_config_bytes
         )
+        if listened is sender and sender.writes_ahead:
+            store.write_ahead = partial(publisher.write_ahead, sender.written)
         orchestrator = SharedOrchestrator(
             store,
             publisher,
@@ -117,17 +131,50 @@ async def connected(
             notices=RedisHints(pipe, clock) if settings.database_url else _records(settings, pipe),
         )
         publisher.apply = orchestrator.apply
-        yield Parts(pipe, store, orchestrator, clock)
+        try:
+            yield Parts(pipe, store, orchestrator, clock, sender)
+        finally:
+            if heard is not None:
+                await heard.close()
 
 
-async def orchestrate(settings: Settings, stopping: asyncio.Event | None = None) -> None:
+@asynccontextmanager
+async def _sender(settings: Settings, pipe: Pipe) -> AsyncIterator[StreamSender]:
+    """The orchestrators' end of the transport that the settings name."""
+    if settings.transport == "streams":
+        yield StreamSender(pipe)
+        return
+    from dovetail.transports.celery import broker_url, make_app
+    from dovetail.transports.celery_sender import CelerySender, broker_at
+
+    app = make_app(settings)
+    broker = broker_at(broker_url(settings), app, pipe, settings.redis_url)
+    fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+
+    async def hands() -> int:
+        return sum(one["concurrency"] for one in await fleet.workers() if one["alive"])
+
+    async with CelerySender(app, broker, pipe, hands) as sender:
+        yield sender
+
+
+def _redactor(settings: Settings) -> Redactor:
+    """For messages that are refused: they are kept, and may be anybody's."""
+    return Redactor(settings.sensitive())
+
+
+async def orchestrate(
+    settings: Settings,
+    stopping: asyncio.Event | None = None,
+    listener: Listener | None = None,
+) -> None:
     """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(connected(settings))
+        parts = await stack.enter_async_context(connected(settings, listener=listener))
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
         me = service_id()
-        reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me)
+        reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
         duties: list[Duty] = [
@@ -146,8 +193,8 @@ async def orchestrate(settings: Settings, stopping: asyncio.Event | None = None)
                 ("telling of the archive", lambda: _tell_of_archive(parts)),
             ]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_kept_up(*duty)) for duty in duties]
-            await _kept_up("results", lambda: _take_results(reader, parts, stopping))
+            tasks = [group.create_task(kept_up(*duty)) for duty in duties]
+            await kept_up("results", lambda: _take_results(reader, parts, stopping))
             for task in tasks:
                 task.cancel()
         await reader.dismiss(RESULTS, me)
@@ -229,7 +276,7 @@ async def _tell_of_archive(parts: Parts) -> None:
         await asyncio.sleep(TELL_SECONDS)
 
 
-async def _kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Begun again whenever a store was away, or lost a run that somebody was at.
 
     Anything else that it raises is a bug, and ends the service.
@@ -263,18 +310,21 @@ class AtWork:
 
 
 @asynccontextmanager
-async def working(settings: Settings, registry: Registry) -> AsyncIterator[AtWork]:
+async def working(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> AsyncIterator[AtWork]:
     """A worker that runs; leaving it lets what runs finish within the drain time."""
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(connected(settings))
+        parts = await stack.enter_async_context(connected(settings, listener=listener))
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
-        readers = [StreamReader(blocking, parts.pipe, WORKERS, me)]
+        redactor = _redactor(settings)
+        readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
         if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
             for _ in list(registry)[1:]:
                 blocking = await stack.enter_async_context(Pipe(_url(settings)))
-                readers.append(StreamReader(blocking, parts.pipe, WORKERS, me))
+                readers.append(StreamReader(blocking, parts.pipe, WORKERS, me, redactor))
         inbox = StreamInbox(
             readers[0] if len(readers) == 1 else readers,
             parts.pipe,
@@ -291,13 +341,15 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[AtWor
             worker_id=me,
             lease_seconds=settings.lease_seconds,
         )
-        calls = RegistryCalls(
+        calls: Calls = RegistryCalls(
             registry,
             secrets=settings.secrets,
             sensitive=settings.sensitive(),
             max_config_bytes=settings.max_config_bytes,
             max_output_bytes=settings.max_output_bytes,
         )
+        if listener is not None:
+            calls = listener.calls(calls)
         crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def crash(error: BaseException) -> None:
@@ -308,7 +360,7 @@ async def working(settings: Settings, registry: Registry) -> AsyncIterator[AtWor
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         beside = [
-            asyncio.create_task(_kept_up(name, duty))
+            asyncio.create_task(kept_up(name, duty))
             for name, duty in (
                 (
                     "leases",
@@ -363,11 +415,11 @@ async def _beat(
 
 @asynccontextmanager
 async def commanding(
-    settings: Settings, registry: Registry | None = None
+    settings: Settings, registry: Registry | None = None, listener: Listener | None = None
 ) -> AsyncIterator[Commands]:
     """What a user can ask for, over the stores of the settings; nothing is driven here."""
     async with (
-        connected(settings, patience=ASKING_SECONDS) as parts,
+        connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
         _archived(settings, parts) as archive,
     ):
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):

@@ -24,7 +24,7 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import Scope, compile_config
 from dovetail.core.transitions import Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
-from dovetail.engine.ports import Report, Task
+from dovetail.engine.ports import Calls, Report, Task
 from dovetail.handlers.failure import describe
 from dovetail.wiring import LocalEngine
 
@@ -32,6 +32,7 @@ OnFailure = Literal["continue", "fail_fast"]
 Step = Callable[[dict[str, Any]], Any]
 Predicate = Callable[[dict[str, Any]], object]
 
+_PLAIN = ("completed", "failed", "skipped", "duration", "error", "outputs")
 _NO_CONFIG = compile_config({})
 _DEPENDENCY_FAILED = "Dependency failed"
 
@@ -223,6 +224,8 @@ class WorkflowResult:
         self.failed = run.failed
         self.skipped = len(run.nodes) - self.completed - run.failed - run.cancelled
         self.duration = run.finished_at - run.started_at
+        self.error: dict[str, Any] | None = run.error
+        """What made it fail first, or None: `type`, `message` and the step as `node`."""
         self._run = run
 
     @cached_property
@@ -230,6 +233,28 @@ class WorkflowResult:
         """Every step by id. Made when first asked for: most callers want the outputs."""
         nodes = zip(self._run.graph.nodes, self._run.nodes, strict=True)
         return {spec.id: _step_result(node) for spec, node in nodes}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data; JSON if the outputs are."""
+        steps = {
+            step_id: {**step._asdict(), "status": step.status.value}
+            for step_id, step in self.steps.items()
+        }
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {"status": self.status.value, **plain, "steps": steps}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> WorkflowResult:
+        """The result that `to_dict` told of, in whatever process that was."""
+        result = cls.__new__(cls)
+        result.status = RunStatus(told["status"])
+        for name in _PLAIN:
+            setattr(result, name, told[name])
+        result.steps = {
+            step_id: StepResult(**{**step, "status": NodeStatus(step["status"])})
+            for step_id, step in told["steps"].items()
+        }
+        return result
 
     def __repr__(self) -> str:
         return (
@@ -283,20 +308,18 @@ class WorkflowExecutor:
         self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
     ) -> WorkflowResult:
         """Run every step as soon as what it depends on is done; never raises for a failed one."""
-        graph = dag._compiled(self.on_failure)
-        ctx = {**(context or {}), "step_outputs": {}}
+        submit, calls = submission(os.urandom(8).hex(), dag, context, self.on_failure)
         limits = LocalLimits({tag: rl.bucket for tag, rl in self.rate_limiters.items()})
         engine = LocalEngine(
-            dag._calls(),
+            calls,
             concurrency=self.max_concurrency,
             limits=limits,
             isolate=False,
             clock=time.monotonic,
         )
-        run_id = os.urandom(8).hex()
         async with engine:
-            await engine.orchestrator.submit(Submit(run_id, graph, ctx, logged=False))
-            run = await engine.wait(run_id)
+            await engine.orchestrator.submit(submit)
+            run = await engine.wait(submit.run_id)
         return WorkflowResult(run)
 
     def execute_sync(
@@ -308,6 +331,17 @@ class WorkflowExecutor:
         except RuntimeError:
             return asyncio.run(self.execute(dag, context))
         raise RuntimeError("execute_sync inside a running event loop: await execute() instead")
+
+
+def submission(
+    run_id: str,
+    dag: WorkflowDAG,
+    context: Mapping[str, Any] | None = None,
+    on_failure: OnFailure = "continue",
+) -> tuple[Submit, Calls]:
+    """What an engine needs to run the graph once: the order, and how to call its steps."""
+    ctx = {**(context or {}), "step_outputs": {}}
+    return Submit(run_id, dag._compiled(on_failure), ctx, logged=False), dag._calls()
 
 
 class _StepCalls:

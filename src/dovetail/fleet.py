@@ -16,6 +16,8 @@ from dovetail.core.errors import StoreError
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.stores.redis_hints import RedisHints
+from dovetail.transports.broker_counts import waiting
 from dovetail.transports.streams import stream_of
 
 T = TypeVar("T")
@@ -78,10 +80,22 @@ class RemoteFleet:
             await self._count()
         return self._backlog
 
+    async def depths(self) -> dict[str, int]:
+        """How many tasks of each handler wait for a worker."""
+        names = sorted(self._handlers | await _in_time(self._fleet.handlers()))
+        lengths = await _in_time(self._pipe.many([("XLEN", stream_of(name)) for name in names]))
+        at_broker = await _in_time(waiting(self._pipe))
+        return {
+            name: length + at_broker.get(name, 0)
+            for name, length in zip(names, lengths, strict=True)
+        }
+
+    async def archive_lag(self) -> float:
+        """For how many seconds the archive has been behind; 0 if there is none."""
+        return await _in_time(RedisHints(self._pipe, self._clock).lag())
+
     async def _counted(self) -> None:
-        names = self._handlers | await _in_time(self._fleet.handlers())
-        lengths = [("XLEN", stream_of(name)) for name in sorted(names)]
-        self._backlog = sum(await _in_time(self._pipe.many(lengths)))
+        self._backlog = sum((await self.depths()).values())
         self._counted_at = self._clock()
 
 

@@ -20,6 +20,7 @@ from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
+from dovetail.engine.listening import Listener
 from dovetail.engine.orchestrator import Orchestrator
 from dovetail.engine.ports import Calls, Finding, Store
 from dovetail.engine.ports import Limits as RateLimits
@@ -29,6 +30,7 @@ from dovetail.handlers.registry import Registry
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite_heard import HeardSqliteStore
 from dovetail.stores.sqlite_records import SqliteRecords
 from dovetail.transports.local import LocalTransport, NoTransport
 
@@ -69,6 +71,7 @@ class LocalEngine:
         )
         self.worker = Worker(desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
+        self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
         self.worker.start()
@@ -94,13 +97,16 @@ class LocalEngine:
 
 
 @asynccontextmanager
-async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Commands]:
+async def embedded(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> AsyncIterator[Commands]:
     """The durable engine inside this process, running, as the commands that drive it.
 
     Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
-    back, for another process to go on with. An error takes it down at once.
+    back, for another process to go on with. An error takes it down at once. `listener` is told
+    what happens to runs.
     """
-    calls = RegistryCalls(
+    calls: Calls = RegistryCalls(
         registry,
         secrets=settings.secrets,
         sensitive=settings.sensitive(),
@@ -109,9 +115,14 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
     )
     clock = steady_clock()
     limits = LocalLimits(buckets(settings))
-    store = SqliteStore(
-        settings.db, sync=settings.db_sync, lease_seconds=settings.lease_seconds, drives=True
-    )
+    lease = settings.lease_seconds
+    if listener is None:
+        store = SqliteStore(settings.db, sync=settings.db_sync, lease_seconds=lease, drives=True)
+    else:
+        store = heard = HeardSqliteStore(
+            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, drives=True
+        )
+        calls = listener.calls(calls, heard.caller_of)
     async with store:
         engine = LocalEngine(
             calls,
@@ -127,6 +138,8 @@ async def embedded(settings: Settings, registry: Registry) -> AsyncIterator[Comm
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
         store.on_change = rates.refresh
+        if listener is not None:
+            listener.depths = engine.depths
         await rates.refresh()
         async with engine:
             yield commands
@@ -165,6 +178,18 @@ async def redis_findings(settings: Settings) -> list[Finding]:
     return await reach(settings)
 
 
+async def broker_findings(settings: Settings) -> list[Finding]:
+    """The same about Celery's broker, where that carries tasks."""
+    if settings.transport != "celery":
+        return []
+    try:
+        from dovetail.transports.celery_doctor import examine
+    except ImportError as error:
+        message = f"Celery is not installed: {error}"
+        return [Finding("broker", False, message, "pip install 'dovetail[celery]'")]
+    return await examine(settings)
+
+
 async def database_findings(settings: Settings) -> list[Finding]:
     """The same about the PostgreSQL of the settings, if they name one."""
     if settings.database_url is None:
@@ -198,6 +223,16 @@ def _commands(
         digest=stored_definition,
         drives=False,
     )
+
+
+@asynccontextmanager
+async def shared_limits(url: str, settings: Settings, clock: Clock) -> AsyncIterator[RateLimits]:
+    """The token buckets that all workers on this Redis share; times are on the given clock."""
+    from dovetail.pipe import Pipe  # here: the embedded engine works without a client for Redis
+    from dovetail.stores.redis_limits import RedisLimits
+
+    async with Pipe(url) as pipe:
+        yield RedisLimits(pipe, buckets(settings), clock=clock)
 
 
 def buckets(settings: Settings) -> dict[str, TokenBucket]:

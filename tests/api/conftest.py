@@ -170,7 +170,7 @@ class Api:
         if answer.status_code >= 400 and kind != "application/json":
             self._check_problem(answer)
         elif schema is not None:
-            self._validate(schema, answer.json())
+            self.validate(schema, answer.json())
 
     def _check_problem(self, answer: httpx2.Response) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
@@ -178,7 +178,7 @@ class Api:
         assert problem["status"] == answer.status_code
         assert problem["type"].startswith("urn:dovetail:problem:")
         assert problem["request_id"] == answer.headers["x-request-id"]
-        self._validate({"$ref": "#/components/schemas/ProblemDetails"}, problem)
+        self.validate({"$ref": "#/components/schemas/ProblemDetails"}, problem)
         if answer.status_code in (429, 503):
             assert int(answer.headers["retry-after"]) > 0
 
@@ -187,12 +187,15 @@ class Api:
             return None
         for template, calls in self.server.document["paths"].items():
             if method.lower() in calls and compile_path(template)[0].match(path):
-                told = calls[method.lower()]["responses"].get(str(status))
-                if told is not None:
-                    return told["content"][kind]["schema"]
+                responses = calls[method.lower()]["responses"]
+                assert str(status) in responses or status == 405, (method, template, status)
+                told = responses[str(status)]
+                if "$ref" in told:
+                    return None  # a problem, which is held against its own schema
+                return told["content"][kind]["schema"]
         return None
 
-    def _validate(self, schema: Any, value: Any) -> None:
+    def validate(self, schema: Any, value: Any) -> None:
         known = self.server.validators
         key = json.dumps(schema)
         if key not in known:

@@ -95,6 +95,26 @@ def test_a_retry_reaches_the_runs_that_failed(api: Api, server: Server, name: st
     assert finished(api, made["batch_id"])["counts"] == {"COMPLETED": 2}
 
 
+def test_a_batch_of_a_definition_that_is_not_registered(api: Api, name: str) -> None:
+    body = {"definition": flow(name), "items": [{"n": 1}, {"n": 2}]}
+    key = {"idempotency-key": name}
+    made = api.post("/batches", body, headers=key)
+    assert made["count"] == 2
+    assert api.post("/batches", body, status=200, headers=key) == made
+    batch = finished(api, made["batch_id"])
+    assert (batch["workflow"], batch["counts"]) == (name, {"COMPLETED": 2})
+    assert api("GET", f"/workflows/{name}").status_code == 404
+    for wrong, path in (
+        ({"items": [{}]}, "definition"),
+        ({"definition": flow(name)}, "items"),
+        ({"definition": {**flow(name), "nodes": []}, "items": [{}]}, "nodes"),
+        ({"definition": flow(name), "items": [None]}, "items[0]"),
+    ):
+        answer = api("POST", "/batches", json=wrong)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["path"] == path
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/retry")])
 def test_a_batch_that_is_not_there(api: Api, method: str, path: str) -> None:
     assert api(method, f"/batches/nobody{path}").status_code == 404

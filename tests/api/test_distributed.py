@@ -23,7 +23,7 @@ from .test_serve import waiting_run
 
 Start = Callable[..., Server]
 EVERY = ("--with", "orchestrator,worker")
-AT_ONCE_SECONDS = 6.0
+AT_ONCE_SECONDS = 15.0
 """A second and a half, on a machine that has nothing else to do."""
 
 
@@ -184,7 +184,7 @@ def test_while_redis_is_away_every_call_is_503_and_then_all_goes_on(
             assert answer.status_code == 503, path
             assert answer.json()["type"] == "urn:dovetail:problem:store_error"
             assert int(answer.headers["retry-after"]) > 0
-        assert time.monotonic() - before < 4 * 5
+        assert time.monotonic() - before < 4 * 10
         assert api.get("//health/live") == {"status": "ok"}
     finally:
         redis.start()
@@ -203,7 +203,7 @@ def test_a_redis_that_hangs_is_503_soon(all_in_one: tuple[Server, RedisServer]) 
     try:
         before = time.monotonic()
         wait_for(lambda: api("GET", "//health/ready").status_code == 503, "it hangs")
-        assert time.monotonic() - before < 10
+        assert time.monotonic() - before < 25
     finally:
         redis.resume()
     wait_for(lambda: api("GET", "//health/ready").status_code == 200, "it goes on")
@@ -263,5 +263,5 @@ def test_a_server_that_ends_hands_back_what_its_worker_runs(
     assert first.stop() == 0
     (first.folder / "go").touch()
     run = second.client().finished(run_id)
-    assert time.monotonic() - before < 20
+    assert time.monotonic() - before < 40
     assert [n["attempt"] for n in run["nodes"]] == [2, 1]

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from dovetail.api.examples import EXAMPLES
 from dovetail.api.problems import KIND_OF, STATUS_OF
 
 from ..pages import ROOT, commands, write_files
@@ -83,21 +84,67 @@ def test_the_document_describes_every_answer_and_error(api: Api) -> None:
     document = api.server.document
     assert document["openapi"].startswith("3.1")
     assert "HTTPValidationError" not in document["components"]["schemas"]
+    ids = []
     for path, calls in document["paths"].items():
         for method, call in calls.items():
+            ids.append(call["operationId"])
             assert call["summary"], (method, path)
             problem = call["responses"]["default"]["content"]["application/problem+json"]
             assert problem["schema"]["$ref"] == "#/components/schemas/ProblemDetails"
-            # What reads a body says which fields it takes.
+            assert {"403", "500"} <= set(call["responses"])
+            # What reads a body says which fields it takes, and what is wrong with others.
             writes = method in ("post", "put")
             assert ("requestBody" in call) == writes, (method, path)
+            assert ({"408", "413", "415"} <= set(call["responses"])) == writes
+            for status, told in call["responses"].items():
+                assert (
+                    status == "default" or "$ref" in told or status[0] in "23" or "content" in told
+                )
+    assert len(ids) == len(set(ids))
 
 
 def test_no_reference_of_the_document_leads_nowhere(api: Api) -> None:
     text = api.http.get("/openapi.json").text
-    for name in set(re.findall(r'"#/components/schemas/([^"]+)"', text)):
-        assert name in api.server.document["components"]["schemas"]
+    parts = api.server.document["components"]
+    found = set(re.findall(r'"#/components/([^"/]+)/([^"]+)"', text))
+    assert len(found) > 40
+    for kind, name in found:
+        assert name in parts[kind]
     assert "#/$defs" not in text
+
+
+def test_every_call_has_an_example_and_every_example_is_right(api: Api) -> None:
+    document = api.server.document
+    without = []
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            contents = [call.get("requestBody", {}), *call["responses"].values()]
+            for content in (c.get("content", {}).get("application/json") for c in contents):
+                if content is not None and "example" in content:
+                    api.validate(content["schema"], content["example"])
+                elif content is not None:
+                    without.append(f"{method} {path}")
+    assert without == ["get /openapi.json"]
+    for told in document["components"]["responses"].values():
+        (content,) = told["content"].values()
+        api.validate(content["schema"], content["example"])
+
+
+def test_the_examples_of_requests_can_be_sent(api: Api) -> None:
+    made = api("POST", "/workflows", json=EXAMPLES["POST /workflows"].body)
+    assert made.status_code in (200, 201)
+    for name, path in (
+        ("POST /workflows/validate", "/workflows/validate"),
+        ("PUT /workflows/{name}/aliases/{alias}", "/workflows/greet/aliases/stable"),
+        ("PUT /rate-limits/{tag}", "/rate-limits/search_api"),
+        ("POST /workflows/{name}/runs", "/workflows/greet/runs"),
+        ("POST /runs", "/runs"),
+        ("POST /workflows/{name}/batches", "/workflows/greet/batches"),
+        ("POST /batches", "/batches"),
+    ):
+        answer = api(name.split()[0], path, json=EXAMPLES[name].body)
+        assert answer.status_code in (200, 202), answer.text
+        assert set(answer.json()) == set(EXAMPLES[name].answer)
 
 
 @pytest.mark.parametrize("text", ["/api/v1/runs/{run_id}/events", "Idempotency", "dry_run"])

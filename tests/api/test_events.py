@@ -67,11 +67,42 @@ def test_a_stream_is_live_and_goes_on_where_it_broke_off(
     assert types == ["node.completed", "run.completed"]
 
 
+def test_a_client_that_drops_the_stream_again_and_again_sees_each_event_once_in_order(
+    api: Api, server: Server, name: str
+) -> None:
+    file = server.folder / name
+    chain = [node("n0", "until", config={"file": str(file)})]
+    chain += [node(f"n{i}", "output", f"n{i - 1}") for i in range(1, 15)]
+    api.register(flow(name, *chain, *(node(f"m{i}", "output", "n0") for i in range(15))))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    seen: list[dict[str, Any]] = []
+    dropped = 0
+    while True:
+        headers = {"last-event-id": str(seen[-1]["seq"])} if seen else {}
+        with stream(api, f"/runs/{run_id}/events", **headers) as answer:
+            assert answer.status_code == 200
+            for number, event in frames(answer):
+                assert number == event["seq"]
+                seen.append(event)
+                file.touch()  # from here on the run goes on while nobody listens
+                if len(seen) % 7 == 0:
+                    dropped += 1
+                    break  # with events on the way that are never read
+            else:
+                break
+    assert dropped >= 10
+    assert [event["seq"] for event in seen] == list(range(1, len(seen) + 1))
+    assert seen == api.get(f"/runs/{run_id}/events", headers=AS_JSON)
+    assert seen[-1]["type"] == "run.completed"
+
+
 def test_a_browser_that_comes_back_after_the_end_is_told_not_to(api: Api, name: str) -> None:
     run_id = made_run(api, name)
     last = len(api.get(f"/runs/{run_id}/events", headers=AS_JSON))
     headers = {"last-event-id": str(last)}
     assert api("GET", f"/runs/{run_id}/events", headers=headers).status_code == 204
+    with stream(api, f"/runs/{run_id}/events", **{"last-event-id": str(last - 1)}) as answer:
+        assert [number for number, _ in frames(answer)] == [last]
 
 
 def test_a_stream_of_a_failed_run_waits_for_what_still_runs(

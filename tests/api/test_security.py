@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import httpx2
 import pytest
 
 from dovetail.api.envelope import Envelope
-from dovetail.api.security import Guard, Tokens, check_binding, host_and_port
-from dovetail.config import SettingsError
+from dovetail.api.security import Guard, Tokens, check_binding, host_and_port, host_names
+from dovetail.config import Settings, SettingsError
+from dovetail.telemetry.logs import show_logs
 
-from .conftest import Api, Server, flow
+from .conftest import Api, Server, flow, node, wait_for
 
 TOKENS = "full-token,reading:read"
 
@@ -21,7 +27,10 @@ TOKENS = "full-token,reading:read"
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("guarded")
-    env = {"DOVETAIL_TOKENS": TOKENS, "DOVETAIL_ALLOWED_HOSTS": "dovetail.example,Other.Example:9"}
+    env = {
+        "DOVETAIL_TOKENS": TOKENS,
+        "DOVETAIL_ALLOWED_HOSTS": "dovetail.example,Other.Example:9,bücher.example",
+    }
     server = Server(folder, **env)
     yield server
     assert server.stop() == 0
@@ -94,12 +103,25 @@ def test_two_authorizations_are_none(guarded: Server) -> None:
         ("evil.example", 403), ("dovetail.example.evil", 403), ("localhost.evil", 403),
         ("evil@localhost", 403), ("localhost/x", 403), ("0.0.0.0", 403), ("10.0.0.1", 403),
         ("", 403), ("[::1", 403), ("localhost:x", 403), ("x:99999999", 403),
+        ("localhost:", 200), ("localhost:65535", 200), ("DoveTail.Example.:8700", 200),
+        ("[0:0:0:0:0:0:0:1]", 200), ("[::1]", 200), ("bücher.example".encode("idna").decode(), 200),
+        ("::1", 403), ("[::1]x", 403), ("[::1]]", 403), ("[localhost]", 403), ("[::1%25lo]", 403),
+        ("[::ffff:10.0.0.1]", 403), ("[fe80::1]", 403), ("[::]", 403), ("[::1]:", 200),
+        ("localhost..", 403),
+        (".localhost", 403), ("evil.localhost", 403), ("localhost:99999", 403),
+        ("localhost:8700:80", 403), ("localhost:+80", 403), ("localhost: 80", 403),
+        ("local\thost", 403), ("localhost evil", 403), ("localhost,evil", 403), ("localhost#", 403),
+        ("localhost?", 403), ("localhost\\evil", 403), ("http://localhost", 403), ("*", 403),
+        ("dovetail.example@evil", 403), ("dovetail.example%00.evil", 403), ("dovetail", 403),
+        ("xdovetail.example", 403), ("sub.dovetail.example", 403), ("0177.0.0.1", 403),
+        ("2130706433", 403), ("0x7f.1", 403), ("127.1", 403), ("b\xfccher.example", 403),
     ],
 )  # fmt: skip
 def test_only_its_own_names_are_answered(guarded: Server, host: str, status: int) -> None:
-    answer = guarded.client(**bearer("full-token"))("GET", "/runs", headers={"host": host})
+    headers = [(b"host", host.encode("latin-1"))]
+    answer = guarded.client(**bearer("full-token"))("GET", "/runs", headers=headers)
     assert answer.status_code == status
-    assert guarded.client()("GET", "//health/live", headers={"host": host}).status_code == status
+    assert guarded.client()("GET", "//health/live", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -116,6 +138,26 @@ def test_only_its_own_names_are_answered(guarded: Server, host: str, status: int
         ("", "localhost:8700", 403),
         ("file://", "localhost:8700", 403),
         ("http://localhost:8700@evil.example", "localhost:8700", 403),
+        ("HTTP://LOCALHOST:8700", "localhost:8700", 200),
+        ("http://[::1]:8700", "[::1]:8700", 200),
+        ("http://localhost:8700.evil.example", "localhost:8700", 403),
+        ("http://localhost:8700/", "localhost:8700", 403),
+        ("http://localhost:87000", "localhost:8700", 403),
+        ("http://localhost:870", "localhost:8700", 403),
+        ("http://localhos", "localhost", 403),
+        ("http://localhost.evil.example", "localhost", 403),
+        ("http://evil.localhost:8700", "localhost:8700", 403),
+        ("http://dovetail.example.evil", "dovetail.example", 403),
+        ("http://xdovetail.example", "dovetail.example", 403),
+        ("http://dovetail.example:443", "dovetail.example", 403),
+        ("https://dovetail.example:80", "dovetail.example", 403),
+        ("ftp://localhost:8700", "localhost:8700", 403),
+        ("localhost:8700", "localhost:8700", 403),
+        ("//localhost:8700", "localhost:8700", 403),
+        ("chrome-extension://abc", "localhost:8700", 403),
+        ("http://localhost:8700, http://evil.example", "localhost:8700", 403),
+        ("http://localhost:8700 http://evil.example", "localhost:8700", 403),
+        ("http://", "localhost:8700", 403),
     ],
 )
 def test_a_page_of_another_site_cannot_write(
@@ -132,14 +174,64 @@ def test_a_page_of_another_site_cannot_write(
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_nothing_is_guessed_or_framed_or_kept(guarded: Server) -> None:
+def test_of_two_origins_both_must_be_ours(guarded: Server) -> None:
+    headers = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil")]
+    api = guarded.client(**bearer("full-token"))
+    answer = api("POST", "/workflows/validate", json=flow("x"), headers=headers)
+    assert answer.status_code == 403
+
+
+def test_no_answer_allows_another_site_to_read_it(guarded: Server) -> None:
+    asking = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    api = guarded.client(**bearer("full-token"))
+    for method, path in (("OPTIONS", "/runs"), ("GET", "/runs"), ("OPTIONS", "/workflows")):
+        answer = api(method, path, headers=asking)
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_nothing_is_guessed_or_framed_or_kept(guarded: Server, name: str) -> None:
+    full, nobody = guarded.client(**bearer("full-token")), guarded.client()
+    full.register(flow(name))
+    run_id = full.post(f"/workflows/{name}/runs")["run_id"]
+    full.finished(run_id)
+    answers = [
+        full("GET", f"/runs/{run_id}"),
+        full("GET", f"/runs/{run_id}/results"),
+        full.http.get(f"/api/v1/runs/{run_id}/events"),
+        full("GET", f"/runs/{run_id}/events", headers={"accept": "application/json"}),
+        full("GET", "//openapi.json"),
+        full("GET", "//docs"),
+        full("GET", "/runs/nobody"),
+        full("PUT", "/runs"),
+        full("POST", "/workflows", content=b"{}", headers={"content-type": "text/plain"}),
+        full("POST", "/workflows", json={}),
+        full("GET", "/runs?limit=x"),
+        nobody("GET", "/runs"),
+        nobody("GET", "//health/live"),
+        nobody("GET", "/runs", headers={"host": "evil"}),
+    ]
+    assert {answer.status_code for answer in answers} >= {200, 401, 403, 404, 405, 415, 422}
+    for answer in answers:
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "no-store" in answer.headers["cache-control"]
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert "server" not in answer.headers
+
+
+def test_the_page_needs_nobody_else_and_runs_no_script(guarded: Server) -> None:
     answer = guarded.client(**bearer("full-token"))("GET", "//docs")
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["cache-control"] == "no-store"
-    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-    assert "server" not in answer.headers
     assert "http" not in answer.text.replace("HTTP", "")  # no page of anybody else
     assert "<script" not in answer.text
+    styles = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    digests = [b64encode(sha256(style.encode()).digest()).decode() for style in styles]
+    policy = answer.headers["content-security-policy"]
+    assert re.findall(r"'sha256-([^']*)'", policy) == digests
+    assert " style=" not in answer.text  # which no hash would allow
 
 
 # ── without a server ─────────────────────────────────────────────────────────────────────
@@ -151,6 +243,26 @@ def test_beyond_loopback_a_token_is_needed() -> None:
     for addresses in (["0.0.0.0"], ["::"], ["127.0.0.1", "10.0.0.1"], ["fe80::1%eth0"]):
         with pytest.raises(SettingsError, match="DOVETAIL_TOKENS"):
             check_binding(addresses, ())
+
+
+@pytest.mark.parametrize(
+    "wrong", ["http://a.example", "a.example/x", "*", "*.example", "a b", "u@a", "a:x", "[::1", "."]
+)
+def test_a_name_that_no_client_can_send_stops_the_start(wrong: str) -> None:
+    with pytest.raises(SettingsError, match=r"DOVETAIL_ALLOWED_HOSTS: .* is no host name"):
+        host_names(["a.example", wrong])
+
+
+def test_names_are_taken_as_clients_send_them() -> None:
+    given = ["A.Example.", "bücher.example", "10.0.0.5:8700", "2001:DB8::1", "[::1]:80"]
+    sent = {"a.example", "xn--bcher-kva.example", "10.0.0.5", "2001:db8::1", "::1"}
+    assert host_names(given) == sent
+
+
+def test_tokens_are_kept_as_digests_only() -> None:
+    kept = repr(vars(Tokens(("very-secret-token", "other-token:read"))))
+    assert "very-secret" not in kept
+    assert "other" not in kept
 
 
 def test_an_empty_token_stops_the_start() -> None:
@@ -187,6 +299,9 @@ def test_all_tokens_are_compared_also_after_a_hit(monkeypatch: pytest.MonkeyPatc
         ("A.Example.", ("a.example", "80")),
         ("a:b", ("", "80")),
         ("a/b", ("", "80")),
+        ("a" * 300, ("", "80")),
+        ("a:00080", ("a", "80")),
+        ("[::FFFF]:1", ("::ffff", "1")),
         ("u@a", ("", "80")),
     ],
 )
@@ -244,7 +359,30 @@ async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
     assert (await asked(app)).status_code == 200
 
 
-async def test_what_is_no_request_passes_the_guard() -> None:
+def test_an_embedded_server_pushes_back_too(start: Callable[..., Server], name: str) -> None:
+    server = start(DOVETAIL_MAX_BACKLOG="3", DOVETAIL_CONCURRENCY="1")
+    api = server.client()
+    api.register(flow(name, node("a", "until", config={"file": "go"})))
+    runs = []
+
+    def refused() -> Any:
+        answer = api("POST", f"/workflows/{name}/runs")
+        if answer.status_code == 202:
+            runs.append(answer.json()["run_id"])
+        return answer if answer.status_code == 429 else None
+
+    problem = wait_for(refused, "what waits piles up behind the one that runs")
+    assert int(problem.headers["retry-after"]) > 0
+    assert "DOVETAIL_MAX_BACKLOG is 3" in problem.json()["detail"]
+    assert len(runs) > 3
+    (server.folder / "go").touch()
+    for run_id in runs:
+        assert api.finished(run_id)["status"] == "COMPLETED"
+    wait_for(lambda: refused() is None, "there is room again")
+    assert server.stop() == 0
+
+
+async def test_the_start_and_end_of_a_server_pass_the_guard() -> None:
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -253,3 +391,74 @@ async def test_what_is_no_request_passes_the_guard() -> None:
     guard: Callable[..., Any] = Guard(app, hosts=[], tokens=Tokens(["t"]))
     await Envelope(guard, closing=asyncio.Event())({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
+
+
+async def test_what_nobody_checks_does_not_pass_it() -> None:
+    seen: list[str] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = Envelope(Guard(app, hosts=[], tokens=Tokens([])), closing=asyncio.Event())
+    scope = {"type": "websocket", "path": "/api/v1/runs", "headers": [(b"host", b"localhost")]}
+    await guard(scope, None, send)  # type: ignore[arg-type]
+    assert seen == []
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+# ── logs ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def shown_logs() -> Iterator[Callable[[str], None]]:
+    """Logs as a service writes them, and as they were afterwards."""
+    loggers = [logging.getLogger(name) for name in (None, "dovetail", "uvicorn")]
+    before = [(one, list(one.handlers), one.level) for one in loggers]
+    yield lambda form: show_logs(
+        Settings(log_format="json" if form == "json" else "console", tokens=("full-token",)),
+        names=True,
+    )
+    logging.captureWarnings(False)
+    for one, handlers, level in before:
+        one.handlers[:] = handlers
+        one.setLevel(level)
+
+
+FORGED = [
+    "/x\nERROR dovetail.api: forged",
+    '/x\r\n{"level":"error","message":"forged"}',
+    "/x\u2028ERROR forged",
+    "/\x1b[2J\x1b[1;1Hforged",
+    "/\x9b2Jforged\x07",
+    "/full-token/forged",
+    "/\u202eforged",
+]
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+@pytest.mark.parametrize("path", FORGED, ids=ascii)
+async def test_a_request_cannot_forge_a_log_line(
+    shown_logs: Callable[[str], None], capsys: pytest.CaptureFixture[str], form: str, path: str
+) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError(f"cannot do {scope['path']}")
+
+    shown_logs(form)
+    app = Envelope(broken, closing=asyncio.Event())
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    await app(scope, None, None)  # type: ignore[arg-type]
+    written = capsys.readouterr().err
+    lines = written.rstrip("\n").split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert "full-token" not in written
+    if form == "json":
+        (line,) = lines
+        assert json.loads(line)["level"] == "error"
+        assert json.loads(line)["request_id"]
+    else:
+        assert [line for line in lines if not line.startswith("  | ")] == [lines[0]]
+        assert lines[0].startswith("dovetail.api: error: GET /")

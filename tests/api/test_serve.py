@@ -9,18 +9,23 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
 from dovetail.api.server import CannotListen, addresses_of, listen, url_of
 
-from .conftest import SCRIPT, SECONDS, Server, environment, flow, node, wait_for
+from ..servers.redis_server import RedisServer
+from .conftest import SCRIPT, SECONDS, Server, environment, flow, node, on, wait_for
 from .test_events import frames
 
 Start = Callable[..., Server]
+AT_ONCE_SECONDS = 12.0
+"""On a busy machine; far less than a server drains, or a client here waits, if nothing is said."""
 
 
 def refused(folder: Path, *args: str, **env: str) -> tuple[int, str]:
@@ -89,7 +94,6 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
         (["--with", "worker"], {}, 2, "Redis"),
         (["--with", "orchestrator,butler"], {}, 2, "no service 'butler'"),
         (["--with", ""], {}, 2, "no service ''"),
-        ([], {"DOVETAIL_REDIS_URL": "redis://h", "DOVETAIL_TRANSPORT": "celery"}, 2, "streams"),
         (["--with", "butler"], {"DOVETAIL_REDIS_URL": "redis://h"}, 2, "no service 'butler'"),
         ([], {"DOVETAIL_TOKENS": ":read"}, 2, "a token is empty"),
         (["--handlers", "nobody.py"], {}, 2, "nobody.py"),
@@ -172,7 +176,7 @@ def test_an_idle_server_ends_at_once(start: Start, number: int) -> None:
     server.client().get("//health/live")  # leaves an open connection behind
     before = time.monotonic()
     assert server.stop(number) == 0
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -195,7 +199,7 @@ def test_what_does_not_finish_in_time_is_handed_back(start: Start) -> None:
     run_id = waiting_run(server)
     before = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < AT_ONCE_SECONDS
     (server.folder / "go").touch()
     run = start().client().finished(run_id)
     assert run["status"] == "COMPLETED"
@@ -210,7 +214,7 @@ def test_a_handler_that_clings_does_not_hold_the_server(start: Start) -> None:
     wait_for((server.folder / "clings.started").exists, "the node started")
     before = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - before < 6
+    assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
 def test_streams_and_waits_end_cleanly_with_the_server(start: Start) -> None:
@@ -232,8 +236,50 @@ def test_streams_and_waits_end_cleanly_with_the_server(start: Start) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert waited.result(SECONDS) == "RUNNING"
         assert streamed.result(SECONDS)[-1] == "node.started"
-        assert time.monotonic() - before < 3
+        assert time.monotonic() - before < AT_ONCE_SECONDS
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["embedded", "redis"])
+def test_what_was_acknowledged_under_load_is_not_lost_when_the_server_is_stopped(
+    start: Start, kind: str, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        args, env = [], {"DOVETAIL_DRAIN_SECONDS": "5"}
+        if kind == "redis":
+            env |= on(stack.enter_context(RedisServer()).url)
+            args = ["--with", "orchestrator,worker"]
+        server = start(*args, **env)
+        server.client().register(flow("busy"))
+        acknowledged: list[str] = []
+        others: set[int] = set()
+
+        def trigger(_: int) -> None:
+            with httpx2.Client(base_url=server.url, timeout=SECONDS, trust_env=False) as client:
+                while True:
+                    try:
+                        answer = client.post("/api/v1/workflows/busy/runs", json={})
+                    except httpx2.TransportError:
+                        return  # the server is gone, and has promised nothing
+                    if answer.status_code != 202:
+                        others.add(answer.status_code)
+                        return
+                    acknowledged.append(answer.json()["run_id"])
+
+        with ThreadPoolExecutor(16) as pool:
+            working = [pool.submit(trigger, number) for number in range(16)]
+            wait_for(lambda: len(acknowledged) > 100, "there is some load")
+            before = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(SECONDS) == 0
+            assert time.monotonic() - before < 5 + 5  # the drain time, and what a server needs
+            for one in working:
+                one.result(SECONDS)
+        assert others <= {503}
+        assert len(acknowledged) == len(set(acknowledged))
+        again = start(*args, **env).client()
+        for run_id in acknowledged:
+            assert again.finished(run_id)["status"] == "COMPLETED"
 
 
 def test_a_client_that_sends_nothing_or_reads_nothing_does_not_hold_the_server(
@@ -254,7 +300,7 @@ def test_a_client_that_sends_nothing_or_reads_nothing_does_not_hold_the_server(
         time.sleep(0.3)
         before = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
 def test_a_second_signal_ends_it_at_once(start: Start) -> None:
@@ -264,7 +310,7 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     time.sleep(0.5)
     before = time.monotonic()
     assert server.stop(signal.SIGINT) == 0
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
 def test_a_client_that_leaves_is_not_waited_for(start: Start) -> None:

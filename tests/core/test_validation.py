@@ -543,7 +543,10 @@ def test_of_very_many_problems_the_first_thousand_are_shown() -> None:
     assert len(checked.errors) == 1001
     assert codes(checked.errors[:3]) == ["invalid_field", "missing_dependency", "unknown_handler"]
     last = checked.errors[-1]
-    assert (last.code, last.message) == ("too_large", "5,000 more problems are not shown")
+    assert (last.code, last.message) == (
+        "too_large",
+        "more than these 1,000 problems; the others are not shown",
+    )
 
 
 # Speed
@@ -619,6 +622,36 @@ def test_a_hostile_definition_is_refused_in_bounded_time(name: str) -> None:
     assert checked.errors
     assert len(checked.errors) <= 1001
     assert time.process_time() - started < 4 * PATIENCE  # the slowest takes 1.5 s when idle
+
+
+DENSE = {
+    "sums": [f"{{{{ 1{'+1' * 8000} }}}}{i}" for i in range(64)],
+    "reads": ["{{a}}" * 3200 + str(i) for i in range(64)],
+    "braces": ["{" * 16_000 + str(i) for i in range(64)],
+    "unclosed": ["{{" * 8000 + "'" + str(i) for i in range(64)],
+    "quotes": ["{{" + "'" * 16_001 + str(i) + "}}" for i in range(64)],
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_templates_that_would_take_long_to_parse_are_not_parsed(name: str) -> None:
+    started = time.process_time()
+    (problem,) = check(wide(1, config={"x": DENSE[name]})).errors
+    assert time.process_time() - started < 0.5 * PATIENCE  # 0.05 s on an idle machine
+    assert (problem.code, "150,000 words" in problem.message) == ("too_large", True)
+
+
+def test_templates_may_have_just_so_many_words() -> None:
+    limits = Limits(max_template_words=20)
+    few = wide(
+        1, config={"x": ["{{ params.a + 1 }}", "text " * 100, "{{ 'some words in a text' }}"]}
+    )
+    assert check(few, limits=limits).valid
+    paths = wide(1, config={"x": [f"{{{{ params.a{i} }}}}" for i in range(20)]})
+    assert check(paths, limits=limits).valid
+    many = wide(1, config={"x": ["{{ params.a + 1 }}", "{{ 1 + 1 + 1 + 1 + 1 + 1 }}"]})
+    (problem,) = check(many, limits=limits).errors
+    assert (problem.code, problem.path) == ("too_large", "nodes[0].config.x[1]")
 
 
 # Anything

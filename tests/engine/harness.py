@@ -25,7 +25,7 @@ from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe
 from dovetail.wiring import embedded
 
-PATIENCE = 8.0
+PATIENCE = 15.0
 """A run that takes longer hangs. Nothing here takes a second."""
 
 Nodes = Mapping[str, str | Mapping[str, Any]]

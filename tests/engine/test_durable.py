@@ -247,17 +247,15 @@ class TestGoingOn:
 
 
 class TestOtherShells:
-    async def test_a_cancel_from_another_shell_stops_the_handler_within_a_second(
-        self, db: Path
-    ) -> None:
+    async def test_a_cancel_from_another_shell_stops_the_handler_at_once(self, db: Path) -> None:
         gate = Gate()
-        async with engine(db, gate) as commands, shell(db) as other:
+        async with engine(db, gate, lease_seconds=60.0) as commands, shell(db) as other:
             nodes = {"a": "gate", "b": {"handler": "gate", "after": ["a"]}}
             run_id = (await commands.trigger(definition(nodes))).run_id
             await gate.entered.wait()
             run = await other.cancel(run_id)
             assert run.status is RunStatus.CANCELLED
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE):
                 run = await commands.wait(run_id)
                 while gate.inside:
                     await asyncio.sleep(0.001)
@@ -268,7 +266,10 @@ class TestOtherShells:
 
     async def test_a_retry_from_another_shell_reaches_who_drives_the_run(self, db: Path) -> None:
         gate, flaky = Gate(), Flaky()
-        async with engine(db, gate, flaky) as commands, shell(db) as other:
+        async with (
+            engine(db, gate, flaky, lease_seconds=60.0) as commands,
+            shell(db) as other,
+        ):
             run_id = (await commands.trigger(definition({"a": "gate", "b": "flaky"}))).run_id
             async with asyncio.timeout(PATIENCE):
                 while (await other.get_run(run_id, nodes=False))["status"] != "FAILED":
@@ -277,7 +278,7 @@ class TestOtherShells:
             flaky.broken = False
             run = await other.retry(run_id)
             assert run.epoch == 2
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE):
                 while len(flaky.calls) < 2:
                     await asyncio.sleep(0.001)
             gate.opened.set()
@@ -502,7 +503,7 @@ class TestLimits:
                 "burst": 1,
             }
             await one.set_rate_limit("new", 1000.0, 7)
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(PATIENCE):
                 while (await other.rate_limit("new"))["burst"] != 7:
                     await asyncio.sleep(0.01)
             for rate, burst in (

@@ -129,7 +129,7 @@ def test_a_queued_node_that_no_live_worker_could_start_says_so() -> None:
     walk = Walk({"a": [], "b": [], "c": [], "d": ["a"]}, c={"resource_tag": "t"})
     walk.start("b")
     walk.park("c", 9)
-    sentence = "queued, but no live worker has the handler 'h'"
+    sentence = "queued, no live worker serves handler 'h'"
     assert said(walk, "a", served=()) == ("no_worker", sentence)
     assert why(walk, served=())["a"]["details"] == {"handler": "h"}
     assert said(walk, "a", served={"h"})[0] == "queued"

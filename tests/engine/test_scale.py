@@ -1,7 +1,8 @@
 """Large runs: ten thousand nodes in a row and beside each other, in reasonable time.
 
-The limits are several times what a slow machine needs: they catch a cost that grows with the
-run, not a slow day. Speed itself is measured in `bench/`.
+The limits are several times what a slow machine needs, in time of this process and not of the
+clock: they catch a cost that grows with the run, not a slow day. Speed itself is measured in
+`bench/`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ async def h(config: dict[str, Any], ctx: Any) -> int:
 
 async def run(compiled: Graph) -> tuple[RunState, float]:
     async with LocalEngine(RegistryCalls(registry_of(h)), concurrency=32) as engine:
-        began = time.perf_counter()
+        began = time.process_time()
         await engine.orchestrator.submit(Submit("r", compiled, {}))
         done = await engine.wait("r")
-        return done, time.perf_counter() - began
+        return done, time.process_time() - began
 
 
 def chain(size: int) -> Graph:
@@ -55,9 +56,9 @@ async def test_ten_thousand_nodes_run_in_seconds(shape: Any) -> None:
 @pytest.mark.parametrize("shape", [chain, fan])
 async def test_a_node_of_a_large_run_costs_what_a_node_of_a_small_one_does(shape: Any) -> None:
     small, large = shape(1000), shape(SIZE)
-    per_node = min([(await run(small))[1] for _ in range(3)]) / 1000
+    per_node = min([(await run(small))[1] for _ in range(5)]) / 1000
     large_per_node = min([(await run(large))[1] for _ in range(2)]) / SIZE
-    assert large_per_node < 2 * per_node + 10e-6
+    assert large_per_node < 3 * per_node + 20e-6  # ten times, had each node looked at all of them
 
 
 async def test_a_limit_on_concurrency_does_not_make_a_large_fan_slow() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PATIENCE = 20
+PATIENCE = 40
 """Seconds after which a job hangs: it is then ended by its own alarm."""
 
 

@@ -557,7 +557,7 @@ def test_what_waits_does_not_wait_longer_because_the_clock_was_set(
     began = time.monotonic()
     finishing = nursery.start("finish", folder=folder, workflow="everything")
     end = finishing.done()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert (end["status"], end["differences"]) == ("COMPLETED", [])
     check_executions(starts(folder, end["run_id"]), end["events"])
 

@@ -33,7 +33,7 @@ from ..engine.harness import definition, engine, registry_of
 
 T = 1000.0
 LATER = T + 1e6
-SECONDS = 5.0
+SECONDS = 15.0
 SINGLE = graph({"a": []})
 _ids = count(1)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from ipaddress import ip_address, ip_network
 
 import pytest
 
 from dovetail.core.errors import PermanentError
 from dovetail.handlers.addresses import (
+    Address,
     AddressGuard,
     parse_address,
     plain_host,
     system_resolver,
 )
+from dovetail.handlers.http import Request, _redirected, parse_url
 
 FORBIDDEN = [
     "127.0.0.1", "127.255.255.254", "0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255",
@@ -25,14 +29,67 @@ FORBIDDEN = [
     "100::1", "5f00::1", "4000::1", "64:ff9b:1::1", "fd00:ec2::254",
     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::ffff:0:127.0.0.1",
     "2002:7f00:1::", "2002:a00:1::1", "2002:a9fe:a9fe::", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
+    "2a00::5efe:10.0.0.1", "2a00:1:2:3:200:5efe:127.0.0.1", "fe80::5efe:8.8.8.8",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2", "::ffff:0:0", "64:ff9b:1:7f00:0:100::", "2001:2::1",
+    "fd00::5efe:8.8.8.8", "::ffff:0a00:0001", "0:0:0:0:0:0:0:1", "::2", "2001:20::1",
 ]  # fmt: skip
 
 PUBLIC = [
     "8.8.8.8", "1.1.1.1", "93.184.216.34", "172.15.255.255", "172.32.0.1", "100.63.255.255",
     "100.128.0.1", "198.17.255.255", "198.20.0.1", "223.255.255.255", "9.255.255.255",
     "2606:4700:4700::1111", "2a00:1450:4001::1", "2620:fe::fe", "::ffff:8.8.8.8",
-    "2002:808:808::1", "64:ff9b::808:808",
+    "2002:808:808::1", "64:ff9b::808:808", "2a00::5efe:8.8.8.8", "2001:4860:4860::8888",
 ]  # fmt: skip
+
+
+# Ways to write this machine, the cloud's metadata service or a private network in a URL. Each
+# was a way around somebody's check of the text.
+HOSTILE_URLS = [
+    "http://127.0.0.1/", "http://127.0.0.1:80/", "http://127.0.0.1:00080/", "HTTP://127.0.0.1/",
+    "http://127.1/", "http://127.0.1/", "http://127.000.000.001/", "http://0177.0.0.1/",
+    "http://0177.0.0.01/", "http://017700000001/", "http://0x7f.0x0.0x0.0x1/", "http://0x7f.1/",
+    "http://0X7F000001/", "http://0x7f000001/", "http://2130706433/",
+    "http://4294967295/", "http://0/", "http://0.0.0.0/", "http://00.0.0.0/", "http://127.65535/",
+    "http://127.0.0.1./", "http://127.0.0.1.:80/", "http://localhost/", "http://LocalHost./",
+    "http://①②⑦.⓪.⓪.①/", "http://１２７.０.０.１/", "http://127。0。0。1/", "http://127．0．0．1/",
+    "http://127｡0｡0｡1/", "http://𝟏𝟐𝟕.𝟎.𝟎.𝟏/", "http://ⓛocalhost/", "http://ｌｏｃａｌｈｏｓｔ/",
+    "http://LOCALHOſT/", "http://[::1]/", "http://[::1]:80/", "http://[0:0:0:0:0:0:0:1]/",
+    "http://[0000:0000:0000:0000:0000:0000:0000:0001]/", "http://[::]/", "http://[::127.0.0.1]/",
+    "http://[::ffff:127.0.0.1]/", "http://[::FFFF:7F00:1]/", "http://[0:0:0:0:0:ffff:127.0.0.1]/",
+    "http://[::ffff:a9fe:a9fe]/", "http://[64:ff9b::127.0.0.1]/", "http://[64:ff9b::a9fe:a9fe]/",
+    "http://[2002:7f00:1::]/", "http://[2002:a9fe:a9fe::1]/", "http://[2001:0:7f00:1::]/",
+    "http://[2a00::5efe:127.0.0.1]/", "http://[fe80::1]/", "http://[fd00:ec2::254]/",
+    "http://[fec0::1]/", "http://[ff02::1]/", "http://169.254.169.254/latest/meta-data/",
+    "http://0xa9fea9fe/", "http://2852039166/", "http://0251.0376.0251.0376/", "http://169.16689662/",
+    "http://0xA9.254.0251.254/", "http://10.1/", "http://192.168.257/", "http://172.16.1/",
+    "http://100.64.0.1/", "http://198.18.0.1/", "http://224.0.0.1/", "http://255.255.255.255/",
+    "http://example.com@127.0.0.1/", "http://example.com:80@127.0.0.1/", "http://a@b@127.0.0.1/",
+    "http://u:p@127.0.0.1:80/", "http://127.0.0.1?@example.com/", "http://127.0.0.1#@example.com/",
+    "http://127.0.0.1#.example.com/", "http://127.0.0.1/@example.com", "http://@127.0.0.1/",
+    "http://:@127.0.0.1/", "http://example.com%40127.0.0.1/", "http://example.com%2f@127.0.0.1/",
+    "http:127.0.0.1/", "http:/127.0.0.1/", "http:///127.0.0.1/", "http:////127.0.0.1/",
+    "http:\\\\127.0.0.1/", "http://example.com\\@127.0.0.1/", "http://127.0.0.1\\.example.com/",
+    "http://127%2e0%2e0%2e1/", "http://%31%32%37.0.0.1/", "http://127.0.0.1%00.example.com/",
+    "http://127.0.0.1%20/", "http://127.0.0.1 .example.com/", "http://127.0.0.1\u200b/",
+    "http://127.0.0.1\u00ad/", "http://[::1%25lo]/", "http://[::1%lo]/", "http://[fe80::1%25eth0]/",
+    "http://[127.0.0.1]/", "http://[::1].example.com/",
+    "http://127.0.0.1:80:80/", "http://127.0.0.1:８０/", "http://127.0.0.1:+80/",
+    "http://127.0.0.1:65616/", "http://127.0.0.1:0/", "http://127.0.0.1:-1/", "//127.0.0.1/",
+    "file:///etc/passwd", "gopher://127.0.0.1:6379/_", "dict://127.0.0.1:11211/", "ftp://127.0.0.1/",
+    "unix:///var/run/docker.sock", "jar:http://127.0.0.1!/", "data:text/plain,x", "javascript:1",
+    # Names that anybody can register or that a network has by itself.
+    "http://localtest.me/", "http://127.0.0.1.nip.io/", "http://metadata.google.internal/",
+    "http://host.docker.internal/", "http://ip6-localhost/", "http://kubernetes.default.svc/",
+]  # fmt: skip
+RESOLVED = {
+    "localhost": "127.0.0.1",
+    "localtest.me": "127.0.0.1",
+    "127.0.0.1.nip.io": "127.0.0.1",
+    "metadata.google.internal": "169.254.169.254",
+    "host.docker.internal": "192.168.65.2",
+    "ip6-localhost": "::1",
+    "kubernetes.default.svc": "10.96.0.1",
+}
 
 
 def answering(*addresses: str):
@@ -64,6 +121,50 @@ def test_whatever_python_calls_private_is_forbidden_here_too():
         address = ip_address(number)
         if not address.is_global or address.is_multicast:
             assert guard.reason_against(address) is not None, address
+
+
+async def numbers_and_known_names(host: str, port: int) -> list[str]:
+    """As the operating system would answer, without asking anybody."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        assert host in RESOLVED, f"{host} would have been looked up"
+        return [RESOLVED[host]]
+    return [str(sockaddr[0]) for *_, sockaddr in found]
+
+
+def test_there_are_enough_spellings_and_each_is_another():
+    assert len(set(HOSTILE_URLS)) == len(HOSTILE_URLS) >= 100
+
+
+async def decided(url: str) -> list[Address]:
+    """As for a call: the host is read, resolved and judged, and nobody connects."""
+    parsed = parse_url(url)
+    guard = AddressGuard(resolver=numbers_and_known_names)
+    return await guard.addresses(parsed.raw_host.decode(), parsed.port or 80)
+
+
+@pytest.mark.parametrize("url", HOSTILE_URLS, ids=ascii)
+async def test_no_spelling_of_a_url_gets_around_the_guard(url: str):
+    started = time.thread_time()
+    with pytest.raises(PermanentError) as refused:
+        await decided(url)
+    assert time.thread_time() - started < 0.1
+    assert refused.value.type in ("forbidden_address", "invalid_url")
+
+
+@pytest.mark.parametrize("url", HOSTILE_URLS, ids=ascii)
+async def test_no_redirect_gets_around_it_either(url: str):
+    first = Request("GET", parse_url("http://example.com/a"))
+    try:
+        moved = _redirected(first, 302, url)
+    except PermanentError:
+        return
+    if moved.url.host == "example.com":  # what names no host is a place on the first one
+        return
+    with pytest.raises(PermanentError) as refused:
+        await decided(str(moved.url))
+    assert refused.value.type == "forbidden_address"
 
 
 async def test_the_setting_that_would_allow_a_refused_address_allows_it():

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
+from dovetail.core.redaction import Redactor
 from dovetail.handlers.context import Context
-from dovetail.handlers.redaction import Redactor
 
 
 def made(**given) -> Context:

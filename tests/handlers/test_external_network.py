@@ -38,7 +38,7 @@ class TestTime:
         with pytest.raises(RetryableError, match=r"within 0\.3 s") as failed:
             await call(local, ctx, url=server.url(), timeout_seconds=0.3)
         assert failed.value.type == "timeout"
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 20
 
     async def test_to_resolve_counts(self, local, ctx):
         async def slow(host: str, port: int) -> list[str]:
@@ -98,7 +98,7 @@ class TestSize:
         with pytest.raises(PermanentError) as refused:
             await call(local, ctx, url=server.url())
         assert refused.value.type == "too_large"
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
 
     async def test_of_text_and_json_together_must_fit_an_output(self, serve, local, ctx):
         server = await serve(response(200, '["' + "x" * 600_000 + '"]'))

@@ -329,8 +329,8 @@ def test_a_sample_fits_its_schema(schema):
     ],
 )
 def test_a_schema_that_attacks_is_refused_quickly(schema, kind):
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(PermanentError) as refused:
         sample(schema)
     assert refused.value.type == kind
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1

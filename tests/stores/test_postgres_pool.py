@@ -314,10 +314,10 @@ class TestFailures:
             for _ in range(3):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
-                        await pool.transact(lambda c: c.execute("SELECT pg_sleep(5)"))
+                        await pool.transact(lambda c: c.execute("SELECT pg_sleep(60)"))
             began = time.monotonic()
             await pool.ping()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 20
 
 
 class TestRepeats:
@@ -404,7 +404,7 @@ class TestServerAway:
                 assert all("did not answer" in str(error) for error in told), told
                 with pytest.raises(StoreError, match="did not answer"):
                     await PostgresRecords(tried).accept(submit(), 1.0)
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 30
             _go_on(stopped)
             for tried in (pool, unopened):
                 await _patiently(tried)

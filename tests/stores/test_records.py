@@ -16,9 +16,9 @@ import pytest
 
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
-from dovetail.core.errors import Conflict, InvalidParams, NotFound
+from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound
 from dovetail.core.transitions import Cancel, Submit
-from dovetail.engine.ports import KeyUsed, Records
+from dovetail.engine.ports import KeyUsed, Records, WorkflowVersion
 from dovetail.engine.snapshots import RunSnapshot
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.postgres import PostgresArchive
@@ -205,6 +205,35 @@ class TestWorkflows:
         await register(keeper.records)
         with pytest.raises(NotFound, match="test"):
             await keeper.records.registered("test", version)
+
+    async def test_what_somebody_else_has_changed_is_left_alone(self, keeper: Keeper) -> None:
+        records = keeper.records
+
+        async def change(seen: dict[str, int], **fields: Any) -> WorkflowVersion:
+            kept = stored_definition(workflow("test", **fields))
+            return await records.register("test", *kept, NOW, seen)
+
+        with pytest.raises(Changed):
+            await change({"latest": 1})
+        assert await change({}) == ("test", 1, True)
+        with pytest.raises(Changed, match="read it again"):
+            await change({}, description="2")
+        assert await change({}) == ("test", 1, False)  # all is as it was asked for
+        assert await change({"latest": 1}, description="2") == ("test", 2, True)
+        for seen in ({}, {"latest": 1}, {"latest": 2, "stable": 1}):
+            with pytest.raises(Changed):
+                await records.set_alias("test", "stable", 1, seen)
+            with pytest.raises(Changed):
+                await records.delete_workflow("test", seen)
+        await records.set_alias("test", "stable", 1, {"latest": 2})
+        await records.set_alias("test", "stable", 1, {"latest": 2})  # said twice
+        await records.set_alias("test", "a", 2, {"stable": 1, "latest": 2})
+        with pytest.raises(Changed):
+            await change({"latest": 2}, description="3")
+        await records.delete_workflow("test", {"latest": 2, "a": 2, "stable": 1})
+        with pytest.raises(Changed):
+            await change({"latest": 2})
+        assert await change({}) == ("test", 3, True)
 
     async def test_a_deleted_workflow_keeps_its_runs_and_its_numbers(self, keeper: Keeper) -> None:
         records = keeper.records

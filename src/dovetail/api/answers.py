@@ -12,7 +12,12 @@ import orjson
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from dovetail.api import conditions
 from dovetail.api.service import Service
+
+PREFIX = "/api/v1"
+DEFINITION = {"$ref": "#/components/schemas/Definition"}
+"""For a body that has one."""
 
 
 def json_answer(
@@ -21,27 +26,41 @@ def json_answer(
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-async def _service(request: Request) -> Service:
+def unless_known(request: Request, value: Any) -> Response:
+    """The answer with its `ETag`; 304 if the client has it already (`If-None-Match`)."""
+    body = orjson.dumps(value)
+    tag = conditions.tag_of(body)
+    headers = {"ETag": tag}
+    if conditions.names(request, "if-none-match", tag, weak=True):
+        return Response(status_code=304, headers=headers)
+    return Response(body, 200, headers, "application/json")
+
+
+async def service_of(request: Request) -> Service:
+    """What an endpoint works with.
+
+    The calls that come by the thousand ask for it themselves: FastAPI takes longer to resolve a
+    `Depends` than the engine to make a run.
+    """
     service: Service = request.app.state.service
     # First of all: a store that is away shall cost a caller moments, not its whole patience.
     await service.fleet.check()
     return service
 
 
-Here = Annotated[Service, Depends(_service)]
+Here = Annotated[Service, Depends(service_of)]
 """An endpoint's parameter: what it works with."""
 
 
-async def _admit(here: Here) -> None:
+async def maker_of(request: Request) -> Service:
+    """The same for a call that makes runs: if too much waits, it is told to come back later."""
+    here = await service_of(request)
     await here.admit()
-
-
-MAKES_RUNS = [Depends(_admit)]
-"""An endpoint's `dependencies`: it adds to what waits, and may be told to come back later."""
+    return here
 
 
 def location(run_id: str) -> dict[str, str]:
-    return {"Location": f"/api/v1/runs/{run_id}"}
+    return {"Location": f"{PREFIX}/runs/{run_id}"}
 
 
 def body_of(schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:

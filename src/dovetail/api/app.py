@@ -14,18 +14,19 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-from dovetail.api import batches, events, fleet, health, limits, runs, schemas, workflows
-from dovetail.api.answers import json_answer
-from dovetail.api.docs_page import docs_page
-from dovetail.api.envelope import Envelope
+from dovetail.api import batches, events, fleet, health, limits, metrics, runs, workflows
+from dovetail.api.answers import PREFIX, json_answer
+from dovetail.api.compression import Compression
+from dovetail.api.docs_page import STYLE, docs_page
+from dovetail.api.document import describe
+from dovetail.api.envelope import Answered, Envelope
 from dovetail.api.problems import tell_problems
-from dovetail.api.security import Guard, Tokens
+from dovetail.api.security import Guard, Tokens, page_policy
 from dovetail.api.service import Service
 
-PREFIX = "/api/v1"
 _PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {
-        "description": "RFC 9457",
+        "description": "any other problem, as of RFC 9457",
         "content": {
             "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}
         },
@@ -42,11 +43,15 @@ async def openapi(request: Request) -> Response:
 
 @beside.get("/docs", summary="This API as a page", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
-    return HTMLResponse(docs_page(request.app.openapi()))
+    page = docs_page(request.app.openapi())
+    return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
 
 
-def create_app(service: Service, version: str) -> ASGIApp:
-    """The application, guarded. Raises `SettingsError` for tokens that cannot be used."""
+def create_app(service: Service, version: str, answered: Answered | None = None) -> ASGIApp:
+    """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
+
+    `answered` is told of every request that is over.
+    """
     app = FastAPI(
         title="Dovetail",
         version=version,
@@ -55,38 +60,23 @@ def create_app(service: Service, version: str) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+        # Its own spans know nothing of refusals, and tell what an exception says.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
     for group in (workflows, runs, events, batches, limits, fleet):
         app.include_router(group.router, prefix=PREFIX, responses=_PROBLEM)
-    for router in (health.router, beside):
+    for router in (health.router, metrics.router, beside):
         app.include_router(router, responses=_PROBLEM)
-    _describe_problems(app)
+    describe(app)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     tell_problems(app, hidden=re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$"))
     settings = service.settings
     guard = Guard(
-        app, hosts=[*settings.allowed_hosts, *service.hosts], tokens=Tokens(settings.tokens)
+        Compression(app),
+        hosts=[*settings.allowed_hosts, *service.hosts],
+        tokens=Tokens(settings.tokens),
     )
-    return Envelope(guard, closing=service.closing)
-
-
-def _describe_problems(app: FastAPI) -> None:
-    """Problems and tokens are in no endpoint's signature, so they are added to the document."""
-    generate = app.openapi
-
-    def described() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = generate()
-            schema = schemas.ProblemDetails.model_json_schema(
-                ref_template="#/components/schemas/{model}"
-            )
-            parts = document["components"]
-            parts["schemas"].update(schema.pop("$defs"))
-            parts["schemas"]["ProblemDetails"] = schema
-            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{}, {"token": []}]
-        return generate()
-
-    app.openapi = described  # type: ignore[method-assign]
+    return Envelope(guard, closing=service.closing, answered=answered)

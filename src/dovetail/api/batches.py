@@ -8,53 +8,76 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
-from dovetail.api.answers import MAKES_RUNS, Here, fields_of, json_answer
-from dovetail.api.bodies import VERSION, Field, read_fields
+from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
+from dovetail.api.answers import PREFIX, Here, fields_of, json_answer, maker_of
+from dovetail.api.bodies import DEFINITION, VERSION, Field, Part, read_fields
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.problems import InvalidRequest
-from dovetail.api.runs import IdempotencyKey
+from dovetail.api.runs import VERSION_SCHEMA, IdempotencyKey
+from dovetail.api.workflows import check
 from dovetail.core.errors import Problem
 
 router = APIRouter(tags=["batches"])
 
 MOST_ITEMS = 10_000
 """They are made in one transaction, for which everybody else waits."""
-_BATCH = {
+_BATCH_ITEMS = {
     "items": Field(
         "a list, each item the params of a run",
         lambda value: isinstance(value, list),
         required=True,
     ),
-    "version": VERSION,
+}
+_BATCH = {**_BATCH_ITEMS, "version": VERSION}
+_ITEMS = {"type": "array", "items": {"type": "object"}, "minItems": 1, "maxItems": MOST_ITEMS}
+_SAME_KEY: dict[int | str, dict[str, Any]] = {
+    200: {"model": schemas.BatchMade, "description": "the key was used before: the same answer"}
 }
 
 
 @router.post(
     "/workflows/{name}/batches",
     summary="Run a workflow once for each item",
-    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.BatchMade,
-    responses={
-        200: {"model": schemas.BatchMade, "description": "the key was used before: the same answer"}
-    },
-    openapi_extra=fields_of(
-        {
-            "items": {"type": "array", "items": {"type": "object"}, "maxItems": MOST_ITEMS},
-            "version": {"type": ["integer", "string", "null"]},
-        },
-        ("items",),
-    ),
+    responses=_SAME_KEY,
+    openapi_extra=fields_of({"items": _ITEMS, "version": VERSION_SCHEMA}, ("items",)),
 )
 async def make_batch(
-    name: str, request: Request, here: Here, idempotency_key: IdempotencyKey = None
+    name: str, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
-    body = await read_fields(request, here.settings, _BATCH, deeper=2)
+    here = await maker_of(request)
+    body = await read_fields(request, here, _BATCH, deeper=2)
     items, version = body.fields.values()
     _check_items(items)
     made = await here.commands.batch(name, items, version=version, idempotency_key=idempotency_key)
+    return _made(made)
+
+
+@router.post(
+    "/batches",
+    summary="Run a definition that is not registered once for each item",
+    status_code=202,
+    response_model=schemas.BatchMade,
+    responses=_SAME_KEY,
+    openapi_extra=fields_of(
+        {"definition": DEFINITION_SCHEMA, "items": _ITEMS}, ("definition", "items")
+    ),
+)
+async def make_batch_of_definition(
+    request: Request, idempotency_key: IdempotencyKey = None
+) -> Response:
+    here = await maker_of(request)
+    body = await read_fields(request, here, {"definition": DEFINITION, **_BATCH_ITEMS}, deeper=2)
+    _check_items(body.fields["items"])
+    checked = await check(here, Part(body.source, "definition"))
+    made = await here.commands.batch(checked, body.fields["items"], idempotency_key=idempotency_key)
+    return _made(made)
+
+
+def _made(made: dict[str, Any]) -> Response:
     told = {"batch_id": made["batch_id"], "count": made["count"]}
-    headers = {"Location": f"/api/v1/batches/{made['batch_id']}"}
+    headers = {"Location": f"{PREFIX}/batches/{made['batch_id']}"}
     return json_answer(told, 202 if made["created"] else 200, headers)
 
 
@@ -86,5 +109,5 @@ async def get_batch(
     openapi_extra=fields_of({}),
 )
 async def retry_batch(batch_id: str, request: Request, here: Here) -> Response:
-    await read_fields(request, here.settings, {})
+    await read_fields(request, here, {})
     return json_answer(await here.commands.retry_batch(batch_id), 202)

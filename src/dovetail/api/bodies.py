@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 from fastapi import Request
 
 from dovetail.api.problems import InvalidRequest, Refusal
-from dovetail.config import Settings
+from dovetail.api.service import Service
 from dovetail.core.definition.source import Source, read_text
 from dovetail.core.errors import InvalidDefinition, Problem
 from dovetail.core.findings import Path, Suggester, shown
 
 BODY_SECONDS = 30.0
 """A client that takes longer to send at most a megabyte holds a place that others want."""
-LARGE_BYTES = 64 * 1024
-"""Above this, reading takes long enough to be noticed by everybody else: in a thread, then."""
+LARGE_BYTES = 16 * 1024
+"""Above this, reading takes long enough to be noticed by everybody else: aside, then."""
 
 _FORMATS: dict[str, Literal["json", "yaml"]] = {
     "application/json": "json",
@@ -47,11 +47,12 @@ class Part(Source):
         return self._whole.position((self._at, *path), key=key)
 
 
-async def read_source(request: Request, settings: Settings, *, deeper: int = 0) -> Source:
+async def read_source(request: Request, here: Service, *, deeper: int = 0) -> Source:
     """The body as data with positions. Raises `Refusal`, or `InvalidDefinition` for its content.
 
     `deeper`: levels of nesting that the call itself puts around what the setting is about.
     """
+    settings = here.settings
     text = await _read(request, settings.max_body_bytes)
     form = _format(request)
     depth = settings.max_nesting + deeper
@@ -59,7 +60,7 @@ async def read_source(request: Request, settings: Settings, *, deeper: int = 0) 
     def read() -> Source:
         return read_text(text, format=form, max_bytes=settings.max_body_bytes, max_depth=depth)
 
-    return await asyncio.to_thread(read) if len(text) > LARGE_BYTES else read()
+    return await here.aside(read) if len(text) > LARGE_BYTES else read()
 
 
 class Field(NamedTuple):
@@ -79,7 +80,7 @@ class Body(NamedTuple):
 
 async def read_fields(
     request: Request,
-    settings: Settings,
+    here: Service,
     known: Mapping[str, Field],
     *,
     deeper: int = 1,
@@ -89,7 +90,7 @@ async def read_fields(
         source = Source({})
     else:
         try:
-            source = await read_source(request, settings, deeper=deeper)
+            source = await read_source(request, here, deeper=deeper)
         except InvalidDefinition as error:
             raise InvalidRequest(error.problems) from None
     data = source.data
@@ -136,6 +137,7 @@ ANYTHING = Field("any value", lambda value: True)
 """For what the commands check themselves, with all its problems."""
 OBJECT = Field("an object", lambda value: isinstance(value, dict))
 TEXT = Field("text", lambda value: isinstance(value, str))
+DEFINITION = Field("a definition", lambda value: isinstance(value, dict), required=True)
 FLAG = Field("true or false", lambda value: isinstance(value, bool))
 VERSION = Field(
     "a version's number or alias", lambda value: is_whole(value) or isinstance(value, str)

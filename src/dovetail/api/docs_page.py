@@ -5,16 +5,18 @@ What it must not know: any call; everything is read from the document.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 code { font: 14px ui-monospace, monospace } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
 table { border-collapse: collapse; width: 100% } td { border-top: 1px solid #8884; padding: .4rem
 .6rem .4rem 0; vertical-align: top } td:first-child { width: 4rem; font-weight: 600 }
-small { opacity: .75 } :root { color-scheme: light dark }
+pre { font: 13px ui-monospace, monospace; overflow-x: auto; margin: .2rem 0 .6rem }
+small, summary { opacity: .75 } :root { color-scheme: light dark }
 """
 
 
@@ -22,7 +24,7 @@ def docs_page(document: Mapping[str, Any]) -> str:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
         f"<p>{escape(document['info']['description'])} "
         '<a href="/openapi.json">openapi.json</a> has every field.</p>'
         f"{''.join(_sections(document))}</body></html>"
@@ -39,6 +41,10 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"<h2>{escape(name.capitalize())}</h2><table>{''.join(rows)}</table>"
 
 
+def _json(value: Any) -> str:
+    return escape(json.dumps(value, indent=1))
+
+
 def _row(method: str, path: str, call: Mapping[str, Any]) -> str:
     lines = [f"<code>{escape(path)}</code><br>{escape(call['summary'])}"]
     for parameter in call.get("parameters", ()):
@@ -50,4 +56,14 @@ def _row(method: str, path: str, call: Mapping[str, Any]) -> str:
     lines += [f"<small>body: <code>{escape(name)}</code></small>" for name in fields]
     codes = ", ".join(code for code in call["responses"] if code != "default")
     lines.append(f"<small>{escape(codes)}</small>")
+    sent = body.get("example")
+    answers = [
+        (code, told["content"]["application/json"]["example"])
+        for code, told in call["responses"].items()
+        if "example" in told.get("content", {}).get("application/json", {})
+    ]
+    if answers:
+        shown = "" if sent is None else f"<pre>{_json(sent)}</pre>"
+        shown += "".join(f"<small>{code}</small><pre>{_json(one)}</pre>" for code, one in answers)
+        lines.append(f"<details><summary>example</summary>{shown}</details>")
     return f"<tr><td>{escape(method.upper())}</td><td>{'<br>'.join(lines)}</td></tr>"

@@ -10,34 +10,45 @@ import asyncio
 import logging
 import os
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.api.problems import Refusal, refuse
+from dovetail.api.security import OPEN_PATHS, PROTECTIVE_HEADERS
 from dovetail.core.errors import DovetailError
+from dovetail.engine.listening import REQUEST_ID
 
 log = logging.getLogger("dovetail.api")
 
 MOST_AT_ONCE = 1000
 """Requests, streams among them. More are told to come back: each costs memory and a descriptor."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; "
-     b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
-]  # fmt: skip
+
+
+Answered = Callable[[Scope, int, float], None]
+"""Told of each answer once it is over: the request, its status, and how many seconds it took.
+
+`scope["route"].path` is the call's template; it is missing where nothing was found or asked for.
+"""
 
 
 class Envelope:
     """ASGI: the application, wrapped."""
 
     def __init__(
-        self, app: ASGIApp, *, closing: asyncio.Event, most_at_once: int = MOST_AT_ONCE
+        self,
+        app: ASGIApp,
+        *,
+        closing: asyncio.Event,
+        answered: Answered | None = None,
+        most_at_once: int = MOST_AT_ONCE,
     ) -> None:
         self._app = app
         self._closing = closing
+        self._answered = answered
         self._most = most_at_once
         self._at_once = 0
 
@@ -47,12 +58,14 @@ class Envelope:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        REQUEST_ID.set(request_id)  # for whatever is logged; each request has a context of its own
+        status = 0
+        began = 0.0 if self._answered is None else time.perf_counter()
 
         async def sending(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 message = {**message, "headers": _complete(message["headers"], request_id)}
             await send(message)
 
@@ -63,7 +76,7 @@ class Envelope:
             if not self._closing.is_set():
                 raise
             # The server ends and this took too long for it.
-            if not started:
+            if not status:
                 await refuse(Refusal(503, "the server is stopping"), scope, receive, sending)
         except Exception as error:
             # It has been answered, as far as it could be. One of ours gets here only out of a
@@ -73,9 +86,11 @@ class Envelope:
             log.error("%s: %s", call, error.__cause__ if ours else error, exc_info=not ours)
         finally:
             self._at_once -= 1
+            if self._answered is not None:
+                self._answered(scope, status, time.perf_counter() - began)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._at_once > self._most and not scope["path"].startswith("/health/"):
+        if self._at_once > self._most and scope["path"] not in OPEN_PATHS:
             words = f"{self._most:,} requests are being served already"
             await refuse(Refusal(429, words), scope, receive, send)
             return
@@ -93,5 +108,9 @@ def _request_id(scope: Scope) -> str:
 def _complete(headers: Any, request_id: str) -> list[tuple[bytes, bytes]]:
     given = list(headers)
     names = {name.lower() for name, _ in given}
-    more = [*_HEADERS, (b"cache-control", b"no-store"), (b"x-request-id", request_id.encode())]
+    more = [
+        *PROTECTIVE_HEADERS,
+        (b"cache-control", b"no-store"),
+        (b"x-request-id", request_id.encode()),
+    ]
     return given + [(name, value) for name, value in more if name not in names]

@@ -31,6 +31,21 @@ MOST_WAITING = 1000
 STREAM = "text/event-stream"
 
 
+_FRAME = {
+    "description": "one event of the stream",
+    "type": "object",
+    "required": ["id", "data"],
+    "properties": {
+        "id": {"type": "string", "pattern": "^[0-9]+$", "description": "its `seq`"},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": schemas.Event.model_json_schema(),
+        },
+    },
+}
+
+
 @router.get(
     "/runs/{run_id}/events",
     summary="Its events, live until the last one, or as a list",
@@ -38,7 +53,7 @@ STREAM = "text/event-stream"
         200: {
             "description": "a stream; with `Accept: application/json` a list",
             "content": {
-                STREAM: {"schema": {"type": "string"}},
+                STREAM: {"schema": _FRAME},
                 "application/json": {
                     "schema": {"type": "array", "items": schemas.Event.model_json_schema()}
                 },
@@ -62,7 +77,8 @@ async def events(
         return json_answer(await here.commands.events(run_id, after=after))
     run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
     came_back = last_event_id and run["finished_at"] is not None
-    if came_back and not await here.commands.events(run_id, after=after):
+    # Compared with the run itself: its last events may not be in the list yet.
+    if came_back and (await here.commands.store.load(run_id)).seq <= after:
         # A browser comes back whenever a stream ends; this is how it is told not to.
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}

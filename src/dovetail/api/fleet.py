@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,6 +19,8 @@ from dovetail.engine.views import timestamp
 router = APIRouter(tags=["fleet"])
 
 PAGE = 1000
+BACKLOG_SECONDS = 0.5
+"""So old may a count of what waits be: it is asked for with every trigger, and counts each."""
 
 
 @router.get("/workers", summary="Who runs nodes", response_model=schemas.Workers)
@@ -38,8 +40,18 @@ async def dead_letters(here: Here) -> Response:
 class ThisProcess:
     """The one worker of an embedded server. Messages do not travel there, so none is refused."""
 
-    def __init__(self, commands: Commands, handlers: Iterable[str], concurrency: int) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        handlers: Iterable[str],
+        concurrency: int,
+        depths: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """`depths` says how many nodes wait, by handler."""
         self._commands = commands
+        self._depths = depths
+        self._backlog = 0
+        self._counted_at = float("-inf")
         self._handlers = sorted(handlers)
         self._concurrency = concurrency
         self._host = socket.gethostname()
@@ -65,7 +77,10 @@ class ThisProcess:
         return []
 
     async def backlog(self) -> int:
-        return 0  # what waits is in this very process, and its memory is the limit
+        now = self._commands.clock()
+        if not 0 <= now - self._counted_at <= BACKLOG_SECONDS:
+            self._backlog, self._counted_at = sum(self._depths().values()), now
+        return self._backlog
 
     async def check(self) -> None:
         """Nothing travels anywhere."""

@@ -39,7 +39,13 @@ async def ready(here: Here) -> Response:
     "/workers",
     summary="How many workers there are; 503 if none is alive",
     response_model=schemas.WorkerCounts,
-    responses={503: {"model": schemas.WorkerCounts, "description": "none is alive"}},
+    responses={
+        503: {
+            "model": schemas.WorkerCounts,
+            "description": "none is alive",
+            "content": {"application/json": {"example": {"alive": 0, "dead": 1}}},
+        }
+    },
 )
 async def worker_counts(here: Here) -> Response:
     alive = [worker["alive"] for worker in await here.fleet.workers()]

@@ -49,5 +49,5 @@ async def rate_limit(tag: str, here: Here) -> Response:
     ),
 )
 async def set_rate_limit(tag: str, request: Request, here: Here) -> Response:
-    rate, burst = (await read_fields(request, here.settings, _LIMIT)).fields.values()
+    rate, burst = (await read_fields(request, here, _LIMIT)).fields.values()
     return json_answer(await here.commands.set_rate_limit(tag, float(rate), burst or 1))

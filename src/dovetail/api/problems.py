@@ -34,6 +34,7 @@ STATUS_OF = {
     "invalid_params": 422,
     "not_found": 404,
     "conflict": 409,
+    "precondition_failed": 412,
     "overloaded": 429,
     "store_error": 503,
     "archive_down": 503,
@@ -46,6 +47,7 @@ KIND_OF = {
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",
+    412: "precondition_failed",
     413: "too_large",
     415: "unsupported_media_type",
     429: "overloaded",
@@ -54,7 +56,7 @@ KIND_OF = {
 }
 RETRY_AFTER = {429: 1, 503: 5}
 """Seconds after which it is worth asking again, where the error does not say it itself."""
-_URN = "urn:dovetail:problem:"
+URN = "urn:dovetail:problem:"
 
 
 class Refusal(DovetailError):
@@ -89,7 +91,7 @@ def answer(
 ) -> Response:
     """The response; `kind` is the stable word that programs compare."""
     problem: dict[str, Any] = {
-        "type": _URN + kind,
+        "type": URN + kind,
         "title": kind.replace("_", " ").capitalize(),
         "status": status,
         "detail": detail,

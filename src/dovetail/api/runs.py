@@ -9,11 +9,20 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
-from dovetail.api.answers import MAKES_RUNS, Here, fields_of, json_answer, location
-from dovetail.api.bodies import ANYTHING, FLAG, TEXT, VERSION, Field, Part, read_fields
+from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
+from dovetail.api.answers import (
+    Here,
+    fields_of,
+    json_answer,
+    location,
+    maker_of,
+    service_of,
+    unless_known,
+)
+from dovetail.api.bodies import ANYTHING, DEFINITION, FLAG, TEXT, VERSION, Part, read_fields
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.service import Service
-from dovetail.api.workflows import check
+from dovetail.api.workflows import IfNoneMatch, check
 from dovetail.engine.commands import Accepted
 from dovetail.engine.views import run_view
 
@@ -26,55 +35,50 @@ IdempotencyKey = Annotated[
     Header(description="the same key again gives the same answer, and makes nothing new"),
 ]
 _TRIGGER = {"params": ANYTHING, "version": VERSION}
-_AD_HOC = {
-    "definition": Field("a definition", lambda value: isinstance(value, dict), required=True),
-    "params": ANYTHING,
-}
+_AD_HOC = {"definition": DEFINITION, "params": ANYTHING}
 _RETRY = {"from": TEXT, "dry_run": FLAG}
 _SAME_KEY: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.Triggered, "description": "the key was used before: the same answer"}
 }
-_VERSION = {"type": ["integer", "string", "null"], "description": "a number or an alias"}
+VERSION_SCHEMA = {"type": ["integer", "string", "null"], "description": "a number or an alias"}
 _PARAMS = {"type": ["object", "null"]}
 
 
 @router.post(
     "/workflows/{name}/runs",
     summary="Run a registered workflow",
-    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.Triggered,
     responses=_SAME_KEY,
-    openapi_extra=fields_of({"params": _PARAMS, "version": _VERSION}),
+    openapi_extra=fields_of({"params": _PARAMS, "version": VERSION_SCHEMA}),
 )
-async def trigger(
-    name: str, request: Request, here: Here, idempotency_key: IdempotencyKey = None
-) -> Response:
-    params, version = (await read_fields(request, here.settings, _TRIGGER)).fields.values()
-    accepted = await here.commands.trigger(
-        name, params, version=version, idempotency_key=idempotency_key
-    )
-    return await _accepted(here, accepted)
+async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    here = await maker_of(request)
+    params, version = (await read_fields(request, here, _TRIGGER)).fields.values()
+    async with here.making:
+        accepted = await here.commands.trigger(
+            name, params, version=version, idempotency_key=idempotency_key
+        )
+        return await _accepted(here, accepted)
 
 
 @router.post(
     "/runs",
     summary="Run a definition that is not registered",
-    dependencies=MAKES_RUNS,
     status_code=202,
     response_model=schemas.Triggered,
     responses=_SAME_KEY,
-    openapi_extra=fields_of({"definition": {"type": "object"}, "params": _PARAMS}, ("definition",)),
+    openapi_extra=fields_of({"definition": DEFINITION_SCHEMA, "params": _PARAMS}, ("definition",)),
 )
-async def run_definition(
-    request: Request, here: Here, idempotency_key: IdempotencyKey = None
-) -> Response:
-    body = await read_fields(request, here.settings, _AD_HOC)
+async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+    here = await maker_of(request)
+    body = await read_fields(request, here, _AD_HOC)
     checked = await check(here, Part(body.source, "definition"))
-    accepted = await here.commands.trigger(
-        checked, body.fields["params"], idempotency_key=idempotency_key
-    )
-    return await _accepted(here, accepted)
+    async with here.making:
+        accepted = await here.commands.trigger(
+            checked, body.fields["params"], idempotency_key=idempotency_key
+        )
+        return await _accepted(here, accepted)
 
 
 async def _accepted(here: Service, accepted: Accepted) -> Response:
@@ -105,16 +109,17 @@ async def list_runs(
 async def get_run(
     run_id: str,
     request: Request,
-    here: Here,
     nodes: bool = True,
     wait: Annotated[
         float,
         Query(ge=0, allow_inf_nan=False, description="answer when it has finished, or after this"),
     ] = 0.0,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
+    here = await service_of(request)
     if wait:
         await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
-    return json_answer(await here.commands.get_run(run_id, nodes=nodes))
+    return unless_known(request, await here.commands.get_run(run_id, nodes=nodes))
 
 
 async def _end(here: Service, run_id: str, request: Request) -> None:
@@ -152,6 +157,24 @@ async def explain(run_id: str, here: Here) -> Response:
     return json_answer(await here.commands.explain(run_id))
 
 
+@router.get(
+    "/runs/{run_id}/verify",
+    summary="Whether its events agree with the rules",
+    response_model=schemas.Verified,
+)
+async def verify(run_id: str, here: Here) -> Response:
+    return json_answer({"run_id": run_id, "divergences": await here.commands.verify(run_id)})
+
+
+@router.get(
+    "/run-ids/{beginning}",
+    summary="The whole id of the one run whose id begins so",
+    response_model=schemas.RunId,
+)
+async def find_run(beginning: str, here: Here) -> Response:
+    return json_answer({"run_id": await here.commands.find_run(beginning)})
+
+
 @router.post(
     "/runs/{run_id}/retry",
     summary="Run again what did not complete, or all from a node on",
@@ -163,7 +186,7 @@ async def explain(run_id: str, here: Here) -> Response:
     ),
 )
 async def retry(run_id: str, request: Request, here: Here) -> Response:
-    from_node, dry_run = (await read_fields(request, here.settings, _RETRY)).fields.values()
+    from_node, dry_run = (await read_fields(request, here, _RETRY)).fields.values()
     if dry_run:
         return json_answer(await here.commands.plan_retry(run_id, from_node))
     run = await here.commands.retry(run_id, from_node)
@@ -178,5 +201,5 @@ async def retry(run_id: str, request: Request, here: Here) -> Response:
     openapi_extra=fields_of({}),
 )
 async def cancel(run_id: str, request: Request, here: Here) -> Response:
-    await read_fields(request, here.settings, {})
+    await read_fields(request, here, {})
     return json_answer(run_view(await here.commands.cancel(run_id)), 202, location(run_id))

@@ -175,6 +175,15 @@ class Explanation(Answer):
     nodes: list[Reason]
 
 
+class Verified(Answer):
+    run_id: str
+    divergences: list[str] = Field(description="none, if all is well")
+
+
+class RunId(Answer):
+    run_id: str
+
+
 class RetryPlan(Answer):
     rerun: list[str]
     reuse: list[str]

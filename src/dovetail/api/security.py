@@ -1,17 +1,20 @@
 """Who may ask, and from where: host names, origins and bearer tokens, before any endpoint.
 
 Everything is closed unless a line here opens it, and what is open is compared as a whole path,
-never by how it ends. What it must not know: what a call does, beyond whether it only reads.
+never by how it begins or ends. What it must not know: what a call does, beyond whether it only
+reads.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from typing import Literal
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,7 +28,22 @@ READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 READING_POSTS = frozenset({"/api/v1/workflows/validate"})
 READ_SUFFIX = ":read"
 
+_POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+PROTECTIVE_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", _POLICY.encode()),
+]
+"""On every answer that has none of its own: nothing is guessed, framed, embedded or fetched."""
+
 Access = Literal["none", "read", "full"]
+
+
+def page_policy(style: str) -> str:
+    """The `Content-Security-Policy` of a page that has this one style in it, and no script."""
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    return f"{_POLICY}; style-src 'sha256-{digest}'"
 
 
 class Tokens:
@@ -66,6 +84,7 @@ def check_binding(addresses: Sequence[str], tokens: Sequence[str]) -> None:
         )
 
 
+@lru_cache(256)
 def is_loopback(name: str) -> bool:
     try:
         return ip_address(name.split("%")[0]).is_loopback
@@ -73,15 +92,24 @@ def is_loopback(name: str) -> bool:
         return name == "localhost"
 
 
+def host_names(given: Iterable[str]) -> set[str]:
+    """The names of a setting in the spelling that clients send. Raises `SettingsError`."""
+    return {_name(host) for host in given}
+
+
 class Guard:
     """ASGI: lets a request through to the application, or answers it with 401 or 403."""
 
     def __init__(self, app: ASGIApp, *, hosts: Iterable[str], tokens: Tokens) -> None:
         self._app = app
-        self._hosts = {_name(host) for host in hosts} - _EVERY_ADDRESS
+        self._hosts = host_names(host for host in hosts if host not in _EVERY_ADDRESS)
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            # Nothing here speaks it, and what nobody checks must not get through.
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] == "http":
             try:
                 self._check(scope)
@@ -91,30 +119,37 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        host = self._check_host(_values(scope, b"host"))
+        given: dict[bytes, list[bytes]] = {name: [] for name in _LOOKED_AT}
+        for name, value in scope["headers"]:
+            if name in given:
+                given[name].append(value)
+        if given[b"transfer-encoding"] and given[b"content-length"]:
+            # A proxy in front may have believed the other one, and seen another request.
+            words = "a body has either a Content-Length or a Transfer-Encoding"
+            raise Refusal(400, words, {"Connection": "close"})
+        host = self._check_host(given[b"host"])
         reads = scope["method"] in READING_METHODS
-        self._check_token(scope, reads or scope["path"] in READING_POSTS)
+        if self._tokens and scope["path"] not in OPEN_PATHS:
+            only_reads = reads or scope["path"] in READING_POSTS
+            self._check_token(given[b"authorization"], only_reads)
         if not reads:
-            self._check_origin(_values(scope, b"origin"), host)
+            self._check_origin(given[b"origin"], host)
 
     def _check_host(self, given: list[bytes]) -> str:
         """A page of another site may have its own name resolve to us; its `Host` gives it away."""
         if len(given) != 1:
             raise Refusal(403, "a request needs one Host header")
         host = given[0].decode("latin-1")
-        name = _name(host)
+        name, _ = host_and_port(host)
         if not (name in self._hosts or is_loopback(name)):
             raise Refusal(
                 403,
-                f"this server is not called '{one_line(name)}'; if it should be, "
+                f"this server is not called '{one_line(host)}'; if it should be, "
                 f"add the name to {env_name('allowed_hosts')}",
             )
         return host
 
-    def _check_token(self, scope: Scope, reads: bool) -> None:
-        if not self._tokens or scope["path"] in OPEN_PATHS:
-            return
-        given = _values(scope, b"authorization")
+    def _check_token(self, given: list[bytes], reads: bool) -> None:
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         access = self._tokens.access(token.strip()) if scheme.lower() == b"bearer" else "none"
         if access == "none":
@@ -136,33 +171,47 @@ class Guard:
 
 # Where to listen, not what to be called: a page of any site may write to http://0.0.0.0.
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
+LONGEST_HOST = 260  # of DNS, and a port
+_LOOKED_AT = (b"host", b"origin", b"authorization", b"transfer-encoding", b"content-length")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?")
 
 
-def _name(host: str) -> str:
-    """Without the port, in one spelling; also for a bare IPv6 address."""
+def _name(given: str) -> str:
+    """What a setting calls a host, as `host_and_port` gives it; also a bare IPv6 address."""
     try:
-        return str(ip_address(host))
+        return str(ip_address(given))
     except ValueError:
-        name = host_and_port(host)[0]
+        pass
     try:
-        return str(ip_address(name))
-    except ValueError:
-        return name
+        spelled = given if given.isascii() else given.encode("idna").decode()
+    except UnicodeError:
+        spelled = ""
+    name, _ = host_and_port(spelled)
+    if not name:
+        raise SettingsError(
+            f"{env_name('allowed_hosts')}: '{one_line(given)}' is no host name; write names as in "
+            "dovetail.example,10.0.0.5, without a scheme, a path or a wildcard"
+        )
+    return name
 
 
 def host_and_port(text: str, default: str = "") -> tuple[str, str]:
     """`[::1]:8700` → `::1` and `8700`. What is no host is a name that nobody has."""
+    return _host_and_port(text, default) if len(text) <= LONGEST_HOST else ("", default)
+
+
+@lru_cache(256)  # the same few with every request, and an address takes long to parse
+def _host_and_port(text: str, default: str) -> tuple[str, str]:
+    parts = _HOST.fullmatch(text)
+    if parts is None:
+        return "", default
+    address, name, port = parts.groups()
+    if port and int(port) > 65535:
+        return "", default
     try:
-        parts = urlsplit(f"//{text}")
-        port = default if parts.port is None else str(parts.port)
-        name = parts.hostname or ""
+        found = str(ip_address(address or name))
     except ValueError:
-        return "", default
-    if parts.path or parts.query or parts.fragment or "@" in parts.netloc:
-        return "", default
-    return name.rstrip("."), port
-
-
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for key, value in scope["headers"] if key == name]
+        # In brackets only an address may stand; a name may end in the root's dot.
+        found = "" if address else name.lower().removesuffix(".")
+    return found, port.lstrip("0") or "0" if port else default

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from dovetail.api.connection import Connection
 from dovetail.core.errors import DovetailError
 
 LAST_REQUESTS_SECONDS = 1
@@ -100,7 +101,7 @@ async def serve(app: ASGIApp, listening: list[socket.socket], closing: asyncio.E
     """Answer requests until `closing` is set; then take no more and finish those under way."""
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -6,7 +6,7 @@ What it must not know: HTTP, or which store and transport are behind the command
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,10 @@ from dovetail.core.errors import DovetailError
 from dovetail.engine.commands import Commands
 
 T = TypeVar("T")
+
+MOST_MADE_AT_ONCE = 16
+"""Runs that are triggered together share a commit and are answered together. More of them would
+share more, but whoever only reads waits until all are answered."""
 
 
 class Overloaded(DovetailError):
@@ -51,8 +55,23 @@ class Service:
     settings: Settings
     hosts: Sequence[str] = ()
     """Names and addresses it is reached by, beside loopback and those of the settings."""
+    metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
+    """The text of `/metrics` and its content type."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop: whoever waits or streams comes to an end."""
+
+    making: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_MADE_AT_ONCE))
+    """Held while a run is made."""
+    _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What would keep everybody else waiting, in a thread; one such thing at a time.
+
+        Two would not be done sooner, and the loop that serves everybody gets its turn between
+        any two threads.
+        """
+        async with self._aside:
+            return await asyncio.to_thread(work)
 
     async def admit(self) -> None:
         """Raises `Overloaded` if no more runs should be made at the moment."""

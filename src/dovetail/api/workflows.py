@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+import orjson
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from dovetail.api import schemas
-from dovetail.api.answers import Here, body_of, fields_of, json_answer
+from dovetail.api import conditions, schemas
+from dovetail.api.answers import (
+    DEFINITION,
+    PREFIX,
+    Here,
+    body_of,
+    fields_of,
+    json_answer,
+    unless_known,
+)
 from dovetail.api.bodies import LARGE_BYTES, Field, is_whole, read_fields, read_source
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.service import Service
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
-from dovetail.core.errors import InvalidDefinition
+from dovetail.core.errors import Changed, InvalidDefinition, NotFound
+from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
 
-_DEFINITION = body_of({"type": "object", "description": "a definition; see `dovetail schema`"})
+_DEFINITION = body_of(DEFINITION)
+IfMatch = Annotated[
+    str | None,
+    Header(description="the `ETag` of the workflow as it was read: 412 if it is another by now"),
+]
+IfNoneMatch = Annotated[
+    str | None, Header(description="an `ETag` that is known already; `*`: whatever there is")
+]
 _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
 
 
@@ -31,11 +47,16 @@ _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
     responses={200: {"model": schemas.Registered, "description": "known content: as it was"}},
     openapi_extra=_DEFINITION,
 )
-async def register(request: Request, here: Here) -> Response:
-    checked = await check(here, await read_source(request, here.settings))
-    name, version, created = await here.commands.register(checked)
+async def register(
+    request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+) -> Response:
+    checked = await check(here, await read_source(request, here))
+    seen = None
+    if checked.workflow is not None:
+        seen = await _seen(request, here, checked.workflow.name)
+    name, version, created = await here.commands.register(checked, seen=seen)
     made = {"name": name, "version": version, "created": created}
-    headers = {"Location": f"/api/v1/workflows/{name}?version={version}"}
+    headers = {"Location": f"{PREFIX}/workflows/{name}?version={version}"}
     return json_answer(made, 201 if created else 200, headers)
 
 
@@ -47,7 +68,7 @@ async def register(request: Request, here: Here) -> Response:
 )
 async def validate(request: Request, here: Here) -> Response:
     try:
-        checked = await check(here, await read_source(request, here.settings))
+        checked = await check(here, await read_source(request, here))
     except InvalidDefinition as error:  # a text that is no data at all is a finding like others
         checked = Checked(None, error.problems, (), [])
     found: dict[str, Any] = {
@@ -60,11 +81,35 @@ async def validate(request: Request, here: Here) -> Response:
 
 
 async def check(here: Service, definition: Source) -> Checked:
-    """In a thread, if it is large: everybody else shall not wait for it."""
+    """Aside, if it is large: everybody else shall not wait for it."""
     await here.commands.learn_handlers()
     if len(definition.text or "") > LARGE_BYTES:
-        return await asyncio.to_thread(here.commands.validate, definition)
+        return await here.aside(lambda: here.commands.validate(definition))
     return here.commands.validate(definition)
+
+
+async def _seen(request: Request, here: Service, name: str) -> Seen | None:
+    """The workflow as it is, if that is what the request says it has seen; else `Changed`.
+
+    None if it says nothing, so that nothing is compared.
+    """
+    if not {"if-match", "if-none-match"} & set(request.headers):
+        return None
+    try:
+        found = await here.commands.workflow(name)
+    except NotFound:
+        if request.method != "POST":  # which makes what is not there
+            raise
+        found = None
+    tag = None if found is None else conditions.tag_of(orjson.dumps(found))
+    match = conditions.names(request, "if-match", tag)
+    known = conditions.names(request, "if-none-match", tag, weak=True)
+    if match is False:
+        is_so = "is not what If-Match names" if found else "is not registered"
+        raise Changed(f"workflow '{name}' {is_so}; read it again")
+    if known:
+        raise Changed(f"workflow '{name}' is there already, as If-None-Match names it")
+    return {} if found is None else found["aliases"]
 
 
 @router.get("", summary="List registered workflows", response_model=schemas.Workflows)
@@ -75,12 +120,14 @@ async def workflows(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Res
 @router.get("/{name}", summary="One version of a workflow", response_model=schemas.Workflow)
 async def workflow(
     name: str,
+    request: Request,
     here: Here,
     version: Annotated[
         str | None, Query(description="a number or an alias; without it the latest")
     ] = None,
+    if_none_match: IfNoneMatch = None,
 ) -> Response:
-    return json_answer(await here.commands.workflow(name, version or None))
+    return unless_known(request, await here.commands.workflow(name, version or None))
 
 
 @router.get("/{name}/versions", summary="All its versions", response_model=schemas.Versions)
@@ -89,8 +136,13 @@ async def versions(name: str, here: Here) -> Response:
 
 
 @router.delete("/{name}", summary="Forget a workflow; its runs stay", status_code=204)
-async def delete(name: str, here: Here) -> Response:
-    await here.commands.delete_workflow(name)
+async def delete(
+    name: str,
+    request: Request,
+    here: Here,
+    if_match: IfMatch = None,
+) -> Response:
+    await here.commands.delete_workflow(name, seen=await _seen(request, here, name))
     return Response(status_code=204)
 
 
@@ -100,6 +152,10 @@ async def delete(name: str, here: Here) -> Response:
     response_model=schemas.Alias,
     openapi_extra=fields_of({"version": {"type": "integer"}}, ("version",)),
 )
-async def set_alias(name: str, alias: str, request: Request, here: Here) -> Response:
-    body = await read_fields(request, here.settings, _ALIAS)
-    return json_answer(await here.commands.set_alias(name, alias, body.fields["version"]))
+async def set_alias(
+    name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
+) -> Response:
+    body = await read_fields(request, here, _ALIAS)
+    seen = await _seen(request, here, name)
+    version = body.fields["version"]
+    return json_answer(await here.commands.set_alias(name, alias, version, seen=seen))

@@ -57,6 +57,12 @@ class Conflict(DovetailError):
     type = "conflict"
 
 
+class Changed(DovetailError):
+    """It is no longer as whoever asked has seen it."""
+
+    type = "precondition_failed"
+
+
 class NotFound(DovetailError):
     """No run, node or workflow of that name."""
 

@@ -81,7 +81,7 @@ class Suggester:
 
     _COST_OF_ONE = 50
 
-    def __init__(self, budget: int = 50_000) -> None:
+    def __init__(self, budget: int = 20_000) -> None:
         self._budget = budget
 
     def did_you_mean(self, wrong: str, candidates: Collection[str]) -> str:
@@ -90,6 +90,8 @@ class Suggester:
         return f"; did you mean {shown(found)}?" if found else ""
 
     def _closest(self, wrong: str, candidates: Collection[str]) -> str | None:
+        if self._budget < 0:
+            return None
         self._budget -= len(candidates) + self._COST_OF_ONE
         if self._budget < 0 or len(wrong) > _LONGEST_SHOWN:
             return None

@@ -47,7 +47,15 @@ from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, TokenBucket
-from dovetail.engine.ports import Driver, DurableStore, KeyUsed, Rates, Records, WorkflowVersion
+from dovetail.engine.ports import (
+    Driver,
+    DurableStore,
+    KeyUsed,
+    Rates,
+    Records,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import outputs, result, run_view
 
 MOST_COMPILED = 64
@@ -55,6 +63,9 @@ MOST_KEY_CHARACTERS = 255
 BATCH_POLL_SECONDS = 0.05
 WAITED_FOR = 20
 """Runs of a batch at a time."""
+RETRIED_AT_ONCE = 100
+"""Of a batch: they share commits, and nobody else waits for long."""
+_AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 SLOWEST, LARGEST_BURST = 1e-9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more at once than anybody has."""
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -118,11 +129,18 @@ class Commands:
         """With the handlers known so far: `learn_handlers` first, where workers announce them."""
         return check(definition, self.known_handlers, self.limits)
 
-    async def register(self, definition: Source | Mapping[str, Any] | Checked) -> WorkflowVersion:
-        """Keep a definition under its name. Raises `InvalidDefinition`."""
+    async def judge(self, definition: Source) -> Checked:
+        """The same with the handlers that are known by now."""
+        await self.learn_handlers()
+        return self.validate(definition)
+
+    async def register(
+        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+    ) -> WorkflowVersion:
+        """Keep a definition under its name. Raises `InvalidDefinition`, or `Changed`."""
         workflow = await self._valid(definition)
         sha256, content = self.digest(workflow)
-        return await self.records.register(workflow.name, sha256, content, self.clock())
+        return await self.records.register(workflow.name, sha256, content, self.clock(), seen)
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         return await self.records.workflow(name, version)
@@ -133,15 +151,17 @@ class Commands:
     async def versions(self, name: str) -> dict[str, Any]:
         return await self.records.versions(name)
 
-    async def delete_workflow(self, name: str) -> None:
-        """Raises `NotFound`, or `Conflict` while runs of it are not finished."""
-        await self.records.delete_workflow(name)
+    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
+        """Raises `NotFound`, `Changed`, or `Conflict` while runs of it are not finished."""
+        await self.records.delete_workflow(name, seen)
 
-    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+    async def set_alias(
+        self, name: str, alias: str, version: int, *, seen: Seen | None = None
+    ) -> dict[str, Any]:
         if not _ALIAS.fullmatch(alias) or alias.isdigit():
             message = f"'{alias[:40]}' cannot be an alias: use letters, digits, '.', '_' and '-'"
             raise InvalidParams([Problem("invalid_field", message, "alias")])
-        return await self.records.set_alias(name, alias, version)
+        return await self.records.set_alias(name, alias, version, seen)
 
     async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
         await self.learn_handlers()
@@ -226,6 +246,10 @@ class Commands:
             if view["finished_at"] is not None:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
+
+    def view(self, run: RunState) -> dict[str, Any]:
+        """A run that these commands gave, as `get_run` answers."""
+        return run_view(run)
 
     async def list_runs(
         self,
@@ -391,7 +415,7 @@ class Commands:
             try:
                 given = apply_params(compiled.params, params)
             except InvalidParams as error:
-                problems += [_within(problem, place) for problem in error.problems]
+                problems += [within_item(problem, place) for problem in error.problems]
                 continue
             submits.append(Submit(new_id(), compiled.graph, given, compiled.version))
         if problems:
@@ -451,11 +475,17 @@ class Commands:
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
         """Retry its runs that failed or were cancelled."""
-        again = [RunStatus.FAILED, RunStatus.CANCELLED]
-        async for run_id, status in self._runs_of(batch_id):
-            if status in again:
-                await self.retry(run_id)
+        wanted = [run_id async for run_id, status in self._runs_of(batch_id) if status in _AGAIN]
+        for at in range(0, len(wanted), RETRIED_AT_ONCE):
+            await asyncio.gather(*map(self._retry_one, wanted[at : at + RETRIED_AT_ONCE]))
         return await self.get_batch(batch_id)
+
+    async def _retry_one(self, run_id: str) -> None:
+        try:
+            await self.retry(run_id)
+        except Conflict:
+            if (await self.store.load(run_id)).status in _AGAIN:
+                raise  # and not because somebody else was faster
 
     async def _runs_of(self, batch_id: str) -> Any:
         cursor = None
@@ -511,7 +541,8 @@ def _same(known: KeyUsed, key: str | None) -> str:
     return known.made
 
 
-def _within(problem: Problem, place: int) -> Problem:
+def within_item(problem: Problem, place: int) -> Problem:
+    """The problem of an item's params, with its place in the batch."""
     path = f"items[{place}]" + (f".{problem.path}" if problem.path else "")
     return Problem(problem.code, problem.message, path)
 

@@ -73,7 +73,7 @@ def _why(
     if node.phase is Phase.BACKING_OFF:
         return _backing_off(spec, node, now)
     if served is not None and spec.handler not in served:
-        sentence = f"queued, but no live worker has the handler '{spec.handler}'"
+        sentence = f"queued, no live worker serves handler '{spec.handler}'"
         return Why("no_worker", sentence, {"handler": spec.handler})
     return Why("queued", "queued: waits for a free slot of a worker", {"handler": spec.handler})
 

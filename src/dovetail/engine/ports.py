@@ -168,19 +168,29 @@ class Rates(Protocol):
         ...
 
 
+Seen = Mapping[str, int]
+"""A workflow as somebody has seen it: its aliases, `latest` among them; none, if it was not there.
+
+What is asked with it happens only if that is still so; else `Changed` is raised, unless all is
+already as it was asked for.
+"""
+
+
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
 
     async def register(
-        self, name: str, sha256: str, content: bytes, now: float
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
     ) -> WorkflowVersion: ...
     async def version_of(self, name: str, version: int | str | None = None) -> int: ...
     async def registered(self, name: str, version: int | str | None = None) -> Registered: ...
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
     async def versions(self, name: str) -> dict[str, Any]: ...
-    async def delete_workflow(self, name: str) -> None: ...
-    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]: ...
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None: ...
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]: ...
     async def find_run(self, prefix: str) -> str: ...
     async def list_runs(
         self,
@@ -232,6 +242,8 @@ class Task(NamedTuple):
     cache: tuple[str, float] | None = None
     place: int | None = None
     """Of the node in its definition, where that is known."""
+    trace: str | None = None
+    """What its start belongs to, as a `traceparent`, where somebody traces runs."""
 
     def inputs(self) -> dict[str, Any]:
         """Outputs of the completed parents by id; copies, so that nobody changes what is stored."""

@@ -68,6 +68,7 @@ _TABLE: tuple[tuple[Network, str], ...] = tuple((ip_network(n), why) for n, why 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _6TO4 = IPv6Network("2002::/16")
 _NAT64 = IPv6Network("64:ff9b::/96")
+_ISATAP = 0x5EFE  # the third group of four bytes, whatever its two bits about uniqueness say
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
@@ -111,11 +112,14 @@ class AddressGuard:
             return None
         carried = _carried(address)
         if carried is not None:
-            if self._is_allowed(carried):
-                return None
-            reason = _not_public(carried)
-            return None if reason is None else f"a way to {carried}: {reason}"
-        return _not_public(address)
+            return self._reason_against_a_way_to(carried)
+        return _not_public(address) or self._reason_against_a_way_to(_embedded(address))
+
+    def _reason_against_a_way_to(self, address: Address | None) -> str | None:
+        if address is None or self._is_allowed(address):
+            return None
+        reason = _not_public(address)
+        return None if reason is None else f"a way to {address}: {reason}"
 
     def _is_allowed(self, address: Address) -> bool:
         # An IPv4 address is never `in` an IPv6 network, so the families need no case of their own.
@@ -163,6 +167,13 @@ def _carried(address: Address) -> IPv4Address | None:
             return address.sixtofour
         if address in _NAT64:
             return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
+def _embedded(address: Address) -> IPv4Address | None:
+    """The IPv4 address at the end of an ISATAP address, which a host inside may tunnel to."""
+    if isinstance(address, IPv6Address) and int(address) >> 32 & 0xFCFFFFFF == _ISATAP:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
     return None
 
 

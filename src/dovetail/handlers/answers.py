@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -43,8 +43,17 @@ class Answer:
     complete: bool = True
 
 
-def check_status(answer: Answer, expected: Collection[int] | None = None) -> None:
-    """Return if the answer is a success, else raise the error that fits it."""
+def check_status(
+    answer: Answer,
+    expected: Collection[int] | None = None,
+    *,
+    redact: Callable[[str], str],
+) -> None:
+    """Return if the answer is a success, else raise the error that fits it.
+
+    The error quotes how the answer begins. Services like to quote the key that they did not
+    accept, so that is redacted, and before it is cut: of a cut secret the beginning would stay.
+    """
     status = answer.status_code
     if status in expected if expected else 200 <= status < 300:
         return
@@ -52,7 +61,7 @@ def check_status(answer: Answer, expected: Collection[int] | None = None) -> Non
     if expected:
         message += f", expected {' or '.join(map(str, expected))}"
     text, is_text = decoded(answer)
-    beginning = " ".join(text[: 4 * SHOWN_OF_A_FAILURE].split())[:SHOWN_OF_A_FAILURE]
+    beginning = " ".join(redact(text)[: 4 * SHOWN_OF_A_FAILURE].split())[:SHOWN_OF_A_FAILURE]
     if beginning and is_text:
         message += f": {beginning}"
     kind = f"http_{status}"

@@ -12,12 +12,12 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import DovetailError, PermanentError
+from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context
 from dovetail.handlers.failure import describe
-from dovetail.handlers.redaction import Redactor
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -52,7 +52,7 @@ class RegistryCalls:
             message = self._redactor.redact(f"node '{task.node_id}': {problem}")
             raise PermanentError(message, type=problem.type) from None
         except BaseException as problem:  # a validator of the handler's own is broken
-            told = self._redactor.redact(describe(problem))
+            told = describe(problem, self._redactor.redact)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_config") from None
@@ -109,5 +109,4 @@ class HandlerCall:
         return self._redactor.redact(orjson.loads(text))
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        described: dict[str, Any] = self._redactor.redact(describe(error))
-        return described
+        return describe(error, self._redactor.redact)

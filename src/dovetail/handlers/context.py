@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.handlers.redaction import Redactor
+from dovetail.core.redaction import Redactor
 
 Report = Callable[[float, str], None]
 
@@ -121,9 +121,14 @@ class Context:
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = str(message)
         if text and self.secrets:
-            text = self._redaction().redact(text)  # whole: a cut secret would not be recognised
+            text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
+
+    def redact(self, text: str) -> str:
+        """The text without secrets, for what leaves the handler by another way than its output."""
+        redacted: str = self._redaction().redact(text)
+        return redacted
 
     @property
     def cancelled(self) -> asyncio.Event:

@@ -159,7 +159,7 @@ def call_external_service(
             max_bytes=settings.max_output_bytes,
             stop_at=config.expect_status or (),
         )
-        check_status(answer, config.expect_status)
+        check_status(answer, config.expect_status, redact=ctx.redact)
         check_complete(answer, settings.max_output_bytes)
         return _output(answer, settings.max_output_bytes)
 

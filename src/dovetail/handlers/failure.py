@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,21 @@ LONGEST_MESSAGE = 10_000
 LONGEST_TYPE = 200
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """`type`, `message` and, if it rose in the user's code, `where` (`file.py:31`)."""
+def describe(error: BaseException, redact: Callable[[str], str] = str) -> dict[str, Any]:
+    """`type`, `message` and, if it rose in the user's code, `where` (`file.py:31`).
+
+    Texts are redacted before they are cut: of a cut secret the beginning would stay.
+    """
     kind = error.type if isinstance(error, DovetailError) else type(error).__name__
-    kind = _storable(str(kind), LONGEST_TYPE)
+    kind = _storable(redact(str(kind)), LONGEST_TYPE)
     try:
-        message = str(error)
+        message = redact(str(error))
     except Exception:
         message = "(its text could not be made)"
     described = {"type": kind, "message": _storable(message, LONGEST_MESSAGE) or kind}
     where = _where(error)
     if where is not None:
-        described["where"] = where
+        described["where"] = redact(where)
     return described
 
 

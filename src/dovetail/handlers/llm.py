@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from dovetail.core.errors import PermanentError, RetryableError
+from dovetail.core.errors import PermanentError
+from dovetail.core.redaction import Redactor
 from dovetail.handlers.addresses import AddressGuard, Resolver, system_resolver
 from dovetail.handlers.answers import Answer, check_complete, check_status
 from dovetail.handlers.context import Context
 from dovetail.handlers.external import http_client
 from dovetail.handlers.llm_mock import mock_answer
 from dovetail.handlers.mocking import take_time
-from dovetail.handlers.redaction import Redactor
 from dovetail.handlers.registry import HandlerFunction
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class LlmConfig(BaseModel):
 def llm_service(settings: Settings, resolver: Resolver = system_resolver) -> HandlerFunction:
     """The handler, bound to the settings of this process."""
     guard = AddressGuard(_ANYWHERE, resolver)
-    redact = Redactor({"key": settings.llm_api_key or ""}).redact
+    without_key = Redactor({"key": settings.llm_api_key or ""}).redact
 
     async def ask(config: LlmConfig, ctx: Context) -> dict[str, Any]:
         """Asks a language model and returns text, model and usage."""
@@ -138,12 +138,7 @@ def llm_service(settings: Settings, resolver: Resolver = system_resolver) -> Han
             max_bytes=settings.max_output_bytes,
             stop_at=_REDIRECTS,  # a prompt and a key go where the operator said, nowhere else
         )
-        try:
-            check_status(answer)
-        except (PermanentError, RetryableError) as error:
-            # Endpoints like to quote the key that they did not accept.
-            error.args = (redact(str(error)),)
-            raise
+        check_status(answer, redact=lambda text: without_key(ctx.redact(text)))
         check_complete(answer, settings.max_output_bytes)
         return _result(answer, model)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.errors import Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
 from dovetail.engine.views import summary_view
 
 MOST_LISTED = 1000
@@ -49,6 +49,16 @@ def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> 
         return int(version[:18])
     have = ", ".join(aliases)
     raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+
+def check_seen(name: str, seen: Mapping[str, int] | None, found: Mapping[str, int]) -> None:
+    """Raises `Changed` unless a workflow's aliases are those that were seen."""
+    if seen is not None and dict(seen) != dict(found):
+        raise changed(name)
+
+
+def changed(name: str) -> Changed:
+    return Changed(f"workflow '{name}' is not as it was seen any more; read it again")
 
 
 def long_enough(prefix: str) -> None:

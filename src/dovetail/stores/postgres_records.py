@@ -14,11 +14,12 @@ import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Finding, KeyUsed, Registered, WorkflowVersion
+from dovetail.engine.ports import Finding, KeyUsed, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
 from dovetail.stores.listing import (
     LATEST,
+    check_seen,
     long_enough,
     page_size,
     place_in_list,
@@ -91,7 +92,9 @@ class PostgresRecords:
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
-    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+    ) -> WorkflowVersion:
         async def write(connection: Connection) -> WorkflowVersion:
             sql = statements()
             await connection.execute(sql["claim_name"], name, now)
@@ -102,6 +105,8 @@ class PostgresRecords:
                 same = await connection.fetchrow(sql["read_version"], name, latest)
                 if same is not None and same["definition"] == number:
                     return WorkflowVersion(name, latest, created=False)
+            found = {} if deleted or not latest else await _now_seen(connection, name, latest)
+            check_seen(name, seen, found)
             await connection.execute(sql["save_workflow"], name, latest + 1, now)
             await connection.execute(sql["add_version"], name, latest + 1, number, now)
             return WorkflowVersion(name, latest + 1, created=True)
@@ -173,12 +178,14 @@ class PostgresRecords:
             ]
         }
 
-    async def delete_workflow(self, name: str) -> None:
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
         await self._workflow(name)
 
         async def write(connection: Connection) -> int:
             sql = statements()
-            await connection.fetchrow(sql["lock_workflow"], name)
+            latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
+            if not deleted:
+                check_seen(name, seen, await _now_seen(connection, name, latest))
             active = int(await connection.fetchval(sql["active_runs"], name))
             if not active:
                 for statement in ("delete_workflow", "drop_versions", "drop_aliases"):
@@ -190,11 +197,22 @@ class PostgresRecords:
             runs = "1 run" if active == 1 else f"{active} runs"
             raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
 
-    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
         if alias == LATEST:
             raise Conflict("'latest' always names the newest version and cannot be set")
         found = await self.registered(name, version)
-        await self._pool.execute("set_alias", name, alias, found.version)
+
+        async def write(connection: Connection) -> None:
+            sql = statements()
+            latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            now = await _now_seen(connection, name, latest)
+            if now.get(alias) != found.version:
+                check_seen(name, seen, now)
+                await connection.execute(sql["set_alias"], name, alias, found.version)
+
+        await self._pool.transact(write)
         return {"name": name, "alias": alias, "version": found.version}
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -426,3 +444,9 @@ def _values(
         [orjson.dumps(submit.params) for submit in submits],
         list(places),
     )
+
+
+async def _now_seen(connection: Connection, name: str, latest: int) -> dict[str, int]:
+    """The aliases of a registered workflow in this transaction, `latest` among them."""
+    rows = await connection.fetch(statements()["aliases"], name)
+    return {**{row[0]: row[1] for row in rows}, LATEST: latest}

@@ -21,6 +21,7 @@ MOST_SKEW_SECONDS = 1.0
 FULLEST = 0.9
 OLDEST_RESULT_SECONDS = 30.0
 TASKS, RESULTS, ORCHESTRATORS = "tasks:", "wf:stream:results", "wf:orchestrators"
+AT_BROKER = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
 
 
@@ -197,6 +198,10 @@ async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Find
         length = int(await pipe.call("XLEN", key))
         if length:
             waiting[key.removeprefix(TASKS)] = length
+    at_broker = await pipe.call("HGETALL", AT_BROKER)  # counted by who sends and who takes
+    for name, count in zip(at_broker[::2], at_broker[1::2], strict=True):
+        if int(count) > 0:
+            waiting[name.decode()] = waiting.get(name.decode(), 0) + int(count)
     if not waiting:
         return Finding("backlog", True, "no task waits")
     largest = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))

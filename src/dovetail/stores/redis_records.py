@@ -16,13 +16,14 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Finding, Registered, WorkflowVersion
+from dovetail.engine.ports import Finding, Registered, Seen, WorkflowVersion
 from dovetail.engine.submissions import Key, Unmade
 from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.listing import (
     LATEST,
+    changed,
     long_enough,
     page_size,
     place_in_list,
@@ -79,13 +80,19 @@ class RedisRecords:
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
-    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+    ) -> WorkflowVersion:
         await self._pipe.call("SET", f"wf:def:{sha256}", content, "NX")
         await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
         version, created = await self._pipe.script(
-            source("records_register"), [key, f"{key}:versions"], [sha256, repr(now)]
+            _seeing("records_register"),
+            [key, f"{key}:versions", f"{key}:aliases"],
+            [sha256, repr(now), _as_seen(seen)],
         )
+        if not version:
+            raise changed(name)
         return WorkflowVersion(name, version, created=bool(created))
 
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
@@ -171,30 +178,39 @@ class RedisRecords:
             items.append({"version": version, "sha256": sha256, "created_at": when})
         return {"items": items}
 
-    async def delete_workflow(self, name: str) -> None:
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
         await self._latest(name)
-        active = await self._delete(name)
+        active = await self._delete(name, seen)
         if active:  # as the list has it, which may be behind
             key = f"{workflow_key(name)}:open"
             await self._refresh_named(await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1))
-            active = await self._delete(name)
+            active = await self._delete(name, seen)
         if active:
             runs = "1 run" if active == 1 else f"{active} runs"
             raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
 
-    async def _delete(self, name: str) -> int:
+    async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
         keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", "open"))]
-        return int(await self._pipe.script(source("records_delete"), keys, []))
+        active = int(await self._pipe.script(_seeing("records_delete"), keys, [_as_seen(seen)]))
+        if active < 0:
+            raise changed(name)
+        return active
 
-    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
         if alias == LATEST:
             raise Conflict("'latest' always names the newest version and cannot be set")
         found = await self.registered(name, version)
         key = workflow_key(name)
-        await self._pipe.script(
-            source("records_alias"), [f"{key}:versions", f"{key}:aliases"], [alias, found.version]
+        done = await self._pipe.script(
+            _seeing("records_alias"),
+            [f"{key}:versions", f"{key}:aliases", key],
+            [alias, found.version, _as_seen(seen)],
         )
+        if done < 0:
+            raise changed(name)
         return {"name": name, "alias": alias, "version": found.version}
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -472,6 +488,21 @@ class RedisRecords:
 
     async def doctor(self) -> list[Finding]:
         return [] if self._examine is None else await self._examine()
+
+
+def _seeing(name: str) -> str:
+    """A script that compares what is there with what was seen."""
+    return source("records_seen") + source(name)
+
+
+def _as_seen(seen: Seen | None) -> str:
+    """As the scripts spell it."""
+    if seen is None:
+        return ""
+    if LATEST not in seen:
+        return "nothing"
+    others = sorted(f"{alias}={version}" for alias, version in seen.items() if alias != LATEST)
+    return f"latest={seen[LATEST]} {' '.join(others)}"
 
 
 def _not_compiled() -> bytes:

@@ -16,6 +16,7 @@ from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
+from dovetail.engine.ports import Seen
 from dovetail.engine.restoring import Restorer
 from dovetail.engine.submissions import Key, Unmade
 from dovetail.engine.views import timestamp
@@ -198,11 +199,11 @@ class SharedRecords(PostgresRecords):
 
     # ── workflows and limits ─────────────────────────────────────────────────────────────
 
-    async def delete_workflow(self, name: str) -> None:
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
         give_up = asyncio.get_running_loop().time() + ARCHIVED_SECONDS
         while True:
             try:
-                await super().delete_workflow(name)
+                await super().delete_workflow(name, seen)
                 return
             except Conflict:
                 if await self._is_active(name) or asyncio.get_running_loop().time() > give_up:

@@ -163,10 +163,13 @@ SELECT number, finished_at IS NOT NULL FROM runs WHERE run_id = ?;
 SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5;
 
 -- name: summaries
--- Newest first, before a number; the conditions that are wanted follow it, each on an index.
+-- Newest first, before a number; the conditions that are wanted follow it, each on an index. Which
+-- runs these are is read off the index: only they are fetched, not all of a large batch.
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
   finished_at, error, result
-FROM runs WHERE number < ?1 {conditions} ORDER BY number DESC LIMIT ?2;
+FROM runs WHERE number IN (
+  SELECT number FROM runs WHERE number < ?1 {conditions} ORDER BY number DESC LIMIT ?2
+) ORDER BY number DESC;
 
 -- name: summary
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,

@@ -14,11 +14,12 @@ import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
-from dovetail.engine.ports import Finding, Registered, WorkflowVersion
+from dovetail.engine.ports import Finding, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
 from dovetail.stores.listing import (
     LATEST,
+    check_seen,
     long_enough,
     page_size,
     place_in_list,
@@ -45,7 +46,9 @@ class SqliteRecords:
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
-    async def register(self, name: str, sha256: str, content: bytes, now: float) -> WorkflowVersion:
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+    ) -> WorkflowVersion:
         def write(connection: sqlite3.Connection) -> WorkflowVersion:
             sql = statements()
             known = connection.execute(sql["read_workflow"], (name,)).fetchone()
@@ -55,6 +58,7 @@ class SqliteRecords:
                 same = connection.execute(sql["read_version"], (name, latest)).fetchone()
                 if same is not None and same[1] == number:
                     return WorkflowVersion(name, latest, created=False)
+            check_seen(name, seen, _now_seen(connection, name))
             connection.execute(sql["save_workflow"], (name, latest + 1, now, now))
             connection.execute(sql["add_version"], (name, latest + 1, number, now))
             return WorkflowVersion(name, latest + 1, created=True)
@@ -124,11 +128,12 @@ class SqliteRecords:
             ]
         }
 
-    async def delete_workflow(self, name: str) -> None:
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
         self._workflow(name)
 
         def write(connection: sqlite3.Connection) -> int:
             sql = statements()
+            check_seen(name, seen, _now_seen(connection, name))
             active = int(connection.execute(sql["active_runs"], (name,)).fetchone()[0])
             if not active:
                 connection.execute(sql["delete_workflow"], (name,))
@@ -141,13 +146,20 @@ class SqliteRecords:
             runs = "1 run" if active == 1 else f"{active} runs"
             raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
 
-    async def set_alias(self, name: str, alias: str, version: int) -> dict[str, Any]:
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
         if alias == LATEST:
             raise Conflict("'latest' always names the newest version and cannot be set")
         found = await self.registered(name, version)
-        await self._store.transact(
-            lambda c: c.execute(statements()["set_alias"], (name, alias, found.version))
-        )
+
+        def write(connection: sqlite3.Connection) -> None:
+            now = _now_seen(connection, name)
+            if now.get(alias) != found.version:
+                check_seen(name, seen, now)
+                connection.execute(statements()["set_alias"], (name, alias, found.version))
+
+        await self._store.transact(write)
         return {"name": name, "alias": alias, "version": found.version}
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -310,3 +322,11 @@ class SqliteRecords:
 def _touch(connection: sqlite3.Connection) -> None:
     """A write that changes nothing."""
     connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
+
+
+def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
+    """Its aliases in this transaction, `latest` among them; none if it is not registered."""
+    known = connection.execute(statements()["read_workflow"], (name,)).fetchone()
+    if known is None or known[4]:
+        return {}
+    return {**dict(connection.execute(statements()["aliases"], (name,))), LATEST: known[1]}

@@ -8,7 +8,7 @@ it must not know: how a run is read from the file, or who wants to hear of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.run import RunState
@@ -107,6 +107,8 @@ class Rounds:
         """What of this run was staged is in the file now."""
         self._fail = fail
         """A round could not be written, and none will be."""
+        self.heard: Callable[[RunState, Sequence[Staged]], None] | None = None
+        """Told what of a run has just been written, if anybody listens."""
         self._loop = asyncio.get_running_loop()
         self._next = _Gathering()
         self._writing: _Gathering | None = None
@@ -248,6 +250,8 @@ class Rounds:
             return
         for kept in written.dirty.values():
             if kept.writing:
+                if self.heard is not None:
+                    self.heard(kept.run, kept.writing)
                 kept.writing = []
                 kept.pieces += 1
             self._tell(kept)

@@ -28,6 +28,8 @@ class Limits:
     max_template_bytes: int = MAX_TEMPLATE_SIZE
     max_templates: int = 25_000
     """Different ones in one definition: twice as many as nodes, and some."""
+    max_template_words: int = 150_000
+    """Words and signs of those together: a condition of a dozen for each node."""
 
 
 class RawNode:

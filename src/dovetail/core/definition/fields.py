@@ -6,7 +6,7 @@ an `int_type` error is. What it must not know: how nodes relate to each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -18,8 +18,8 @@ _NODE_ID = "letters, digits and underscores, and does not start with a digit"
 _NAME = "up to 128 letters, digits, dots, underscores and hyphens, the first a letter or a digit"
 
 
-def read_fields(data: Any, suggester: Suggester) -> tuple[Workflow | None, list[Finding]]:
-    """The workflow, or every field that is wrong.
+def read_fields(data: Any, suggester: Suggester) -> tuple[Workflow | None, Iterable[Finding]]:
+    """The workflow, or every field that is wrong, put into words as they are asked for.
 
     `nodes` that are missing or null are left to the rule for an empty graph.
     """
@@ -30,7 +30,7 @@ def read_fields(data: Any, suggester: Suggester) -> tuple[Workflow | None, list[
         return Workflow.model_validate(data), []
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    return None, [_finding(found, suggester) for found in errors if not _is_about_no_nodes(found)]
+    return None, (_finding(found, suggester) for found in errors if not _is_about_no_nodes(found))
 
 
 def _is_about_no_nodes(found: Mapping[str, Any]) -> bool:

@@ -11,9 +11,10 @@ import re
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
-from dovetail.core.definition.text_json import load_json, scan_json
+from dovetail.core.definition.text_json import JsonOffsets, load_json
 from dovetail.core.definition.text_tree import Mark, Refused, TextTree
 from dovetail.core.definition.text_yaml import load_yaml
 from dovetail.core.errors import InvalidDefinition, Problem
@@ -24,6 +25,7 @@ MAX_TEXT_DEPTH = 32
 
 # What YAML calls a line break; positions in JSON are counted the same way.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_OTHER_BREAK = re.compile("[\r\x85\u2028\u2029]")
 # What a format does not allow as it is; a lone surrogate comes from a str that is no text.
 _FORBIDDEN = {
     "json": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]"),
@@ -41,6 +43,7 @@ class Source:
     name: str = ""
     text: str | None = field(default=None, repr=False)
     _mark: Mark | None = field(default=None, repr=False)
+    _offsets: JsonOffsets | None = field(default=None, repr=False)
     _starts: array[int] | None = field(default=None, repr=False)
 
     def position(self, path: Path, *, key: bool = False) -> tuple[int, int] | None:
@@ -50,11 +53,13 @@ class Source:
         """
         if self.text is None:
             return None
-        if self._mark is None:
-            self._mark = scan_json(self.text)
         if self._starts is None:
             self._starts = _line_starts(self.text)
-        return _place(_offset(self._mark, path, key), self._starts)
+        if self._mark is not None:
+            return _place(_offset(self._mark, path, key), self._starts)
+        if self._offsets is None:
+            self._offsets = JsonOffsets(self.text)
+        return _place(self._offsets.find(path, key), self._starts)
 
 
 def read_text(
@@ -129,9 +134,12 @@ def _offset(mark: Mark, path: Path, key: bool) -> int:
 
 def _line_starts(text: str) -> array[int]:
     # An array, as a text may be a million line breaks and a list of numbers takes ten times that.
-    starts = array("L", [0])
-    starts.extend(match.end() for match in _BREAK.finditer(text))
-    return starts
+    if _OTHER_BREAK.search(text):
+        starts = array("L", [0])
+        starts.extend(match.end() for match in _BREAK.finditer(text))
+        return starts
+    lines = text.split("\n")
+    return array("L", accumulate((len(line) + 1 for line in lines[:-1]), initial=0))
 
 
 def _place(offset: int, starts: array[int]) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from dovetail.core.values import is_json
 Mark = Any  # int | tuple[int, list[Mark]] | tuple[int, dict[str, tuple[int, Mark]]]
 
 MOST_REFUSALS = 100
+MOST_VALUES = 200_000
+"""100,000 edges between 10,000 nodes are 190,000; a text of 1 MiB can hold 650,000."""
 
 
 class Refusal(NamedTuple):

@@ -17,12 +17,9 @@ from typing import Any
 import yaml
 from yaml import CSafeLoader
 
-from dovetail.core.definition.text_tree import TextTree
+from dovetail.core.definition.text_tree import MOST_VALUES, TextTree
 from dovetail.core.findings import one_line, shown
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT
-
-# 100,000 edges between 10,000 nodes are 190,000 events; a text of 1 MiB can hold 650,000.
-MOST_EVENTS = 300_000
 
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -57,7 +54,7 @@ def load_yaml(text: str, tree: TextTree) -> None:
 
 def _read(loader: CSafeLoader, text: str, tree: TextTree) -> None:
     next_event: Callable[[], Any] = loader.get_event
-    for _ in range(MOST_EVENTS):
+    for _ in range(MOST_VALUES):
         event = next_event()
         kind = type(event)
         at = event.start_mark.index
@@ -97,7 +94,7 @@ def _read(loader: CSafeLoader, text: str, tree: TextTree) -> None:
             return
         elif kind is yaml.StreamEndEvent:
             return
-    tree.fail(f"more than {MOST_EVENTS:,} values in one text", at, code="too_large")
+    tree.fail(f"more than {MOST_VALUES:,} values in one text", at, code="too_large")
 
 
 def _typed(value: str, tree: TextTree, at: int) -> Any:

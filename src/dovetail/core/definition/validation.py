@@ -30,6 +30,7 @@ from dovetail.core.templates import (
     TemplateRefused,
     parse_condition,
     parse_template,
+    weigh,
 )
 from dovetail.core.values import faults, is_json
 
@@ -68,14 +69,14 @@ def check(
     findings = list(_not_json(data, limits)) if source.text is None else []
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
-        workflow, wrong_fields = read_fields(data, suggester)
-        findings += wrong_fields
         facts = Facts(data, known_handlers, limits, suggester)
         if facts.oversize:
             findings += facts.oversize
         else:
-            for rule in RULES:
-                findings += rule(facts)
+            workflow, wrong_fields = read_fields(data, suggester)
+            # One more than is shown of each: who reads a thousand problems needs no others.
+            for found in (wrong_fields, *(rule(facts) for rule in RULES)):
+                findings += islice(found, MOST_PROBLEMS + 1)
             layers = _named_layers(facts, findings)
     errors = [found for found in findings if found.code not in _WARNINGS]
     warnings = [found for found in findings if found.code in _WARNINGS]
@@ -185,26 +186,41 @@ def params_schema(facts: Facts) -> Iterator[Finding]:
 
 def templates(facts: Facts) -> Iterator[Finding]:
     """Every text of a config and every condition: is it well formed, may it read what it reads?"""
+    if (too_many := _too_many_templates(facts)) is not None:
+        yield too_many
+        return
     reads: dict[tuple[Parse, str], tuple[Read, ...]] = {}
-    refusals = 0
     for place, node in enumerate(facts.nodes):
         for path, text, parse in _texts(node):
             if (parse, text) not in reads:
-                if len(reads) >= facts.limits.max_templates or refusals >= MOST_PROBLEMS:
-                    # Parsing is by far the dearest step per byte: a text full of tiny templates
-                    # must not hold up a server.
-                    message = "too many templates: those from here on were not checked"
-                    yield Finding("too_large", message, path)
-                    return
                 try:
                     parsed = parse(text, max_size=facts.limits.max_template_bytes)
                 except TemplateRefused as refused:
-                    refusals += 1
                     yield Finding(refused.code, refused.message, path)
                     continue
                 reads[parse, text] = parsed.reads if parsed else ()
             for code, message in _misread(facts, place, reads[parse, text]):
                 yield Finding(code, message, path)
+
+
+def _too_many_templates(facts: Facts) -> Finding | None:
+    """Parsing is by far the dearest step per byte, so what would take too long is not begun."""
+    known: set[str] = set()
+    words = 0
+    limits = facts.limits
+    for node in facts.nodes:
+        for path, text, _ in _texts(node):
+            if text in known:
+                continue
+            known.add(text)
+            words += weigh(text)
+            if len(known) > limits.max_templates:
+                message = f"more than {limits.max_templates:,} different templates"
+                return Finding("too_large", f"{message}; none of them was checked", path)
+            if words > limits.max_template_words:
+                message = f"the templates have more than {limits.max_template_words:,} words"
+                return Finding("too_large", f"{message} and signs; none was checked", path)
+    return None
 
 
 class Parse(Protocol):
@@ -285,8 +301,8 @@ def _problems(findings: list[Finding], source: Source) -> tuple[Problem, ...]:
     if source.text is not None:
         problems.sort(key=lambda found: (found.line or 0, found.column or 0))
     if len(findings) > MOST_PROBLEMS:
-        more = len(findings) - MOST_PROBLEMS
-        problems.append(Problem("too_large", f"{more:,} more problems are not shown", ""))
+        message = f"more than these {MOST_PROBLEMS:,} problems; the others are not shown"
+        problems.append(Problem("too_large", message, ""))
     return tuple(problems)
 
 

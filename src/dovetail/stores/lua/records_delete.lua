@@ -3,7 +3,10 @@
 --   KEYS[2]  wf:workflow:{name}:versions  hash
 --   KEYS[3]  wf:workflow:{name}:aliases   hash
 --   KEYS[4]  wf:workflow:{name}:open      zset  its unfinished runs
--- returns how many of them there are
+--   ARGV[1]  as it must be seen, or empty
+-- returns how many of them there are; -1 if it is seen otherwise
+if redis.call('HGET', KEYS[1], 'deleted') == '1' then return 0 end
+if ARGV[1] ~= '' and seen(KEYS[1], KEYS[3]) ~= ARGV[1] then return -1 end
 local open = redis.call('ZCARD', KEYS[4])
 if open == 0 then
   redis.call('HSET', KEYS[1], 'deleted', '1')

@@ -1,0 +1,22 @@
+"""A short run of the cases; `./dev cases` runs thousands of them, over every set-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Server
+from .schema_cases import run_cases
+
+SEED = 20261116
+
+
+@pytest.mark.parametrize("server", ["embedded"], indirect=True, scope="session")
+def test_the_server_does_what_its_document_says(server: Server, tmp_path: Path) -> None:
+    outcome = run_cases(
+        server.url, tmp_path, seed=SEED, examples=3, phases="examples,fuzzing", seconds=240
+    )
+    assert outcome.passed, outcome.told
+    assert outcome.cases >= 80
+    assert "Traceback" not in server.log.read_text()
