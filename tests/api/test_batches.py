@@ -151,6 +151,15 @@ def test_a_rate_limit_that_cannot_be(api: Api, name: str, body: Any, path: str) 
     assert answer.json()["errors"][0]["path"] == path
 
 
+def test_a_tag_may_have_slashes(api: Api, name: str) -> None:
+    set_ = api("PUT", f"/rate-limits/{name}%2Fb%2F", json={"rate_per_second": 3})
+    assert (set_.status_code, set_.json()["tag"]) == (200, f"{name}/b/")
+    for path in (f"{name}%2Fb%2F", f"{name}/b/"):
+        assert api.get(f"/rate-limits/{path}")["rate_per_second"] == 3
+    assert api("POST", f"/rate-limits/{name}/b/").headers["allow"] == "GET, PUT"
+    assert api("GET", "/rate-limits/").status_code == 404
+
+
 def test_the_server_is_a_worker_of_its_own(api: Api, server: Server) -> None:
     (worker,) = api.get("/workers")["items"]
     assert worker["pid"] == server.process.pid != os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from dovetail.api import schemas
@@ -26,18 +27,33 @@ _LIMIT = {
 }
 
 
+class _Whole(Convertor[str]):
+    """The rest of a path, whatever it is: a `resource_tag` may have slashes, encoded or not."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("whole", _Whole())
+
+
 @router.get("", summary="The limits that are set", response_model=schemas.RateLimits)
 async def rate_limits(here: Here) -> Response:
     return json_answer(await here.commands.rate_limits())
 
 
-@router.get("/{tag}", summary="The limit of a tag", response_model=schemas.RateLimit)
+@router.get("/{tag:whole}", summary="The limit of a tag", response_model=schemas.RateLimit)
 async def rate_limit(tag: str, here: Here) -> Response:
     return json_answer(await here.commands.rate_limit(tag))
 
 
 @router.put(
-    "/{tag}",
+    "/{tag:whole}",
     summary="Set the limit of a tag",
     response_model=schemas.RateLimit,
     openapi_extra=fields_of(
