@@ -176,7 +176,6 @@ async def kept_in_postgres(url: str) -> bytes:
             "WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
         )
         rows = [await connection.fetch(f"SELECT * FROM {table['name']}") for table in tables]
-        assert sum(map(len, rows)) > 10
         return repr([tuple(row.values()) for table in rows for row in table]).encode()
     finally:
         await connection.close()

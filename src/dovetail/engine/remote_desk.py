@@ -65,24 +65,34 @@ class RemoteDesk:
         self._apply = apply
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
-        self._reading: asyncio.Task[list[tuple[Any, Task]]] | None = None
-        self._claiming: asyncio.Task[list[Task]] | None = None
+        self._taking: asyncio.Task[list[Task]] | None = None
+        self._is_claiming = False
+        self._leaving = False
+        """Nobody asks for more any longer: what is read is for others."""
 
     async def take(self, limit: int) -> list[Task]:
+        self._leaving = False
         while True:
             # What is read and claimed is ours, also if whoever asked for it is cancelled.
-            if self._claiming is None:
-                if self._reading is None:
-                    self._reading = asyncio.ensure_future(self._inbox.tasks(limit))
-                found = await _kept(self._reading)
-                self._reading = None
-                if not found:
-                    continue
-                self._claiming = asyncio.ensure_future(self.start(found))
-            granted = await _kept(self._claiming)
-            self._claiming = None
+            if self._taking is None:
+                self._taking = asyncio.ensure_future(self._take(limit))
+            granted = await _kept(self._taking)
+            self._taking = None
             if granted:
                 return granted
+
+    async def _take(self, limit: int) -> list[Task]:
+        found = await self._inbox.tasks(limit)
+        if not found:
+            return []
+        if self._leaving:
+            self._inbox.put_back(found)
+            return []
+        self._is_claiming = True
+        try:
+            return await self.start(found)
+        finally:
+            self._is_claiming = False
 
     async def start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
         """Claim those that may start now, and be done with all of their messages."""
@@ -148,8 +158,11 @@ class RemoteDesk:
         Such a start is a lost one, but no crash: however often workers are replaced, a node does
         not fail by it.
         """
-        left = [] if self._claiming is None else await self._claiming
-        self._claiming = None
+        self._leaving = True
+        left: list[Task] = []
+        if self._taking is not None and self._is_claiming:
+            left = await self._taking
+            self._taking = None
         starts = [_start(task) for task in (*tasks, *left)]
         await self._renew(starts, self._clock())
         if starts:
@@ -158,9 +171,10 @@ class RemoteDesk:
 
     async def close(self) -> None:
         """Give back what was read and never claimed."""
-        if self._reading is not None:
-            self._inbox.put_back(await self._reading)
-            self._reading = None
+        self._leaving = True
+        if self._taking is not None:
+            await self._taking
+            self._taking = None
         await self._inbox.close()
 
     async def slow(self, tag: str, until: float) -> None:
