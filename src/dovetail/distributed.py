@@ -26,7 +26,7 @@ from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.listening import Listener
-from dovetail.engine.ports import Calls, Sender, Task
+from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.restoring import Restorer
@@ -67,6 +67,10 @@ from dovetail.wiring import buckets, definition_limits
 MOST_RESULTS = 500
 FEW, MANY = 16, 128
 GATHER_SECONDS = 0.002
+SINGLES_SECONDS = 0.02
+"""Celery's processes tell their results one by one, each as dear as many together."""
+CROWD, CROWD_SECONDS = 32, 0.1
+"""While so many messages wait, no worker waits for what follows from a result."""
 FAREWELL_SECONDS = 3.0
 ASKING_SECONDS = 5.0
 """Who asks for something is told soon that Redis is away; a service has time to wait for it."""
@@ -95,7 +99,7 @@ class Parts:
     store: RedisStore
     orchestrator: SharedOrchestrator
     clock: Clock
-    sender: Sender
+    sender: StreamSender
 
 
 @asynccontextmanager
@@ -194,22 +198,32 @@ async def orchestrate(
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(kept_up(*duty)) for duty in duties]
-            await kept_up("results", lambda: _take_results(reader, parts, stopping))
+            await kept_up("results", lambda: _take_results(reader, parts, settings, stopping))
             for task in tasks:
                 task.cancel()
         await reader.dismiss(RESULTS, me)
         await peers.leave()
 
 
-async def _take_results(reader: StreamReader, parts: Parts, stopping: asyncio.Event | None) -> None:
+async def _take_results(
+    reader: StreamReader, parts: Parts, settings: Settings, stopping: asyncio.Event | None
+) -> None:
+    come_as_singles = settings.transport == "celery"
+    crowd, seen_at = 0, 0.0
     done: list[Message] = []
     while stopping is None or not stopping.is_set():
         messages = await reader.read([RESULTS], MOST_RESULTS, done)
+        followed = False
         if messages:
-            await parts.orchestrator.take_in([m.content for m in messages])
+            followed = await parts.orchestrator.take_in([m.content for m in messages])
         done = messages
         if FEW <= len(messages) < MANY:
             await asyncio.sleep(GATHER_SECONDS)  # more will come, and many cost less than few
+        elif come_as_singles and messages:
+            if followed and time.monotonic() - seen_at > CROWD_SECONDS:
+                crowd, seen_at = await parts.sender.waiting(), time.monotonic()
+            if not followed or crowd >= CROWD:
+                await asyncio.sleep(SINGLES_SECONDS)
     await reader.settle(done)
 
 

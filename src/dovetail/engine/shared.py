@@ -228,8 +228,11 @@ class SharedOrchestrator:
 
     # ── duties ───────────────────────────────────────────────────────────────────────────
 
-    async def take_in(self, results: Sequence[Result], *, again: bool = False) -> None:
-        """Results of handlers. `again`: somebody had them before, and may have died over them."""
+    async def take_in(self, results: Sequence[Result], *, again: bool = False) -> bool:
+        """Results of handlers; whether anything followed from them but that they are noted.
+
+        `again`: somebody had them before, and may have died over them.
+        """
         now = self._clock()
         await self._release()
         decisions = await self._store.apply(results, now)
@@ -239,6 +242,7 @@ class SharedOrchestrator:
         if again:
             for run_id in {r.run_id for r, d in zip(results, decisions, strict=True) if not d}:
                 await self.look_after(run_id)
+        return any(decision.ended or len(decision.changed) > 1 for decision in decisions)
 
     async def _release(self) -> None:
         """What has ended needs no lease. It can wait for the next occasion: should we die before,

@@ -355,6 +355,13 @@ class CelerySender(StreamSender):
 
     # ── what lies about ──────────────────────────────────────────────────────────────────
 
+    async def waiting(self) -> int:
+        """How many messages nobody has got yet; none if that cannot be told."""
+        try:
+            return await self._broker.waiting()
+        except StoreError:
+            return 0
+
     async def oldest_waiting(self, handler: str) -> float | None:
         """Of any handler: all share one queue. Workers take in order, so of n messages that wait
         the oldest is the n-th before the last that was sent."""

@@ -156,6 +156,10 @@ class StreamSender:
         oldest = _time(held[1])
         return oldest if waits is None else min(oldest, waits)
 
+    async def waiting(self) -> int:
+        """How many messages lie in the one queue that all handlers share; here they have none."""
+        return 0
+
     async def oldest_waiting(self, handler: str) -> float | None:
         """When the oldest task that no worker has read yet was sent."""
         return await self._oldest_unread(stream_of(handler), WORKERS)
