@@ -300,3 +300,37 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
         (task,) = await stage.tasks()
         assert task.token.attempt == attempt + 1
     assert await stage.agenda.expired(stage.parts.clock() + 100, 10) == []
+
+
+class _Given:
+    """An inbox with these tasks."""
+
+    def __init__(self, *tasks: Task) -> None:
+        self._tasks = list(tasks)
+
+    async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
+        found, self._tasks = [(None, task) for task in self._tasks], []
+        return found
+
+    async def settle(self, messages: Any) -> None: ...
+
+
+async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
+    stage: Stage,
+) -> None:
+    task = await stage.submit()
+    desk = RemoteDesk(
+        *(cast(Any, _Given(task)), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        stage.living.apply,
+        worker_id="w",
+        lease_seconds=60,
+    )
+    taking = asyncio.create_task(desk.take(1))
+    while desk._taking is None or not desk._taking.done():
+        await asyncio.sleep(0)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    await desk.hand_back([])
+    (again,) = await stage.tasks()
+    assert again.token.attempt == 2

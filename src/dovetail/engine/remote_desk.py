@@ -160,8 +160,8 @@ class RemoteDesk:
         """
         self._leaving = True
         left: list[Task] = []
-        if self._taking is not None and self._is_claiming:
-            left = await self._taking
+        if self._taking is not None and (self._is_claiming or self._taking.done()):
+            left = await _kept(self._taking)  # also what was granted, and nobody came for
             self._taking = None
         starts = [_start(task) for task in (*tasks, *left)]
         await self._renew(starts, self._clock())

@@ -125,11 +125,8 @@ class RedisStore:
         self._pipe = pipe
         self._events = events
         self._news = news or _a_moment
-        self.write_ahead: Callable[[Sequence[Dispatch], RedisScene], dict[int, Command]] | None = (
-            None
-        )
-        """Set by the wiring: writes the messages of nodes that are about to be published, by place.
-        They are sent from here then, and are no order to anybody."""
+        self.write_ahead: WriteAhead | None = None
+        """Set by the wiring, if nodes that are about to be published may be sent from here."""
         self._at_hand: dict[str, dict[int, Any]] = {}
         """Outputs that were just stored, for the nodes that are about to be published for them."""
         self._definitions = Definitions()
