@@ -92,7 +92,8 @@ class _Client:
         commands, work = self._commands, self._work
         if work.runs == 1:
             self._last = (await commands.trigger(work.name)).run_id
-            await commands.wait(self._last)
+            await commands.ended(self._last)
+            await commands.get_run(self._last, nodes=False)  # with its result, as peers give it
         else:
             self._last = (await commands.batch(work.name, [{}] * work.runs))["batch_id"]
             await commands.wait_batch(self._last)

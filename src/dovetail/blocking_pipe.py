@@ -1,5 +1,9 @@
 """The same connection to Redis for a thread that has nothing else to do: it waits for each answer.
 
+All but those to what is posted: that is sent at once, and its answer is read with the next one. The
+thread that posts it has the next thing to ask under way a roundtrip earlier, and what is posted is
+kept until it is answered, so it is lost no sooner than with the process.
+
 A process of a pool runs one thing at a time, and an event loop would cost it more than Redis does.
 Whatever is written for a `Pipe` and asks one thing after the other works here as it is: nothing it
 awaits ever waits, so `done` gives the outcome at once. What it must not know: what any command
@@ -12,6 +16,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -48,7 +53,7 @@ def done(work: Coroutine[Any, Any, T]) -> T:
 
 
 class BlockingPipe(Pipe):
-    """Opened when it is first used; of one thread, and of one process."""
+    """Opened when it is first used; of one process, and of one thread but for `confirm`."""
 
     def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
         super().__init__(url, patience=patience)
@@ -57,21 +62,45 @@ class BlockingPipe(Pipe):
         self._reader = hiredis.Reader()
         self._ahead: list[bytes] = []
         """Commands that travel with the next ones, and whose answers nobody looks at."""
+        self._posted: list[bytes] = []
+        self._under_way = 0
+        """How many of those posted were sent over this very connection."""
+        self._turn = threading.Lock()
 
     def ask(self, commands: Sequence[Command], *, hurry: bool = True) -> asyncio.Future[list[Any]]:
         """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
-        ahead = len(self._ahead)
-        packed = b"".join([*self._ahead, *map(_packed, commands)])
-        replies = self._asked(packed, ahead + len(commands))
-        self._ahead.clear()
-        self.roundtrips += 1
-        self.commands += ahead + len(commands)
+        with self._turn:
+            ahead = len(self._ahead)
+            packed = b"".join([*self._ahead, *map(_packed, commands)])
+            replies = self._asked(packed, ahead + len(commands))
+            self._ahead.clear()
+            self.roundtrips += 1
+            self.commands += ahead + len(commands)
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
         answer.set_result(replies[ahead:])
         return answer
 
     def soon(self, commands: Sequence[Command]) -> None:
         self._ahead += map(_packed, commands)
+
+    def post(self, commands: Sequence[Command]) -> None:
+        """Have these done, each once or more often: sent now, and again until it is answered."""
+        with self._turn:
+            packed = [*map(_packed, commands)]
+            self._posted += packed
+            self.commands += len(packed)
+            if self._socket is not None and self._under_way == len(self._posted) - len(packed):
+                try:
+                    self._socket.sendall(b"".join(packed))
+                    self._under_way += len(packed)
+                except OSError:
+                    self._break()
+
+    def confirm(self) -> None:
+        """Returns once all that was posted is answered; from any thread. Raises `Unreachable`."""
+        with self._turn:
+            if self._posted:
+                self._asked(b"", 0)
 
     def close(self) -> None:
         self._closed = True
@@ -85,7 +114,10 @@ class BlockingPipe(Pipe):
             try:
                 if self._socket is None:
                     self._connect()
-                return self._exchanged(packed, count)
+                lost = b"".join(self._posted[self._under_way :])
+                self._under_way = len(self._posted)
+                replies = self._exchanged(lost + packed, self._under_way + count)
+                return self._without_posted(replies)
             except (OSError, hiredis.ProtocolError) as error:
                 if self._socket is not None:
                     self.breaks += 1
@@ -94,6 +126,16 @@ class BlockingPipe(Pipe):
                     raise Unreachable(f"Redis cannot be reached: {error}") from None
                 time.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+
+    def _without_posted(self, replies: list[Any]) -> list[Any]:
+        """What was refused is sent again with whatever is next."""
+        posted, self._under_way = self._posted, 0
+        self._posted = [
+            command
+            for command, reply in zip(posted, replies, strict=False)
+            if isinstance(reply, hiredis.ReplyError)
+        ]
+        return replies[len(posted) :]
 
     def _exchanged(self, packed: bytes, count: int) -> list[Any]:
         assert self._socket is not None  # noqa: S101
@@ -159,6 +201,7 @@ class BlockingPipe(Pipe):
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+        self._under_way = 0
 
 
 def _packed(command: Command) -> bytes:

@@ -47,7 +47,7 @@ from dovetail.engine.seat import Duties, Seat, Watch
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import Pipe
+from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
@@ -60,7 +60,6 @@ from dovetail.transports.messages import Malformed, read_task, result_fields, sh
 from dovetail.transports.streams import DEAD, MOST_DEAD, RESULTS, StopFeed
 from dovetail.wiring import buckets
 
-AGAIN_SECONDS = 0.5
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 PASS_ON_SECONDS = 0.2
@@ -246,15 +245,22 @@ class Child:
             _crash,
             lease_seconds=self.settings.lease_seconds,
             give_back_at=post.ends_at,
+            confirm=self._confirm,
         )
         self._local = threading.local()
+        self._hands: list[Hand] = []
 
     def at_hand(self) -> Hand:
         """Of this thread."""
         hand: Hand | None = getattr(self._local, "hand", None)
         if hand is None:
             hand = self._local.hand = Hand(self)
+            self._hands.append(hand)
         return hand
+
+    def _confirm(self) -> None:
+        for hand in self._hands:
+            hand.pipe.confirm()
 
     async def pass_on(self, task: Task) -> bool:
         """Leave a message to others, if there is somebody who can do what it asks for."""
@@ -315,13 +321,12 @@ class Hand:
     def __init__(self, child: Child) -> None:
         self._child = child
         settings = child.settings
-        self._pipe = BlockingPipe(redis_of(settings))
-        self._inbox = ResultsOnly(self._pipe)
+        self.pipe = BlockingPipe(redis_of(settings))
         self._desk = RemoteDesk(
-            self._inbox,
-            RedisStore(self._pipe, events=False),
-            RedisAgenda(self._pipe),
-            RedisLimits(self._pipe, buckets(settings), clock=child.clock),
+            ResultsOnly(self.pipe),
+            RedisStore(self.pipe, events=False),
+            RedisAgenda(self.pipe),
+            RedisLimits(self.pipe, buckets(settings), clock=child.clock),
             child.clock,
             _nothing_to_follow,
             worker_id=child.worker_id,
@@ -340,11 +345,11 @@ class Hand:
         try:
             task = _read(args, fields)
         except MISREAD as problem:
-            self._pipe.soon(taken(None))
+            self.pipe.soon(taken(None))
             reason = str(problem) or type(problem).__name__
-            bury(self._pipe, self._child.settings, message_id, fields, reason)
+            bury(self.pipe, self._child.settings, message_id, fields, reason)
             return {"dead": reason}
-        self._pipe.soon(taken(task.handler))
+        self.pipe.soon(taken(task.handler))
         if task.handler not in self._child.registry:
             passed = self._child.watch.call(partial(self._child.pass_on, task))
             self._flush()
@@ -373,7 +378,7 @@ class Hand:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
         state, output = done(
-            self._pipe.many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
+            self.pipe.many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
         )
         node = None if state is None else node_of(state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:
@@ -383,20 +388,20 @@ class Hand:
         return {"skipped": True}
 
     def _tell(self, result: Result) -> None:
-        while True:
-            try:
-                done(self._inbox.send([result]))
-                return
-            except StoreError as error:  # it is all there is of the work that was done
-                log.warning("a result is kept until it can be sent: %s", error)
-                time.sleep(AGAIN_SECONDS)
+        """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
+        Should the process die with Redis, the lease runs out, as if it had died a moment before."""
+        self.pipe.post([told(result)])
 
     def _flush(self) -> None:
-        done(self._pipe.many([("PING",)]))
+        done(self.pipe.many([("PING",)]))
 
 
 async def _nothing_to_follow(moves: Sequence[Any]) -> None:
     raise AssertionError("what is decided is followed by the watch")
+
+
+def told(result: Result) -> Command:
+    return ("XADD", RESULTS, "*", *result_fields(result))
 
 
 class ResultsOnly:
@@ -412,7 +417,7 @@ class ResultsOnly:
         """Celery acknowledges its messages itself."""
 
     async def send(self, results: Sequence[Result]) -> None:
-        await self._pipe.many([("XADD", RESULTS, "*", *result_fields(one)) for one in results])
+        await self._pipe.many([told(one) for one in results])
 
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
         """Nobody was given any."""

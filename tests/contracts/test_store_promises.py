@@ -283,9 +283,19 @@ class TestWaiting:
         await run_node(store, run_id, decision)
         assert (await asyncio.wait_for(other, 10)).finished
 
+    async def test_its_end_can_be_waited_for_without_reading_it(self, store: Store) -> None:
+        run_id, decision = await create(store, SINGLE)
+        ended = asyncio.create_task(store.ended(run_id))
+        done, _ = await asyncio.wait({ended}, timeout=0.05)
+        assert not done
+        await run_node(store, run_id, decision)
+        await asyncio.wait_for(ended, 10)
+        await asyncio.wait_for(store.ended(run_id), 10)
+
     async def test_an_unknown_run_is_not_found(self, store: Store) -> None:
-        with pytest.raises(NotFound):
-            await store.wait(new_run_id())
+        for unknown in (store.wait, store.ended):
+            with pytest.raises(NotFound):
+                await unknown(new_run_id())
 
     async def test_a_wait_outlives_a_retry(self, store: Store) -> None:
         run_id, _ = await create(store, SINGLE)

@@ -112,7 +112,7 @@ class TestTheEndpoint:
         )
         with pytest.raises(RetryableError, match="busy") as failed:
             await ask(at(server), ctx, prompt="x")
-        assert failed.value.after == 9.0
+        assert failed.value.at_least == 9.0
         assert len(server.requests) == 1
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])

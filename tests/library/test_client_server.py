@@ -501,7 +501,7 @@ def test_whatever_decides_is_asked_of_the_server() -> None:
     """A new command of the engine is to be asked here, too, or to be known as one that reads."""
     reads = {
         *("workflow", "workflows", "versions", "delete_workflow", "set_alias"),
-        *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch"),
+        *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch", "ended"),
     }
     public = {name for name in vars(Commands) if not name.startswith("_")}
     fields = set(Commands.__dataclass_fields__)

@@ -338,6 +338,50 @@ def test_a_blocking_connection_that_broke_asks_again() -> None:
         pipe.close()
 
 
+def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: str) -> None:
+    pipe = BlockingPipe(redis_url)
+    done(pipe.call("PING"))
+    pipe.post([("RPUSH", "told", "a")])
+    other = BlockingPipe(redis_url)
+    while not done(other.call("LLEN", "told")):
+        pass
+    other.close()
+    pipe.post([("RPUSH", "told", "b")])
+    pipe.soon([("RPUSH", "told", "c")])
+    assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b", b"c"]
+    assert pipe.roundtrips == 2
+    pipe.confirm()  # nothing is left to wait for
+    pipe.close()
+
+
+def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
+    with RedisServer() as server:
+        pipe = BlockingPipe(server.url, patience=20)
+        done(pipe.call("PING"))
+        server.stop()
+        pipe.post([("RPUSH", "told", "a")])
+        pipe.post([("RPUSH", "told", "b")])
+        server.start()
+        pipe.confirm()
+        assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b"]
+        server.stop()
+        pipe.post([("RPUSH", "told", "c")])
+        server.start()
+        assert done(pipe.call("LINDEX", "told", -1)) == b"c"
+        pipe.close()
+
+
+def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
+    pipe = BlockingPipe(redis_url)
+    done(pipe.call("SET", "told", "in the way"))
+    pipe.post([("RPUSH", "told", "a")])
+    assert done(pipe.call("GET", "told")) == b"in the way"
+    done(pipe.call("DEL", "told"))
+    pipe.confirm()
+    assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a"]
+    pipe.close()
+
+
 def test_a_redis_that_is_away_is_told_after_a_while() -> None:
     pipe = BlockingPipe(f"redis://127.0.0.1:{free_port()}", patience=0.1)
     with pytest.raises(Unreachable):

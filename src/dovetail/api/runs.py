@@ -124,7 +124,7 @@ async def get_run(
 
 async def _end(here: Service, run_id: str, request: Request) -> None:
     """Returns when the run has finished, or the client has gone away. Raises `NotFound`."""
-    ended = asyncio.ensure_future(here.commands.wait(run_id))
+    ended = asyncio.ensure_future(here.commands.ended(run_id))
     left = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait({ended, left}, return_when=asyncio.FIRST_COMPLETED)

@@ -66,6 +66,7 @@ async def calling(settings: Settings) -> AsyncIterator[Commands]:
             drives=False,
             why_not_here=f"{connection.url} goes on with its runs itself: there is nothing to "
             "resume from here",
+            serving=runs.serving,
             connection=connection,
         )
 
@@ -90,14 +91,18 @@ class Reading:
                 yield event_from(fields)
 
     async def wait(self, run_id: str) -> RunState:
-        path = at("runs", run_id)
-        query: Query = {"nodes": "false", "wait": WAIT_SECONDS}
         while True:
+            await self.ended(run_id)
+            run = await self._get(at("runs", run_id))
+            if run["finished_at"] is not None:  # else somebody has retried it meanwhile
+                return run_from(run)
+
+    async def ended(self, run_id: str) -> None:
+        query: Query = {"nodes": "false", "wait": WAIT_SECONDS}
+        seen: dict[str, Any] = {"finished_at": None}
+        while seen["finished_at"] is None:
+            path = at("runs", run_id)
             seen = await self._connection.call("GET", path, query=query, waits=WAIT_SECONDS)
-            if seen["finished_at"] is not None:
-                run = await self._get(path)
-                if run["finished_at"] is not None:  # else somebody has retried it meanwhile
-                    return run_from(run)
 
     async def owner_of(self, run_id: str) -> Literal["elsewhere", "none"]:
         return "elsewhere" if (await self.summary(run_id))["finished_at"] is None else "none"
@@ -120,6 +125,11 @@ class Reading:
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
         path = at("runs", run_id, "events")
         return list(await self._connection.call("GET", path, query={"after": after}))
+
+    async def serving(self) -> set[str]:
+        """The handlers that its live workers have."""
+        workers = (await self._get(at("workers")))["items"]
+        return {name for worker in workers if worker["alive"] for name in worker["handlers"]}
 
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True

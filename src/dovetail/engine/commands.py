@@ -60,7 +60,9 @@ from dovetail.engine.views import outputs, result, run_view
 
 MOST_COMPILED = 64
 MOST_KEY_CHARACTERS = 255
-BATCH_POLL_SECONDS = 0.05
+BATCH_POLL_SECONDS = (0.005, 0.01, 0.02, 0.05)
+"""Where nothing is left to wait for, but the batch is not told as finished: at first a matter of
+moments, later of whoever has not made its last runs yet."""
 WAITED_FOR = 20
 """Runs of a batch at a time."""
 RETRIED_AT_ONCE = 100
@@ -246,6 +248,10 @@ class Commands:
             if view["finished_at"] is not None:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
+
+    async def ended(self, run_id: str) -> None:
+        """Returns once the run has finished; `wait` reads all of it then. Raises `NotFound`."""
+        await self.store.ended(run_id)
 
     def view(self, run: RunState) -> dict[str, Any]:
         """A run that these commands gave, as `get_run` answers."""
@@ -460,18 +466,23 @@ class Commands:
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
+        sampled, pauses = False, iter(BATCH_POLL_SECONDS)
         while True:
-            batch = await self.get_batch(batch_id)
+            batch = await self.get_batch(batch_id, limit=1)
             if batch["finished_at"] is not None:
-                return batch
-            going_on = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
-            if going_on:
-                # Some from all over it: when these have ended, most have. To wait for each would
-                # be to read them all.
-                step = -(-len(going_on) // WAITED_FOR)
-                await asyncio.gather(*map(self.wait, going_on[::-step]))
+                return await self.get_batch(batch_id)
+            # Some from all over it: when these have ended, most have. To wait for each would be
+            # to read them all, so that is left for when the first few tell nothing any more.
+            if sampled:
+                runs = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
+                going_on = runs[:: -max(1, len(runs) // WAITED_FOR)]
             else:
-                await asyncio.sleep(BATCH_POLL_SECONDS)  # last nodes, or runs that are to come
+                going_on = await self._some_of(batch_id, batch["count"])
+            sampled = True
+            if going_on:
+                await asyncio.gather(*map(self.ended, going_on))
+            else:
+                await asyncio.sleep(next(pauses, BATCH_POLL_SECONDS[-1]))
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
         """Retry its runs that failed or were cancelled."""
@@ -486,6 +497,16 @@ class Commands:
         except Conflict:
             if (await self.store.load(run_id)).status in _AGAIN:
                 raise  # and not because somebody else was faster
+
+    async def _some_of(self, batch_id: str, count: int) -> list[str]:
+        """The last run of a batch and others at even distances that have not finished."""
+        places = range(count - 1, -1, -max(1, count // WAITED_FOR))
+        pages = await asyncio.gather(
+            *(self.get_batch(batch_id, limit=1, cursor=str(at), counts=False) for at in places)
+        )
+        return [
+            run["run_id"] for page in pages for run in page["runs"] if run["status"] not in FINAL
+        ]
 
     async def _runs_of(self, batch_id: str) -> Any:
         cursor = None

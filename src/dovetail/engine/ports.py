@@ -63,6 +63,10 @@ class Store(Protocol):
         """Return the run once it has finished. Raises `NotFound`."""
         ...
 
+    async def ended(self, run_id: str) -> None:
+        """Return once the run has finished, without reading all of it. Raises `NotFound`."""
+        ...
+
     async def recall(self, key: str, now: float) -> Cached | None:
         """The output that a `Complete` left under this cache key, unless it is too old."""
         ...

@@ -268,14 +268,17 @@ class Watch:
         *,
         lease_seconds: float,
         give_back_at: Callable[[], float],
+        confirm: Callable[[], None],
     ) -> None:
         """`kept_up` begins a duty anew while a store is away; `give_back_at` says by which time of
-        the wall clock whatever still runs is given back."""
+        the wall clock whatever still runs is given back; `confirm` returns once all that the seats
+        have told has arrived."""
         self._open = duties
         self._kept_up = kept_up
         self._on_crash = on_crash
         self._lease_seconds = lease_seconds
         self._give_back_at = give_back_at
+        self._confirm = confirm
         self._held: dict[int, Held] = {}
         self._progress: dict[tuple[str, str], Progress] = {}
         self._asleep = False
@@ -372,6 +375,7 @@ class Watch:
         while True:
             if not self._held:
                 self._asleep = True
+                await self._confirmed()  # from here on who holds something wakes us
                 if not self._held:
                     await self._wanted.wait()
                 self._asleep = False
@@ -379,6 +383,14 @@ class Watch:
             await asyncio.sleep(LOOK_SECONDS)
             for held in list(self._held.values()):
                 self._look_at(held)
+
+    async def _confirmed(self) -> None:
+        while True:
+            try:
+                return await asyncio.to_thread(self._confirm)
+            except StoreError as error:
+                log.warning("a result is kept until it can be sent: %s", error)
+                await asyncio.sleep(LOOK_SECONDS)
 
     def _look_at(self, held: Held) -> None:
         age, limit = _age(held), held.task.timeout_seconds

@@ -66,7 +66,8 @@ def check_status(
         message += f": {beginning}"
     kind = f"http_{status}"
     if status == HTTPStatus.TOO_MANY_REQUESTS or 500 <= status < 600:
-        raise RetryableError(message, after=retry_after(answer.headers, time.time()), type=kind)
+        asked = retry_after(answer.headers, time.time())
+        raise RetryableError(message, at_least=asked, type=kind)
     raise PermanentError(message, type=kind)
 
 

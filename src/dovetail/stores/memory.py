@@ -92,6 +92,9 @@ class MemoryStore:
             await waiter
         return run
 
+    async def ended(self, run_id: str) -> None:
+        await self.wait(run_id)
+
     def abort(self, error: BaseException) -> None:
         """The engine is gone: nobody shall wait for an end that cannot come."""
         self._aborted = error

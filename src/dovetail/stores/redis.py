@@ -439,10 +439,13 @@ class RedisStore:
         """Raises `NotFound` for a run that is not there, or not any more."""
         shell = await self._known(run_id)
         while True:
-            if await self._is_finished(run_id):
-                run, _ = await self._load(run_id, shell)
-                if run.finished:
-                    return run
+            await self.ended(run_id)
+            run, _ = await self._load(run_id, shell)
+            if run.finished:  # else somebody has retried it meanwhile
+                return run
+
+    async def ended(self, run_id: str) -> None:
+        while not await self._is_finished(run_id):
             await self._news(run_id)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:

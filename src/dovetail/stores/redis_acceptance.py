@@ -26,6 +26,8 @@ from dovetail.stores.redis_lists import batch_key, source
 
 ACCEPTED = "wf:accepted"
 """What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
+WORDS_AT_ONCE = 2000
+"""Of one command: so that a large batch keeps nobody waiting."""
 
 
 def batch_number(batch_id: str) -> int:
@@ -137,9 +139,10 @@ class Acceptance:
         await self._write_batch(batch_id, workflow, len(placed), key, now, todo)
         await self._claim_for_batch(batch_id, key)
         # Nobody else has other runs for these places: whoever makes them reads their ids above.
+        taken = [word for index, one in enumerate(placed) for word in (index, one.run_id)]
         places: list[Command] = [
-            ("HSET", f"{batch_key(batch_id)}:places", index, one.run_id)
-            for index, one in enumerate(placed)
+            ("HSET", f"{batch_key(batch_id)}:places", *taken[first : first + WORDS_AT_ONCE])
+            for first in range(0, len(taken), WORDS_AT_ONCE)
         ]
         metas: list[Command] = [
             ("HSET", keys_of(one.run_id)[0], "batch", batch_id, "place", index)

@@ -28,7 +28,8 @@ STATUSES = [status.value for status in RunStatus if status is not RunStatus.PEND
 RUNNING = RunStatus.RUNNING.value.encode()
 Read = Sequence[Any]
 """What Redis answers to `_reading`."""
-_FACTS = ("status", "finished_at", "epoch", "version", "created_at", "workflow", "batch", "place")
+_MOVING = ("status", "finished_at", "epoch")
+_FACTS = (*_MOVING, "version", "created_at", "workflow", "batch", "place")
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 AT_ONCE = 500
 
@@ -127,9 +128,10 @@ class RunLists:
         writing = [change for kind, runs in kinds.items() for change in _changes(kind, runs)]
         # Read again behind the changes: another one may have listed what came after, and we have
         # just undone it.
-        answers = await self._pipe.many([*writing, *(_reading(run_id) for run_id, _ in simple)])
+        reading = [_reading(run_id, _MOVING) for run_id, _ in simple]
+        answers = await self._pipe.many([*writing, *reading])
         again = zip(simple, answers[len(writing) :], strict=True)
-        doubtful += [(run_id, was) for (run_id, was), now in again if now != was]
+        doubtful += [(run_id, was) for (run_id, was), now in again if now != was[: len(_MOVING)]]
         await asyncio.gather(*(self._set_right(run_id, was) for run_id, was in doubtful))
 
     async def _set_right(self, run_id: str, known: Read) -> None:
@@ -228,8 +230,8 @@ class RunLists:
         return float(found[1]) if found else None
 
 
-def _reading(run_id: str) -> Command:
-    return ("HMGET", f"wf:{{{run_id}}}:meta", *_FACTS)
+def _reading(run_id: str, facts: Sequence[str] = _FACTS) -> Command:
+    return ("HMGET", f"wf:{{{run_id}}}:meta", *facts)
 
 
 def _facts_of(answer: Read) -> Facts | None:

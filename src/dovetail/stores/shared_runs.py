@@ -95,6 +95,12 @@ class SharedRuns:
                 return run
             await asyncio.sleep(LOOK_SECONDS)
 
+    async def ended(self, run_id: str) -> None:
+        try:
+            await self._hot.ended(run_id)
+        except NotFound:
+            await self.wait(run_id)
+
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         while True:
             try:

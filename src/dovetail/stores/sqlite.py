@@ -449,21 +449,21 @@ class SqliteStore:
     async def wait(self, run_id: str) -> RunState:
         while True:
             self._check()
-            driven = self._runs.get(run_id)
-            if driven is not None and driven.mine and not driven.run.finished:
-                run = await self._end_of(run_id)
-                if run.finished:
-                    return run
-                continue
-            row = self._query("is_finished", run_id)
-            if row is None:
-                raise NotFound(f"no run '{run_id}' in {self.file.path}")
             kept = self._runs.get(run_id)
-            if row[1] and (kept is None or not kept.on_its_way):
-                return await self.load(run_id)
+            if kept is None or not kept.mine or kept.run.finished:
+                row = self._query("is_finished", run_id)
+                if row is None:
+                    raise NotFound(f"no run '{run_id}' in {self.file.path}")
+                if row[1] and (kept is None or not kept.on_its_way):
+                    return await self.load(run_id)
             run = await self._end_of(run_id)
             if run.finished:  # a retry may have reopened it
                 return run
+
+    async def ended(self, run_id: str) -> None:
+        row = self._query("is_finished", run_id)
+        if run_id in self._runs or row is None or not row[1]:
+            await self.wait(run_id)  # which reads nothing of what is held here
 
     def _end_of(self, run_id: str) -> asyncio.Future[RunState]:
         waiter: asyncio.Future[RunState] = self._loop.create_future()
