@@ -556,3 +556,13 @@ async def test_the_doctor_finds_what_nobody_drives(db: Path) -> None:
     async with shell(db) as other:
         (finding,) = [found for found in await other.records.doctor() if not found.ok]
         assert (finding.check, finding.fix) == ("drivers", "dovetail runs resume")
+
+
+async def test_an_end_is_told_only_when_the_file_has_it(db: Path) -> None:
+    async with engine(db, add) as commands, shell(db) as other:
+        for _ in range(20):
+            run_id = (await commands.trigger(definition(ADD))).run_id
+            while (await commands.get_run(run_id))["status"] != "COMPLETED":
+                await asyncio.sleep(0)
+            assert (await other.get_run(run_id))["status"] == "COMPLETED"
+            assert (await commands.events(run_id))[-1]["type"] == "run.completed"

@@ -30,7 +30,7 @@ from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
 from dovetail.core.replay import replay
 from dovetail.core.run import Phase, RunState
-from dovetail.core.states import NodeStatus
+from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import (
     NOTHING,
@@ -318,10 +318,7 @@ class SqliteStore:
         if kept is not None:
             if kept.on_its_way or not self._is_behind(run_id):
                 return kept
-            if kept.mine:
-                self._catch_up(kept)
-            else:
-                self._refresh(kept)
+            (self._catch_up if kept.mine else self._refresh)(kept)
             return kept
         row = self._query("read_run", run_id)
         if row is None:
@@ -442,6 +439,8 @@ class SqliteStore:
         kept = self._fetch(run_id)
         if kept is None:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
+        if kept.on_its_way and kept.run.status in FINAL:
+            await self._rounds.flush()  # nobody is told of an end that could still be lost
         if not (kept.mine or kept.on_its_way):
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
