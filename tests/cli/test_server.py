@@ -1,7 +1,8 @@
 """The commands on a server: `--server`, `DOVETAIL_SERVER`, and what wins over what.
 
-One `dovetail serve` for all tests of this file; each test has workflows of its own. What a
-command does is tested elsewhere, on the file: here it is that the same comes out.
+One `dovetail serve` with the embedded engine and one on Redis, each for all tests of this file;
+each test has workflows of its own. What a command does is tested elsewhere, on the file: here it is
+that the same comes out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import pytest
 
 from dovetail.cli.app import app
 
+from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
 from .conftest import HANDLERS, SCRIPT, SECONDS, Outcome, Shell, environment
 
@@ -33,12 +36,12 @@ TOKEN = "hunter2-all"
 class Served:
     """`dovetail serve` in a folder of its own."""
 
-    def __init__(self, folder: Path, **env: str) -> None:
+    def __init__(self, folder: Path, *options: str, **env: str) -> None:
         self.folder = folder
         (folder / "mine.py").write_text(HANDLERS)
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [SCRIPT, "serve", "--port", "0", "--handlers", "mine.py"],
+                [SCRIPT, "serve", "--port", "0", "--handlers", "mine.py", *options],
                 cwd=folder,
                 env=environment(**env),
                 stdin=subprocess.DEVNULL,
@@ -72,11 +75,19 @@ class Served:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("served"), DOVETAIL_DRAIN_SECONDS="0")
-    yield served
-    served.close()
+@pytest.fixture(scope="module", params=["embedded", "redis"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    options: list[str] = []
+    env = {"DOVETAIL_DRAIN_SECONDS": "0"}
+    with ExitStack() as stack:
+        if request.param == "redis":
+            env["DOVETAIL_REDIS_URL"] = stack.enter_context(RedisServer()).url
+            options = ["--with", "orchestrator,worker"]
+        served = Served(tmp_path_factory.mktemp("served"), *options, **env)
+        yield served
+        served.close()
     assert "Traceback" not in (served.folder / "log").read_text()
 
 
