@@ -37,18 +37,19 @@ def private_redis() -> Iterator[Any]:
     """As the tests start it: AOF everysec. The file is not rewritten meanwhile, which would hit
     whoever happens to run."""
     settings = {"auto-aof-rewrite-percentage": "0"}
-    with _server("redis_server").RedisServer(settings=settings) as server:
+    with server_module("redis_server").RedisServer(settings=settings) as server:
         yield server
 
 
 @contextmanager
 def private_postgres() -> Iterator[Any]:
     """One that survives a power cut, as an archive has to."""
-    with _server("postgres_server").PostgresServer(durable=True) as server:
+    with server_module("postgres_server").PostgresServer(durable=True) as server:
         yield server
 
 
-def _server(module: str) -> Any:
+def server_module(module: str) -> Any:
+    """One of tests/servers: the servers that a bench needs are those of the tests."""
     root = str(HERE.parent)
     if root not in sys.path:
         sys.path.append(root)

@@ -1,11 +1,12 @@
 """`./dev bench`: Dovetail beside its peers, with the ratios that are promised.
 
-    ./dev bench                      all of it, some ten minutes
+    ./dev bench                      all but documents, some ten minutes
     ./dev bench --only library       in memory, beside Dask and bare asyncio: a minute
     ./dev bench --only durable       on a file, beside DBOS and a bare SQLite loop: four
     ./dev bench --distributed        over Redis, beside streaQ and Celery's canvas: four
     ./dev bench --celery             on Celery, beside its canvas and a plain task of its: three
     ./dev bench --api                over HTTP, beside a bare route that writes a row: four
+    ./dev bench --documents          the document pipeline: eleven, and only when asked for
     ./dev bench --only fan1000       one workload, in memory, on a file and over Redis
     ./dev bench --check              exits 1 if a target is missed
     ./dev bench --json > out.json    the numbers, every single time included
@@ -35,6 +36,7 @@ import api
 import burden
 import celery_transport
 import distributed
+import documents
 import durable
 import redis_contestants
 import workloads
@@ -66,7 +68,7 @@ EVERYBODY: dict[str, dict[str, Any]] = {
     "celery": celery_transport.CONTESTANTS,
 }
 COMPETITIONS = list(EVERYBODY)
-OTHERS = ["scaling", "validation", "memory", "history", "api"]
+OTHERS = ["scaling", "validation", "memory", "history", "api", "documents"]
 ENOUGH_SECONDS = 60.0
 """A workload of the durable part is not measured for longer, as soon as it has its 3 rounds."""
 TOO_SLOW_SECONDS = 25.0
@@ -127,6 +129,12 @@ def main() -> int:
         report["verdicts"] += verdicts_on_history(report["history"])
         if not options.json:
             print("\n" + history_table(report["history"]))
+    if "documents" in (options.only or []):  # not by itself: most of it is waiting for a model
+        with scratch() as folder:
+            report["documents"] = documents.measure(folder, say)
+        report["verdicts"] += documents.verdicts(report["documents"], verdict)
+        if not options.json:
+            print("\n" + documents.table(report["documents"]))
     if options.json:
         print(json.dumps(report, indent=2))
     else:
@@ -162,6 +170,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument(
         "--api", action="append_const", dest="only", const="api", help="the same as --only api"
+    )
+    parser.add_argument(
+        "--documents",
+        action="append_const",
+        dest="only",
+        const="documents",
+        help="the same as --only documents",
     )
     parser.add_argument(
         "--contestant",

@@ -180,8 +180,8 @@ def test_a_warm_start_asks_uv_nothing_and_says_nothing(checkout: Checkout) -> No
     assert not checkout.log.exists()
 
 
-def test_run_alone_runs_the_quickstart(checkout: Checkout) -> None:
-    assert checkout.dev("run")[1] == "dovetail run examples/quickstart.yaml\n"
+def test_run_alone_processes_the_sample_documents(checkout: Checkout) -> None:
+    assert checkout.dev("run")[1] == "dovetail documents process examples/documents\n"
 
 
 def test_test_after_run_adds_to_the_same_environment(checkout: Checkout) -> None:

@@ -158,6 +158,16 @@ item 2 failed in 'extract': document 3 is empty
 """,
 }
 
+DOCUMENTS = "dovetail documents process examples/documents"
+FOUND = {
+    "agreement.pdf": ("contract", None, True),
+    "invoice.pdf": ("invoice", 621.36, True),
+    "kassenbon.txt": ("receipt", 33.1, True),
+    "receipt.html": ("receipt", 37.99, True),
+    "rechnung.docx": ("invoice", 6164.2, True),
+    "scribbled.txt": ("other", None, False),
+}
+
 
 def environment() -> dict[str, str]:
     """Without the settings of whoever runs the tests."""
@@ -221,6 +231,20 @@ def test_a_script_with_a_worker_prints_what_it_says(command: str, redis_url: str
     assert worker.returncode == 0
 
 
+def test_the_documents_are_read_as_they_are_and_the_second_time_not_at_all(tmp_path: Path) -> None:
+    settings = {"DOVETAIL_DOCUMENTS_OUT": str(tmp_path / "out")}
+    for state in ("completed", "cached"):
+        done = call(f"{DOCUMENTS} --json", **settings)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)["documents"]
+        assert {one["state"] for one in told} == {state}
+        found = {
+            Path(one["file_path"]).name: (one["type"], one["total"], one["confidence"] >= 0.8)
+            for one in told
+        }
+        assert found == FOUND
+
+
 def test_every_example_is_valid_and_gives_no_warning() -> None:
     done = call("dovetail validate", *FLOWS, *HANDLERS, "--json")
     assert done.returncode == 0, done.stdout
@@ -241,21 +265,22 @@ def test_every_command_that_an_example_names_is_run_here() -> None:
     named = set()
     for path in sorted(EXAMPLES.rglob("*")):
         if path.suffix in (".yaml", ".py", ".md"):
-            found = re.findall(r"(?:\./dev run|dovetail run|python) [^\n`]*", path.read_text())
-            named |= {command_of(line) for line in found}
-    assert named == RUNS.keys() | SCRIPTS.keys() | ON_CELERY.keys()
+            told = r"(?:\./dev run|dovetail (?:run|documents)|python) [^\n`]*"
+            named |= {command_of(line) for line in re.findall(told, path.read_text())}
+    assert named == {*RUNS, *SCRIPTS, *ON_CELERY, DOCUMENTS}
 
 
 def command_of(line: str) -> str:
     """The command at the start of a line; what is said about it stands behind two blanks."""
     words = re.split(r"\s{2,}", line.strip())[0].rstrip(".")
     if words == "./dev run":
-        return "dovetail run examples/quickstart.yaml"
+        return DOCUMENTS
     return re.sub(r"^\./dev run ", "dovetail ", words)
 
 
 def test_every_file_of_the_examples_is_used_here() -> None:
     used = {word for command in [*RUNS, *SCRIPTS, *ON_CELERY] for word in command.split()}
+    used |= {f"examples/documents/{name}" for name in FOUND}
     files = {p.relative_to(ROOT).as_posix() for p in EXAMPLES.rglob("*.*") if p.is_file()}
     files = {name for name in files if "__pycache__" not in name}
     assert files - used == {"examples/README.md"}

@@ -15,7 +15,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.definition.model import Node, Workflow
 from dovetail.core.templates import NodeValue, parse_template
-from dovetail.core.templates.compiler import _TEST_NAMES
+from dovetail.core.templates.compiler import TEST_NAMES
 from dovetail.core.templates.filters import FILTERS
 
 from .pages import ROOT, blocks, call, commands, comparable, services, write_files
@@ -72,7 +72,7 @@ def test_a_template_gives_what_the_guide_says(template: str, value: str) -> None
 def test_the_guide_has_every_filter_and_test() -> None:
     listed = {name for row in rows("filter") for name in re.findall(r"`(\w+)`", row[0])}
     assert listed == {*FILTERS, "default", "d"}
-    assert set(names_of_tests()) == set(_TEST_NAMES)
+    assert set(names_of_tests()) == set(TEST_NAMES)
 
 
 def names_of_tests() -> list[str]:

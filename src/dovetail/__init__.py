@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         WorkflowResult,
     )
     from dovetail.handlers.context import Context
+    from dovetail.handlers.llm import ask_llm
     from dovetail.handlers.registry import handler
 
 _HOMES = {
@@ -66,6 +67,7 @@ _HOMES = {
     "WorkflowExecutor": "dovetail.executor",
     "WorkflowResult": "dovetail.executor",
     "WorkflowVersion": "dovetail.client.answers",
+    "ask_llm": "dovetail.handlers.llm",
     "handler": "dovetail.handlers.registry",
 }
 
@@ -94,6 +96,7 @@ __all__ = [
     "WorkflowResult",
     "WorkflowVersion",
     "__version__",
+    "ask_llm",
     "handler",
 ]
 

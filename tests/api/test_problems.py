@@ -76,6 +76,18 @@ def test_hostile_json_is_refused_with_a_reason(
         assert answer.json()["errors"]
 
 
+@ONE_SETUP
+def test_of_very_many_unknown_fields_the_first_hundred_are_told(api: Api) -> None:
+    body = {"definition": flow("x"), **{f"z{at}": 1 for at in range(5000)}}
+    errors = api("POST", "/runs", json=body).json()["errors"]
+    assert len(errors) == 101
+    assert errors[0]["message"].startswith("unknown field 'z0'")
+    assert (errors[-1]["code"], errors[-1]["message"]) == (
+        "too_large",
+        "and 4,900 more unknown fields",
+    )
+
+
 def test_where_a_body_breaks_is_told(api: Api) -> None:
     answer = api("POST", "/runs", content=b'{"params": {},\n  "x": NaN}', headers=JSON)
     error = answer.json()["errors"][0]

@@ -112,7 +112,7 @@ def test_a_tally_tells_counts_speed_and_what_is_left(monkeypatch: pytest.MonkeyP
     tally.add("FAILED")
     tally.add("CANCELLED")
     assert bare(tally.line()) == "200 of 1,000 done, 1 failed, 1 cancelled, 50/s, about 16s left"
-    assert bare(tally.line(bar=True)).startswith("━" * 30 + "  200 of")
+    assert bare(tally.picture()[0]).startswith("━" * 30 + "  200 of")
     assert tally.summary() == "1 cancelled, 198 completed, 1 failed"
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from dovetail.cli.app import app
 from dovetail.config import Settings, env_name, load_settings
-from dovetail.telemetry.tally import METRICS
+from dovetail.telemetry.tally import METRICS, Metric
 from dovetail.wiring import redis_findings
 
 from ..servers.redis_server import RedisServer
@@ -30,7 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 SERVICES = ("api", "orchestrator", "worker")
-KNOWN = {metric.name: metric for metric in METRICS}
+# The pipeline's own, as a handler's are.
+DOCUMENT_METRICS = (
+    Metric("documents_processed_total", "counter", ("status",), ""),
+    Metric("processing_duration_seconds", "histogram", (), ""),
+    Metric("extraction_confidence", "histogram", (), ""),
+)
+KNOWN = {metric.name: metric for metric in (*METRICS, *DOCUMENT_METRICS)}
 SETTINGS = {env_name(name) for name in Settings.model_fields}
 
 

@@ -99,7 +99,7 @@ class DagGroup:
                 results.append(None)
                 counts["RUNNING" if state == states.STARTED else "PENDING"] += 1
                 continue
-            result = _result_of(sent.result)
+            result = result_of(sent.result)
             results.append(result)
             counts[result.status.value] += 1
         failures = {
@@ -118,7 +118,8 @@ class DagGroup:
         return [run_dag.AsyncResult(task_id) for task_id in self.task_ids]
 
 
-def _result_of(ended: Any) -> WorkflowResult:
+def result_of(ended: Any) -> WorkflowResult:
+    """Of what a task that runs a DAG ended with: its answer, or what Celery raised in its place."""
     if isinstance(ended, Mapping):
         return WorkflowResult.from_dict(ended)
     status = "CANCELLED" if isinstance(ended, TaskRevokedError) else "FAILED"

@@ -1,4 +1,5 @@
-"""The task `dovetail.run_dag`: how it is sent, retried and kept in time, and what it answers.
+"""Tasks that run a DAG, `dovetail.run_dag` first of all: how they are sent, retried and kept in
+time, and what they answer.
 
 What it must not know: how a DAG is run.
 """
@@ -34,20 +35,42 @@ STOP_SECONDS = 10.0
 """How long a DAG that ran out of time may take to stop: well before the hard limit."""
 
 
-class _DagTask(Task):  # type: ignore[misc]
-    """Sends names and definitions where it is given objects, and keeps results in Redis."""
+class DagTask(Task):  # type: ignore[misc]
+    """The base of a task that runs a DAG inside itself, `run_dag` or one of your own: its limits,
+    how it is given back, and where its result is kept."""
+
+    soft_time_limit = SOFT_SECONDS
+    time_limit = HARD_SECONDS
+    max_retries = MAX_RETRIES
+    # A worker that is gone gives the task back. One whose process this DAG killed does not:
+    # nobody can tell bad luck from a DAG that will do it again.
+    acks_late = True
+    reject_on_worker_lost = False
+    serializer = "json"
+    ignore_result = False
 
     _backend: Any = None
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        args, kwargs = _sent(args, kwargs)
-        return super().apply_async(args, kwargs, *more, **options)
-
-    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        args, kwargs = _sent(args, kwargs)
-        return super().signature(args, kwargs, *more, **options)
-
-    subtask = signature
+    def run_here(
+        self, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
+    ) -> dict[str, Any]:
+        """Run a DAG in this process, as `run_dag` does, and answer as it does. For the body of a
+        task that is bound: what the surroundings did is raised as a retry of it."""
+        request = self.request
+        if isinstance(max_concurrency, bool) or max_concurrency < 1:
+            raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
+        try:
+            prepared = prepare(request.id or os.urandom(8).hex(), dag, context)
+            patience = _patience(request)
+            run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
+            return _told(run, _timeout(request) if stopped else None)
+        except SoftTimeLimitExceeded:  # where there is nothing to stop, or it would not stop
+            return _told(None, _timeout(request))
+        except RETRIED as error:
+            wait = delay(RETRY, request.retries + 1, random.random())  # noqa: S311
+            raise self.retry(exc=error, countdown=wait) from error
+        except DovetailError as problem:
+            raise DagRefused(str(problem), problem.type) from None
 
     @property
     def backend(self) -> Any:
@@ -64,6 +87,20 @@ class _DagTask(Task):  # type: ignore[misc]
     @backend.setter
     def backend(self, value: Any) -> None:
         self._backend = value
+
+
+class _RunDag(DagTask):
+    """Sends names and definitions where it is given objects."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        args, kwargs = _sent(args, kwargs)
+        return super().apply_async(args, kwargs, *more, **options)
+
+    def signature(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        args, kwargs = _sent(args, kwargs)
+        return super().signature(args, kwargs, *more, **options)
+
+    subtask = signature
 
 
 def _sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -86,22 +123,9 @@ def redis_of(app: Any) -> str | None:
     return first if first.startswith(("redis://", "rediss://")) else None
 
 
-@shared_task(  # type: ignore[untyped-decorator]
-    bind=True,
-    base=_DagTask,
-    name="dovetail.run_dag",
-    soft_time_limit=SOFT_SECONDS,
-    time_limit=HARD_SECONDS,
-    max_retries=MAX_RETRIES,
-    # A worker that is gone gives the task back. One whose process this DAG killed does not:
-    # nobody can tell bad luck from a DAG that will do it again.
-    acks_late=True,
-    reject_on_worker_lost=False,
-    serializer="json",
-    ignore_result=False,
-)
+@shared_task(bind=True, base=_RunDag, name="dovetail.run_dag")  # type: ignore[untyped-decorator]
 def run_dag(
-    self: Any, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
+    self: DagTask, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
 ) -> dict[str, Any]:
     """Run a DAG inside this one task; gives `WorkflowResult.to_dict()`, with what is `withheld`.
 
@@ -109,21 +133,7 @@ def run_dag(
     whoever sends it may also give a file. `context` are then its params. A DAG that failed is a
     result like any other; what could not be run at all raises, and the task fails.
     """
-    request = self.request
-    if isinstance(max_concurrency, bool) or max_concurrency < 1:
-        raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
-    try:
-        prepared = prepare(request.id or os.urandom(8).hex(), dag, context)
-        patience = _patience(request)
-        run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
-        return _told(run, _timeout(request) if stopped else None)
-    except SoftTimeLimitExceeded:  # where there is nothing to stop, or it would not stop
-        return _told(None, _timeout(request))
-    except RETRIED as error:
-        wait = delay(RETRY, request.retries + 1, random.random())  # noqa: S311
-        raise self.retry(exc=error, countdown=wait) from error
-    except DovetailError as problem:
-        raise DagRefused(str(problem), problem.type) from None
+    return self.run_here(dag, context, max_concurrency=max_concurrency)
 
 
 def _told(run: RunState | None, timeout: dict[str, Any] | None) -> dict[str, Any]:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dovetail.cli import streams
 from dovetail.cli.documents import Write, json_bytes
-from dovetail.cli.driving import SHORT_ID, cancel_all, cancelled_from_outside, see_to_end
-from dovetail.cli.ending import command, error_words, status_piece
+from dovetail.cli.driving import SHORT_ID, cancelled_from_outside
+from dovetail.cli.ending import command, error_words, status_piece, typed_again
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
 from dovetail.cli.items import Item, Items, Survey
+from dovetail.cli.lanes import MOST_SHARED, RUNS_PER_SLOT, Lanes
 from dovetail.cli.places import driving, is_shared, looking
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.tally import Progress, Tally, progress_of
-from dovetail.cli.text import Line, clip, counted, duration, plain, plain_lines, table
+from dovetail.cli.text import Line, clip, counted, duration, plain, table
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Conflict
@@ -34,10 +34,6 @@ from dovetail.core.states import FINAL, RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
 
-RUNS_PER_SLOT = 4
-"""Runs in flight for each node that may run at once: enough to keep all slots busy."""
-MOST_SHARED = 500
-"""Runs in flight where services drive them: nobody here knows how many slots they have."""
 MOST_FAILURES = 10
 RETRY = "--retry-failed"
 _PAGE = 1000
@@ -81,8 +77,7 @@ class Batch:
         self._tally = Tally(survey.count)
         self._batch_id = ""
         self._known = bytearray(survey.count)
-        self._flying: dict[str, asyncio.Task[None]] = {}
-        """The runs that lanes wait for."""
+        self._lanes: Lanes | None = None
         self._failures: list[Failure] = []
 
     def run(self) -> int:
@@ -143,28 +138,13 @@ class Batch:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
         window = min(self._survey.count, MOST_SHARED if self._shared else window)
-        lanes = [asyncio.create_task(self._lane(commands, items, stopping)) for _ in range(window)]
-        asked = asyncio.create_task(stopping.wait())
-        showing: list[asyncio.Task[None]] = []
-        if progress is not None:
-            progress.begin()
-            showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
-        whole: asyncio.Future[Any] = asyncio.gather(*lanes)
-        try:
-            await asyncio.wait([whole, asked], return_when=asyncio.FIRST_COMPLETED)
-            if not whole.done():
-                if stopping.cancels:
-                    await self._cancel_ours(commands, lanes)
-                return
-            await whole
-        finally:
-            for task in (asked, *lanes, *showing):
-                task.cancel()
-            await asyncio.gather(asked, whole, *showing, return_exceptions=True)
-            if progress is not None:
-                progress.end()
+        self._lanes = lanes = Lanes(commands, stopping)
+        made = [self._lane(commands, lanes, items, stopping) for _ in range(window)]
+        await lanes.drive(made, progress)
 
-    async def _lane(self, commands: Commands, items: Iterator[Item], stopping: Stopping) -> None:
+    async def _lane(
+        self, commands: Commands, lanes: Lanes, items: Iterator[Item], stopping: Stopping
+    ) -> None:
         """One of the places in the window. All lanes take from the same items."""
         quick = 0
         for item in items:
@@ -178,7 +158,7 @@ class Batch:
                 if left != _ENDED[RunStatus.COMPLETED] and self._has_room():
                     await self._remember(commands, item)
                 continue
-            await self._see(commands, item, left, stopping)
+            await self._see(commands, lanes, item, left)
 
     def _wants_retry(self, status: str) -> bool:
         return self._retry_failed and status != RunStatus.COMPLETED
@@ -186,40 +166,17 @@ class Batch:
     def _has_room(self) -> bool:
         return len(self._failures) < MOST_FAILURES
 
-    async def _see(self, commands: Commands, item: Item, left: int, stopping: Stopping) -> None:
+    async def _see(self, commands: Commands, lanes: Lanes, item: Item, left: int) -> None:
         place = (self._batch_id, item.place)
         accepted = await commands.trigger(self._checked, item.params, place=place)
-        run_id = accepted.run_id
-        lane = asyncio.current_task()
-        assert lane is not None  # noqa: S101
-        self._flying[run_id] = lane
-        try:
-            if left in _STATUS:
-                with suppress(Conflict):  # another process retries the same batch
-                    await commands.retry(run_id)
-            if stopping.cancels:  # while it was made: too late for `_cancel_ours`
-                if await commands.owner(run_id) != "here":
-                    return
-                await cancel_all(commands, [run_id])
-            run = await see_to_end(commands, run_id, take_over=True)
-        finally:
-            del self._flying[run_id]
+        if left in _STATUS:
+            with suppress(Conflict):  # another process retries the same batch
+                await commands.retry(accepted.run_id)
+        run = await lanes.see(accepted.run_id, just_made=accepted.created)
         if run is not None:
             self._tally.add(run.status.value)
             if run.status is not RunStatus.COMPLETED and self._has_room():
                 self._failures.append(_failure(item, run))
-
-    async def _cancel_ours(self, commands: Commands, lanes: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel what is driven here, and wait for its end; runs of others are theirs."""
-        ours, followed = [], set()
-        for run_id, lane in list(self._flying.items()):
-            if await commands.owner(run_id) == "here":
-                ours.append(run_id)
-            else:
-                followed.add(lane)
-        await cancel_all(commands, ours)
-        if ending := set(lanes) - followed:
-            await asyncio.wait(ending)
 
     async def _remember(self, commands: Commands, item: Item) -> None:
         """A failure of an earlier process: there already, so this only looks it up."""
@@ -264,23 +221,24 @@ class Batch:
             yield [(f"  and {bad - len(rows):,} more:  {listing}", "dim")]
         if left and self._shared:
             again = "what was made goes on without this view; make the rest with:  "
-            yield [(again, "dim"), (_typed_again(), "bold")]
+            yield [(again, "dim"), (typed_again(), "bold")]
         elif asked is Ask.HAND_BACK and left:
-            yield [("handed back; go on with:  ", "dim"), (_typed_again(), "bold")]
+            yield [("handed back; go on with:  ", "dim"), (typed_again(), "bold")]
         elif left:
-            yield [("go on with:  ", "dim"), (_typed_again(RETRY), "bold")]
+            yield [("go on with:  ", "dim"), (typed_again(RETRY), "bold")]
         elif bad:
             again = f"      reruns {bad:,}, reuses {tally.done - bad:,}"
-            yield [("fix it, then:  ", "dim"), (_typed_again(RETRY), "bold"), (again, "dim")]
+            yield [("fix it, then:  ", "dim"), (typed_again(RETRY), "bold"), (again, "dim")]
 
     def _give_up(self, asked: Ask) -> None:
         """In another thread, because this one is stuck."""
         cancels = asked.cancels and not self._shared
-        if cancels and cancelled_from_outside(self._settings, list(self._flying)):
+        flying = [] if self._lanes is None else list(self._lanes.flying)
+        if cancels and cancelled_from_outside(self._settings, flying):
             words = "CANCELLED, without waiting for what still runs; go on with:  "
-            words += _typed_again(RETRY)
+            words += typed_again(RETRY)
         else:
-            words = f"handed back as it was; go on with:  {_typed_again()}"
+            words = f"handed back as it was; go on with:  {typed_again()}"
         os.write(2, words.encode() + b"\n")
 
 
@@ -289,20 +247,3 @@ def _failure(item: Item, run: RunState) -> Failure:
     node = str(error.get("node", ""))
     why = f"{node}: {error_words(node, error)}" if error else run.status.value.lower()
     return Failure(item.line, run.id, clip(plain(why), 200))
-
-
-def _typed_again(*more: str) -> str:
-    """The command line of this process, so that it can be typed again; without its token."""
-    typed = list(sys.argv[1:])
-    while "--token" in typed:
-        place = typed.index("--token")
-        del typed[place : place + 2]
-    typed = [word for word in typed if not word.startswith("--token=")]
-    words = ["dovetail", *typed, *(option for option in more if option not in typed)]
-    return " ".join(plain_lines(shlex.join(words)))
-
-
-async def tick(progress: Progress) -> None:
-    while True:
-        await asyncio.sleep(progress.refresh_seconds)
-        progress.refresh()

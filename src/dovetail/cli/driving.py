@@ -24,14 +24,17 @@ CANCEL_SECONDS = 1.0
 SHORT_ID = 6
 
 
-async def see_to_end(commands: Commands, run_id: str, *, take_over: bool) -> RunState | None:
+async def see_to_end(
+    commands: Commands, run_id: str, *, take_over: bool, just_made: bool = False
+) -> RunState | None:
     """The run once it has finished, whoever drives it.
 
     If whoever does is gone, it is taken over here; without `take_over` the answer is then None,
     because nobody knows whether the end will ever come.
     """
     waiting = asyncio.ensure_future(commands.wait(run_id))
-    gone = patience = 0.0  # the first look is at once: it may have been gone for long
+    # The first look is at once, because it may have been gone for long.
+    gone, patience = 0.0, LOOK_SECONDS if just_made else 0.0
     try:
         while True:
             done, _ = await asyncio.wait({waiting}, timeout=patience)

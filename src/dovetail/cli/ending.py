@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,10 +63,25 @@ def resume_hint(short_id: str, handlers: Sequence[str]) -> Line:
     return [("go on with:  ", "dim"), (typed, "bold")]
 
 
-def command(*words: str, handlers: Sequence[str] = ()) -> str:
-    """A command line of ours that can be typed, or copied, as it stands."""
+def command(*words: str, handlers: Sequence[str] = (), placed: bool = True) -> str:
+    """A command line of ours that can be typed, or copied, as it stands.
+
+    It leads to where runs are, unless it has nothing to do with them.
+    """
     given = [word for spec in handlers for word in ("--handlers", spec)]
-    return " ".join(plain_lines(shlex.join(["dovetail", *words, *given, *typed_place()])))
+    place = typed_place() if placed else []
+    return " ".join(plain_lines(shlex.join(["dovetail", *words, *given, *place])))
+
+
+def typed_again(*more: str) -> str:
+    """The command line of this process, so that it can be typed again; without its token."""
+    typed = list(sys.argv[1:])
+    while "--token" in typed:
+        place = typed.index("--token")
+        del typed[place : place + 2]
+    typed = [word for word in typed if not word.startswith("--token=")]
+    words = ["dovetail", *typed, *(option for option in more if option not in typed)]
+    return " ".join(plain_lines(shlex.join(words)))
 
 
 def result_lines(value: Any) -> Iterator[Line]:

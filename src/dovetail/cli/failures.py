@@ -18,7 +18,10 @@ FAILED, INVALID, INTERRUPTED = 1, 2, 130
 
 # Errors of this kind say that what was given cannot work; all others, that it did not.
 _INVALID_TYPES = frozenset(
-    {"handler_error", "invalid_definition", "invalid_input", "invalid_params", "invalid_settings"}
+    {
+        *("handler_error", "invalid_definition", "invalid_input", "invalid_params"),
+        *("invalid_review", "invalid_settings"),
+    }
 )
 
 

@@ -64,13 +64,13 @@ def _painted(lines: Iterable[Line]) -> Text:
     return text
 
 
-class LiveLine:
-    """One line that is painted over, such as a progress bar."""
+class LiveLines:
+    """A few lines that are painted over, such as a progress bar."""
 
     refresh_seconds = 3600.0  # its thread paints; the event loop has nothing to do for it
 
-    def __init__(self, line: Callable[[], Line]) -> None:
-        self._line = line
+    def __init__(self, lines: Callable[[], Iterable[Line]]) -> None:
+        self._lines = lines
         self._live = _live(_console(), self._picture)
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class LiveLine:
         self._live.stop()
 
     def _picture(self) -> Text:
-        return _painted([self._line()])
+        return _painted(self._lines())
 
 
 class LiveView:

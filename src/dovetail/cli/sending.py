@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dovetail.cli.batching import MOST_FAILURES, Batch, Failure, tick
+from dovetail.cli.batching import MOST_FAILURES, Batch, Failure
 from dovetail.cli.ending import error_words
 from dovetail.cli.failures import InvalidInput
+from dovetail.cli.lanes import tick
 from dovetail.cli.stage import Stopping
 from dovetail.cli.tally import Progress
 from dovetail.cli.text import clip, plain

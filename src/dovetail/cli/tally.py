@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 from dovetail.cli import streams
@@ -16,8 +17,7 @@ from dovetail.cli.text import Line, countdown, duration
 from dovetail.core.states import FINAL, RunStatus
 
 LINE_SECONDS = 5.0
-_BAR = 30
-_WORTH_AN_ESTIMATE = 5
+WORTH_AN_ESTIMATE = 5
 """So many runs must have ended before their speed says anything."""
 
 
@@ -42,27 +42,35 @@ class Tally:
     def passed(self) -> float:
         return time.monotonic() - self._began
 
-    def line(self, *, bar: bool = False) -> Line:
+    def line(self) -> Line:
         done = self.done
-        full = round(_BAR * done / self.total)
         here = done - self.before
         told = [f"{done:,} of {self.total:,} done"]
         told += [f"{self.counts[s]:,} {s.lower()}" for s in _WORSE if self.counts[s]]
-        if here >= _WORTH_AN_ESTIMATE and done < self.total:
+        if here >= WORTH_AN_ESTIMATE and done < self.total:
             speed = here / max(self.passed, 0.001)
-            told += [f"{_speed(speed)}", f"about {countdown((self.total - done) / speed)} left"]
-        painted: Line = [("━" * full, "good"), ("━" * (_BAR - full), "dim"), ("  ", "")]
-        return [*(painted if bar else ()), (", ".join(told), "")]
+            told += [speed_words(speed), f"about {countdown((self.total - done) / speed)} left"]
+        return [(", ".join(told), "")]
+
+    def picture(self) -> Sequence[Line]:
+        """The line with a bar before it, and what else is worth a look while it goes on."""
+        full = round(_BAR * self.done / self.total)
+        return [[("━" * full, "good"), ("━" * (_BAR - full), "dim"), ("  ", ""), *self.line()]]
+
+    def standstill(self) -> Line:
+        """Said where nothing has ended since the last line."""
+        return [(f"{self.done:,} of {self.total:,} done, {duration(self.passed)} passed", "")]
 
     def summary(self) -> str:
         told = [f"{n:,} {status.lower()}" for status, n in sorted(self.counts.items()) if n]
         return ", ".join(told) or "none done"
 
 
+_BAR = 30
 _WORSE = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 
 
-def _speed(per_second: float) -> str:
+def speed_words(per_second: float) -> str:
     if per_second >= 10:
         return f"{per_second:,.0f}/s"
     return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.1f}/min"
@@ -81,7 +89,7 @@ class PlainProgress:
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
-        self._told = -1
+        self._told = 0
 
     def begin(self) -> None:
         """Nothing yet."""
@@ -91,10 +99,7 @@ class PlainProgress:
             self._told = self._tally.done
             streams.say(self._tally.line())
         else:
-            streams.say(
-                f"{self._tally.done:,} of {self._tally.total:,} done, "
-                f"{duration(self._tally.passed)} passed"
-            )
+            streams.say(self._tally.standstill())
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -104,6 +109,6 @@ class PlainProgress:
 def progress_of(tally: Tally) -> Progress:
     if not streams.is_terminal(sys.stdout) or not streams.knows_signs(sys.stdout):
         return PlainProgress(tally)
-    from dovetail.cli.live import LiveLine
+    from dovetail.cli.live import LiveLines
 
-    return LiveLine(lambda: tally.line(bar=True))
+    return LiveLines(tally.picture)

@@ -51,20 +51,27 @@ async def watched(
 
 
 @contextmanager
-def watched_pool(
-    settings: Settings, telemetry: Telemetry | None, handlers: Collection[str] = ()
-) -> Iterator[None]:
-    """The same for a worker that forks: entered before it does. Its pool is kept alive by others,
-    so that it answers at all is what there is to say of its life."""
+def counted_together(telemetry: Telemetry | None) -> Iterator[None]:
+    """Around a worker that forks, entered before its handlers are loaded: what its processes count
+    is added up, their handlers' own metrics, too."""
     if telemetry is None:
         yield
         return
     telemetry.share()
     try:
-        with _port(settings, telemetry, lambda: True, lambda: False, handlers):
-            yield
+        yield
     finally:
         telemetry.close()
+
+
+def watched_pool(
+    settings: Settings, telemetry: Telemetry | None, handlers: Collection[str] = ()
+) -> AbstractContextManager[object]:
+    """`watched` for a worker that forks: entered before it does. Its pool is kept alive by others,
+    so that it answers at all is what there is to say of its life."""
+    if telemetry is None:
+        return nullcontext()
+    return _port(settings, telemetry, lambda: True, lambda: False, handlers)
 
 
 def _port(

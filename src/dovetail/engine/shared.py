@@ -29,6 +29,8 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Result, Store, Task, Transport
 
 WAKE_SECONDS = 0.1
+PUNCTUAL_SECONDS = (0.001, 0.006)
+"""How late a node is woken on purpose."""
 REAP_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
@@ -50,6 +52,7 @@ class Agenda(Protocol):
 
     async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None: ...
     async def due(self, now: float, limit: int) -> list[Wake]: ...
+    async def next_due(self) -> float | None: ...
     async def woken(self, wakes: Iterable[Wake]) -> None: ...
     async def lease(self, starts: Iterable[Start], until: float) -> None: ...
     async def expired(self, now: float, limit: int) -> list[Start]: ...
@@ -256,6 +259,18 @@ class SharedOrchestrator:
             await self.apply(due)
             await self.agenda.woken(due)
 
+    async def _wake_in_time(self) -> None:
+        """Each at its own time, for ever: those that wait for the tokens of a rate limit come one
+        after the other, and of two that came together one would be sent away, its token lost."""
+        while True:
+            _, soonest = await asyncio.gather(self.wake_due(), self.agenda.next_due())
+            pause = WAKE_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
+            if soonest is not None:
+                # Not all orchestrators at the same moment: the first does it for all.
+                own = random.uniform(*PUNCTUAL_SECONDS)  # noqa: S311
+                pause = min(pause, max(0.0, soonest - self._clock()) + own)
+            await asyncio.sleep(pause)
+
     async def reap(self) -> None:
         """Nodes whose worker was not heard of for longer than its lease."""
         await self._release()
@@ -366,8 +381,8 @@ class SharedOrchestrator:
     async def run(self) -> None:
         """Every duty but the results, for ever."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._wake_in_time())
             for duty, seconds in (
-                (self.wake_due, WAKE_SECONDS),
                 (self.reap, REAP_SECONDS),
                 (self.sweep, SWEEP_SECONDS),
             ):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from dovetail.config import Settings, load_settings
 from dovetail.core.errors import PermanentError
 from dovetail.core.redaction import Redactor
 from dovetail.handlers.addresses import AddressGuard, Resolver, system_resolver
@@ -24,10 +25,7 @@ from dovetail.handlers.context import Context
 from dovetail.handlers.external import http_client
 from dovetail.handlers.llm_mock import mock_answer
 from dovetail.handlers.mocking import take_time
-from dovetail.handlers.registry import HandlerFunction
-
-if TYPE_CHECKING:
-    from dovetail.config import Settings
+from dovetail.handlers.registry import BUILT_IN, HandlerFunction, describe
 
 # The node's own timeout ends a call earlier; this only bounds one that has none.
 LONGEST_CALL = 3600.0
@@ -105,44 +103,67 @@ class LlmConfig(BaseModel):
 def llm_service(settings: Settings, resolver: Resolver = system_resolver) -> HandlerFunction:
     """The handler, bound to the settings of this process."""
     guard = AddressGuard(_ANYWHERE, resolver)
-    without_key = Redactor({"key": settings.llm_api_key or ""}).redact
 
     async def ask(config: LlmConfig, ctx: Context) -> dict[str, Any]:
         """Asks a language model and returns text, model and usage."""
-        model = config.model or settings.llm_model
-        if settings.llm_base_url is None:
-            await take_time(settings.mock_latency)
-            wanted = config.response_format
-            return mock_answer(
-                config.conversation(),
-                model=model or "mock",
-                wants_json=wanted is not None and wanted.type != "text",
-                json_schema=wanted.json_schema if wanted else None,
-                max_tokens=config.max_tokens,
-            )
-        if model is None:
-            raise PermanentError(
-                "llm_service: no model; set DOVETAIL_LLM_MODEL or the node's config.model",
-                type="invalid_config",
-            )
-        client = await http_client("llm")
-        answer = await client.exchange(
-            client.Request(
-                "POST",
-                _endpoint(settings.llm_base_url, client.parse_url),
-                _headers(settings.llm_api_key, ctx),
-                orjson.dumps(_question(config, model)),
-            ),
-            guard,
-            timeout_seconds=LONGEST_CALL,
-            max_bytes=settings.max_output_bytes,
-            stop_at=_REDIRECTS,  # a prompt and a key go where the operator said, nowhere else
-        )
-        check_status(answer, redact=lambda text: without_key(ctx.redact(text)))
-        check_complete(answer, settings.max_output_bytes)
-        return _result(answer, model)
+        return await _ask(settings, guard, config, ctx.idempotency_key, ctx.redact)
 
     return ask
+
+
+async def ask_llm(config: dict[str, Any], *, idempotency_key: str) -> dict[str, Any]:
+    """What `llm_service` does, for a handler of one's own that asks on the way.
+
+    `config` is the node's, the settings are those of this process. Errors are those of the
+    handler too: raise them on, and the engine tries again, or does not, as it would for it.
+    """
+    settings = load_settings()
+    known = describe(llm_service(settings), name="llm_service", origin=BUILT_IN)
+    redact = Redactor(settings.sensitive()).redact
+    guard = AddressGuard(_ANYWHERE)
+    return await _ask(settings, guard, known.prepare(config), idempotency_key, redact)
+
+
+async def _ask(
+    settings: Settings,
+    guard: AddressGuard,
+    config: LlmConfig,
+    idempotency_key: str,
+    redact: Callable[[str], str],
+) -> dict[str, Any]:
+    model = config.model or settings.llm_model
+    if settings.llm_base_url is None:
+        await take_time(settings.mock_latency)
+        wanted = config.response_format
+        return mock_answer(
+            config.conversation(),
+            model=model or "mock",
+            wants_json=wanted is not None and wanted.type != "text",
+            json_schema=wanted.json_schema if wanted else None,
+            max_tokens=config.max_tokens,
+        )
+    if model is None:
+        raise PermanentError(
+            "llm_service: no model; set DOVETAIL_LLM_MODEL or the node's config.model",
+            type="invalid_config",
+        )
+    client = await http_client("llm")
+    answer = await client.exchange(
+        client.Request(
+            "POST",
+            _endpoint(settings.llm_base_url, client.parse_url),
+            _headers(settings.llm_api_key, idempotency_key),
+            orjson.dumps(_question(config, model)),
+        ),
+        guard,
+        timeout_seconds=LONGEST_CALL,
+        max_bytes=settings.max_output_bytes,
+        stop_at=_REDIRECTS,  # a prompt and a key go where the operator said, nowhere else
+    )
+    without_key = Redactor({"key": settings.llm_api_key or ""}).redact
+    check_status(answer, redact=lambda text: without_key(redact(text)))
+    check_complete(answer, settings.max_output_bytes)
+    return _result(answer, model)
 
 
 def _endpoint(base: str, parse_url: Callable[[str], Any]) -> Any:
@@ -153,11 +174,11 @@ def _endpoint(base: str, parse_url: Callable[[str], Any]) -> Any:
     return url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
 
 
-def _headers(key: str | None, ctx: Context) -> dict[str, str]:
+def _headers(key: str | None, idempotency_key: str) -> dict[str, str]:
     headers = {
         "content-type": "application/json",
         "accept": "application/json",
-        "idempotency-key": ctx.idempotency_key,
+        "idempotency-key": idempotency_key,
     }
     if key:
         headers["authorization"] = f"Bearer {key}"

@@ -38,6 +38,11 @@ class RedisAgenda:
     async def due(self, now: float, limit: int) -> list[Wake]:
         return [Wake(*_parts(name)) for name in await self._until(DELAYED, now, limit)]
 
+    async def next_due(self) -> float | None:
+        """When the next is due that waits by now."""
+        found = await self._pipe.call("ZRANGE", DELAYED, 0, 0, "WITHSCORES")
+        return float(found[1]) if found else None
+
     async def woken(self, wakes: Iterable[Wake]) -> None:
         await self._drop(DELAYED, [_name(wake) for wake in wakes])
 

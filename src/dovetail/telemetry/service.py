@@ -35,6 +35,8 @@ WRITE_SECONDS = 0.2
 ABORTED = "aborted"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+VALUES_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where `prometheus_client` keeps the values of a pool: its own variable."""
 
 
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
@@ -50,6 +52,7 @@ class Telemetry:
         self.whole_logs = tracing is not None
         self.depths: Callable[[], Mapping[str, int]] | None = None
         self._folder: Path | None = None
+        self._adding_up = threading.Lock()
         self._own_file: Path | None = None
         self._writing: threading.Timer | None = None
 
@@ -60,6 +63,8 @@ class Telemetry:
             self._write()
         elif self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            if os.environ.get(VALUES_FOLDER) == str(self._folder):
+                del os.environ[VALUES_FOLDER]
 
     # ── told by the stores ───────────────────────────────────────────────────────────────
 
@@ -114,10 +119,16 @@ class Telemetry:
     # ── asked ────────────────────────────────────────────────────────────────────────────
 
     def page(self, facts: Facts) -> bytes:
-        """The text of `/metrics`."""
+        """The text of `/metrics`: what Dovetail counted, and then what handlers did."""
         from dovetail.telemetry.metrics import page
+        from dovetail.telemetry.registered import registered
 
-        return page(self._whole(), facts)
+        with self._adding_up:  # two may ask at once, and nothing shall be taken over twice
+            ours = page(self._whole(), facts)
+        if self._folder is None:
+            return ours + registered()
+        values = Path(os.environ.get(VALUES_FOLDER, self._folder))
+        return ours + registered(values, _is_alive if values == self._folder else None)
 
     def _whole(self) -> Tally:
         """With what children have counted, those that have ended included."""
@@ -137,8 +148,13 @@ class Telemetry:
     # ── a service that forks ─────────────────────────────────────────────────────────────
 
     def share(self) -> None:
-        """Before children are forked: what they count is counted here, too."""
+        """Before handlers are loaded and children forked: what they count is counted here, too.
+
+        The library of handlers' own metrics looks at its variable when it is loaded. An operator
+        who has set it has a folder, which is used and left alone.
+        """
         self._folder = Path(mkdtemp(prefix="dovetail-counts-"))
+        os.environ.setdefault(VALUES_FOLDER, str(self._folder))
 
     def in_child(self) -> None:
         """First thing in a child: it begins at nothing, and writes down what it counts."""

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.services import Service, find_redis, redis_client, run_service
 from dovetail.cli.text import counted
-from dovetail.cli.watched import watched_pool
+from dovetail.cli.watched import counted_together, watched_pool
 from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.errors import StoreError
 from dovetail.engine.listening import Listener
@@ -27,10 +27,11 @@ PAUSE_SECONDS = 1.0
 
 def run_worker(concurrency: int | None, handlers: Sequence[str]) -> int:
     settings = load_settings(concurrency=concurrency)
-    registry = load_registry(settings, handlers)
     telemetry = open_telemetry(settings, "worker")
     if settings.transport == "celery":
-        return _run_celery(settings, registry, telemetry)
+        with counted_together(telemetry):
+            return _run_celery(settings, load_registry(settings, handlers), telemetry)
+    registry = load_registry(settings, handlers)
     service = working_on(settings, registry, telemetry)
     return run_service("worker", service, settings, telemetry, list(registry))
 

@@ -1,0 +1,59 @@
+"""The document pipeline: an application on the public surface of Dovetail, and nothing else.
+
+`--handlers dovetail.documents` loads its handlers, which is why they are imported here; whatever
+is large (Parquet, readers, databases) is imported by the function that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.documents.handlers import (
+    auto_approve,
+    create_review,
+    extract,
+    line_items,
+    record_metrics,
+    save_json,
+    save_parquet,
+)
+
+if TYPE_CHECKING:
+    from dovetail.documents.dag import build_document_processing_dag
+    from dovetail.documents.tasks import batch_process_task, process_document_task
+
+PIPELINE = Path(__file__).with_name("pipeline.yaml")
+"""The definition `document_processing`."""
+ROUTED = Path(__file__).with_name("routed.yaml")
+"""The definition `document_routing`: the same with two conditions."""
+
+_HOMES = {
+    "batch_process_task": "dovetail.documents.tasks",
+    "build_document_processing_dag": "dovetail.documents.dag",
+    "process_document_task": "dovetail.documents.tasks",
+}
+
+__all__ = [
+    "PIPELINE",
+    "ROUTED",
+    "auto_approve",
+    "batch_process_task",
+    "build_document_processing_dag",
+    "create_review",
+    "extract",
+    "line_items",
+    "process_document_task",
+    "record_metrics",
+    "save_json",
+    "save_parquet",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dovetail.documents' has no attribute '{name}'")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,278 @@
+"""What the node `extract` does: a file's bytes become fields, once for each content.
+
+The rules extract where no language model is configured, else the model does. What was found is
+kept under the SHA-256 of the bytes, so that a duplicate makes no call on whichever worker, and
+the same path with other content is extracted again. Who extracted it, and when, is kept with it:
+whoever finds it sees that it was somebody else. It must not know of nodes or reviews: document
+id and path belong to whoever asks, never to what is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dovetail import PermanentError, RetryableError
+from dovetail.config import Settings, load_settings
+from dovetail.documents import model, readers, reading, rules
+from dovetail.documents.fields import Fields
+from dovetail.documents.files import explained
+
+# How often one who waits for another's call looks whether it is done.
+FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
+
+_KEPT = frozenset(
+    {
+        *("sha256", "kind", "pages", "type", "vendor", "date", "currency", "total", "line_items"),
+        *("confidence", "confidences", "extractor", "warnings", "characters"),
+        *("run_id", "started_at"),
+    }
+)
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_NAMES = ("DOVETAIL_LLM_BASE_URL", "DOVETAIL_LLM_MODEL")
+
+
+def extractor_name(settings: Settings | None = None) -> str:
+    """Who would extract in this process: `rules-1`, or `model:<name>` where one is configured."""
+    settings = settings or _settings(*map(os.environ.get, _NAMES), Path.cwd())
+    if settings.llm_base_url is None:
+        return rules.NAME
+    if settings.llm_model is None:
+        raise PermanentError(
+            "documents: DOVETAIL_LLM_BASE_URL is set and no model; set DOVETAIL_LLM_MODEL too",
+            type="invalid_config",
+        )
+    return f"model:{settings.llm_model}"
+
+
+@lru_cache(maxsize=8)
+def _settings(*known_by: object) -> Settings:
+    """Read once for what they depend on: a document takes a few milliseconds, this one of five."""
+    return load_settings()
+
+
+def content_hash(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, as the params of the workflows want it; the file may be large."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cached(sha256: str, out: str | Path, extractor: str | None = None) -> dict[str, Any] | None:
+    """What was found in this content before, if it was."""
+    return _Entry(out, sha256, extractor or extractor_name()).load()
+
+
+async def extract(
+    file_path: str | Path, out: str | Path, *, idempotency_key: str, sha256: str = ""
+) -> dict[str, Any]:
+    """What is in this document: `_KEPT`, equal for equal bytes and extractor.
+
+    But for `run_id` and `started_at`, which say who really extracted it. The key begins with the
+    run's id and is another one for each attempt: an endpoint that keeps to the key would else
+    repeat the very answer that was of no use. `sha256` is what the bytes were when the document
+    was submitted, "" if nobody looked.
+    """
+    origin = _Origin(idempotency_key.partition(":")[0], time.time())
+    extractor = extractor_name()
+    path = Path(file_path)
+    if extractor == rules.NAME:
+        return await asyncio.to_thread(_by_rules, path, out, sha256, origin)
+    _warm_up()
+    patience = model.patience()
+    try:
+        async with asyncio.timeout(patience):
+            return await _by_model(path, out, sha256, extractor, origin, idempotency_key)
+    except TimeoutError:
+        raise RetryableError(
+            f"{path.name}: the model did not answer within {patience:g} s", type="timeout"
+        ) from None
+
+
+async def _by_model(
+    path: Path, out: str | Path, sha256: str, extractor: str, origin: _Origin, key: str
+) -> dict[str, Any]:
+    data, entry, found = await asyncio.to_thread(_look, path, out, sha256, extractor)
+    pause = FIRST_LOOK
+    # Not in a thread, which would take it, or write on, after we were cancelled and gone.
+    while found is None and not entry.take():
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_LOOK)
+        found = entry.load()
+    try:
+        # Whoever had it before may have left what we want.
+        found = found or entry.load()
+        if found is None:
+            read = await asyncio.to_thread(reading.parse, data, path)
+            fields = await model.ask(read.text, idempotency_key=key)
+            found = _record(entry, read, fields, origin)
+            entry.keep(found)
+    finally:
+        entry.leave()
+    return found
+
+
+_SLOW_TO_IMPORT = ("httpx2", "httpcore2", "anyio._backends._asyncio")  # for the first call
+_is_warm = False
+
+
+def _warm_up() -> None:
+    """Do what takes long the first time, and hold the whole loop over it.
+
+    In threads, those that start meanwhile would wait for it together and then call together,
+    each with a token of its own that was meant to keep them apart.
+    """
+    global _is_warm
+    if _is_warm:
+        return
+    for name in _SLOW_TO_IMPORT:
+        with suppress(ModuleNotFoundError):  # of which `ask_llm` has more to say
+            import_module(name)
+    readers.start_readers()
+    _is_warm = True
+
+
+def _by_rules(path: Path, out: str | Path, sha256: str, origin: _Origin) -> dict[str, Any]:
+    data, entry, found = _look(path, out, sha256, rules.NAME)
+    if found is None:
+        read = reading.parse(data, path)
+        found = _record(entry, read, rules.fields_of(read.text), origin)
+        # Whoever is at it now will keep the very same.
+        if entry.take():
+            try:
+                entry.keep(found)
+            finally:
+                entry.leave()
+    return found
+
+
+def _look(
+    path: Path, out: str | Path, sha256: str, extractor: str
+) -> tuple[bytes, _Entry, dict[str, Any] | None]:
+    data = reading.load(path)
+    digest = hashlib.sha256(data).hexdigest()
+    if sha256 and digest != sha256:
+        raise PermanentError(
+            f"{path.name}: it has changed since it was submitted; submit it again",
+            type="changed",
+        )
+    entry = _Entry(out, digest, extractor)
+    return data, entry, entry.load()
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    run_id: str
+    started_at: float
+
+
+def _record(
+    entry: _Entry, read: reading.Reading, fields: Fields, origin: _Origin
+) -> dict[str, Any]:
+    return {
+        "sha256": entry.sha256,
+        "kind": read.kind,
+        "pages": read.pages,
+        "characters": len(read.text),
+        "extractor": entry.extractor,
+        "warnings": list(read.warnings),
+        **fields.model_dump(),
+        "run_id": origin.run_id,
+        "started_at": origin.started_at,
+    }
+
+
+class _Entry:
+    """The place of one content's result.
+
+    The file that it is written to is also the lock: who dies leaves an empty one, which the next
+    takes over, and who succeeds renames it, so that nothing is ever left lying about. It is not
+    synced: after a power cut it may be gone or no JSON, and is made again.
+    """
+
+    def __init__(self, out: str | Path, sha256: str, extractor: str) -> None:
+        self.sha256 = sha256
+        self.extractor = extractor
+        name = _NOT_IN_A_NAME.sub("_", extractor)
+        if name != extractor:  # a/b and a:b must not share a place
+            name += "-" + hashlib.sha256(extractor.encode()).hexdigest()[:8]
+        folder = Path(out) / ".cache" / sha256[:2]
+        self._path = folder / f"{sha256}-{name}.json"
+        self._draft = folder / f"{sha256}-{name}.draft"
+        self._file: int | None = None
+        self._is_kept = False
+
+    def load(self) -> dict[str, Any] | None:
+        try:
+            found = orjson.loads(self._path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError):
+            return None
+        # Of another version of Dovetail, or damaged: as good as none.
+        if not isinstance(found, dict) or found.keys() != _KEPT:
+            return None
+        return found if found["sha256"] == self.sha256 else None
+
+    def take(self) -> bool:
+        """Whether nobody else is at it; then it is ours until `leave`."""
+        try:
+            file = self._open_draft()
+        except OSError as error:
+            raise explained(error, self._draft) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It may have been renamed or removed between our open and our lock.
+            ours = os.path.samestat(os.fstat(file), self._draft.stat())
+        except OSError as error:
+            os.close(file)
+            if isinstance(error, BlockingIOError | FileNotFoundError):
+                return False
+            raise
+        if not ours:
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
+    def _open_draft(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(self._draft, flags, 0o644)
+        except FileNotFoundError:  # there are 256 folders, each of which is made once
+            self._draft.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._draft, flags, 0o644)
+
+    def keep(self, record: dict[str, Any]) -> None:
+        """Make it the result. Only between `take` and `leave`."""
+        if self._file is None:
+            raise RuntimeError("an entry is kept by whoever has taken it")
+        text = orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
+        try:
+            os.ftruncate(self._file, 0)
+            written = 0
+            while written < len(text):
+                written += os.pwrite(self._file, text[written:], written)
+            self._draft.rename(self._path)
+            self._is_kept = True
+        except OSError as error:
+            raise explained(error, self._path) from error
+
+    def leave(self) -> None:
+        if self._file is None:
+            return
+        # Before the lock goes; and not after it was kept: a draft there now is somebody else's.
+        if not self._is_kept:
+            with suppress(FileNotFoundError):
+                self._draft.unlink()
+        os.close(self._file)
+        self._file = None

@@ -1,0 +1,182 @@
+"""Which files are documents, what each is called, and which are done already.
+
+A folder is asked for what we can read, by the ends of names: what a file really is, its bytes say
+when it is read. What it must not know: how a document is read, or who runs what.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dovetail import DovetailError
+
+if TYPE_CHECKING:
+    from dovetail.documents.reviews import Review, Reviews
+
+TEXTS = frozenset({".pdf", ".docx", ".txt", ".text", ".html", ".htm", ".xhtml"})
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff"})
+WRITTEN = ("json", "parquet")
+"""The folders that results are written to."""
+LONGEST_SLUG = 100
+ID_DIGITS = 10
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+class NoDocuments(DovetailError):
+    """A path that leads to nothing that could be processed."""
+
+    type = "invalid_input"
+
+
+@dataclass
+class Findings:
+    """What the paths led to."""
+
+    files: list[str] = field(default_factory=list)
+    """Absolute, without symbolic links, each once, in the order of the paths and then of names."""
+    others: int = 0
+    """Files of folders that are of no kind we can read."""
+    images: int = 0
+    """Images of folders that were left out because they were not wanted."""
+    _seen: set[Path] = field(default_factory=set)
+
+    def take(self, path: Path) -> None:
+        if path not in self._seen:
+            self._seen.add(path)
+            self.files.append(str(path))
+
+
+def find(paths: Sequence[str], out: Path, *, images: bool = True) -> Findings:
+    """The documents behind files, folders and patterns; nothing of `out` or of hidden folders.
+
+    A file that is named is taken whatever its name ends with. Raises `NoDocuments`.
+    """
+    found = Findings()
+    for path in (path for given in paths for path in _expanded(given)):
+        if path.is_file():
+            found.take(path)
+        elif not path.is_dir():
+            raise NoDocuments(f"{path} is neither a file nor a folder")
+        else:
+            for inside in _walk(path, out.resolve()):
+                end = inside.suffix.lower()
+                if end in TEXTS or (images and end in IMAGES):
+                    found.take(inside)
+                else:
+                    found.images += end in IMAGES
+                    found.others += end not in IMAGES
+    if not found.files:
+        ends = " ".join(sorted(TEXTS | IMAGES if images else TEXTS))
+        others = found.others + found.images
+        beside = f", only {others:,} of other kinds" if others else ""
+        raise NoDocuments(
+            f"no document in {', '.join(paths)}{beside}; in folders it looks for {ends}; "
+            "a file that is named itself is always taken"
+        )
+    return found
+
+
+def _expanded(given: str) -> Iterator[Path]:
+    """The path itself, or what matches it: patterns in quotes are left to us by the shell."""
+    path = Path(given).expanduser()
+    if path.exists():
+        yield path.resolve()
+    elif _MAGIC.search(given):
+        # Not Path.glob, for which hidden files match, too.
+        matches = sorted(glob.iglob(str(path), recursive=True))  # noqa: PTH207
+        if not matches:
+            raise NoDocuments(f"nothing matches {given}")
+        yield from (Path(match).resolve() for match in matches)
+    else:
+        what = "leads nowhere" if path.is_symlink() else "there is no such file or folder"
+        raise NoDocuments(f"{given}: {what}")
+
+
+def _walk(folder: Path, kept_out: Path) -> Iterator[Path]:
+    """Every regular file below, sorted; links to folders are not followed, they may go round."""
+
+    def complain(error: OSError) -> None:
+        raise NoDocuments(f"{error.filename} cannot be read: {error.strerror}") from None
+
+    for name, folders, files in os.walk(folder, onerror=complain):
+        here = Path(name)
+        # Who names the folder of results itself means what else is in it.
+        ours = WRITTEN if here == kept_out else ()
+        folders[:] = sorted(
+            one for one in folders if one[0] != "." and one not in ours and here / one != kept_out
+        )
+        for path in (here / one for one in sorted(files) if one[0] != "."):
+            real = path.resolve() if path.is_symlink() else path
+            if real.is_file():
+                yield real
+
+
+def document_id(path: str) -> str:
+    """The same for the same absolute path, and fit for a file's name: `invoice-7-3f9a0c11d2`."""
+    letters = unicodedata.normalize("NFKD", Path(path).stem).encode("ascii", "ignore").decode()
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", letters).strip("-._").lower()[:LONGEST_SLUG]
+    digits = hashlib.sha256(os.fsencode(path)).hexdigest()[:ID_DIGITS]
+    return f"{slug or 'document'}-{digits}"
+
+
+def name_problem(path: str) -> dict[str, str] | None:
+    """Why no run can be told of this path, if none can: params are text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return {"type": "bad_name", "message": "the path is not UTF-8; rename it"}
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A file as it is now, beside what was made of it before."""
+
+    id: str
+    path: str
+    sha256: str
+    """Of its bytes; empty for what is too large or cannot be read."""
+    review: Review | None
+    is_done: bool
+    """This very content of this path was extracted, saved and is up for review."""
+    is_known: bool
+    """This content was extracted before, of whatever path: to extract it makes no call."""
+
+
+def look(path: str, out: Path, reviews: Reviews, extractor: str) -> Document:
+    """What there is to do for a file. Which extractor is no matter if it is empty."""
+    from dovetail.documents.extraction import cached
+
+    name, sha256 = document_id(path), _content_hash(path)
+    review = reviews.get(name)
+    is_done = _covers(review, path, sha256, extractor)
+    is_known = is_done or bool(sha256 and extractor and cached(sha256, out, extractor))
+    return Document(name, path, sha256, review, is_done, is_known)
+
+
+def _content_hash(path: str) -> str:
+    """What cannot be had is left to whoever reads the file: that says what is wrong with it."""
+    from dovetail.documents.extraction import content_hash
+    from dovetail.documents.reading import max_bytes
+
+    try:
+        return content_hash(path) if Path(path).stat().st_size <= max_bytes() else ""
+    except OSError:
+        return ""
+
+
+def _covers(review: Review | None, path: str, sha256: str, extractor: str) -> bool:
+    if review is None or not sha256 or extractor not in ("", review.extractor):
+        return False
+    if (review.file_path, review.sha256) != (path, sha256):
+        return False
+    return Path(review.json_path).is_file() and Path(review.parquet_path).is_file()

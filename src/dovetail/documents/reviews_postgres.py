@@ -1,0 +1,285 @@
+"""Reviews in PostgreSQL, for workers on several machines.
+
+Whoever asks may be a thread, a task of Celery with an event loop of its own, or a command; the
+connections live in one loop of one thread, so that all of them share a few. What it must not
+know: what a rule does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import orjson
+
+from dovetail import DovetailError, RetryableError, StoreError
+from dovetail.documents.reviews import Measurement, Review, Rule
+from dovetail.documents.statements import statements
+
+T = TypeVar("T")
+Work = Callable[[Any], Awaitable[T]]
+
+SQL = "reviews_postgres.sql"
+MOST_CONNECTIONS = 10
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
+_LOCK = 0x444F4353
+"""Of making the tables, in the numbers that all programs of a database share."""
+
+# By SQLSTATE, or its beginning: what a second try may well find mended.
+_PASSING = ("08", "40", "53", "55P03", "57", "25006", "58")
+
+
+class PostgresShelf:
+    """A `Shelf` in two tables of a PostgreSQL database."""
+
+    def __init__(self, url: str, out: Path) -> None:
+        self._url = url
+        self._owner = str(out)
+
+    def get(self, document_id: str) -> Review | None:
+        rows = self._read("get", document_id)
+        return _review(rows[0]) if rows else None
+
+    def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
+        return [_review(row) for row in self._read("page", status, after, prefix, limit)]
+
+    def change(self, document_id: str, rule: Rule) -> Review:
+        sql = statements(SQL)
+
+        async def work(connection: Any) -> Review:
+            async with connection.transaction():
+                await connection.execute(sql["alone"], self._owner, document_id)
+                row = await connection.fetchrow(sql["get"], self._owner, document_id)
+                before = None if row is None else _review(row)
+                after = rule(before)
+                if after is not before:
+                    await connection.execute(sql["put"], self._owner, *_row(after))
+            return after
+
+        return _database(self._url).use(work)
+
+    def add(self, measured: Measurement) -> bool:
+        async def work(connection: Any) -> bool:
+            row = await connection.fetchrow(
+                statements(SQL)["measure"],
+                *(self._owner, measured.document_id, measured.key, measured.status),
+                *(measured.seconds, measured.confidence, measured.finished_at),
+            )
+            return row is not None
+
+        return _database(self._url).use(work)
+
+    def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
+        first = float("-inf") if since is None else since
+        last = float("inf") if until is None else until
+        return [Measurement(*row) for row in self._read("measurements", first, last)]
+
+    def close(self) -> None:
+        """The connections are those of all folders, and stay."""
+
+    def _read(self, name: str, *values: Any) -> list[Any]:
+        async def work(connection: Any) -> list[Any]:
+            found: list[Any] = await connection.fetch(statements(SQL)[name], self._owner, *values)
+            return found
+
+        return _database(self._url).use(work)
+
+
+class Database:
+    """A few connections to one database, and the thread whose loop they live in."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._where = _without_password(url)
+        self._pool: Any = None
+        self._opening = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        name = "dovetail-reviews"
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def use(self, work: Work[T]) -> T:
+        """Do something with a connection, twice if the first one broke. Blocks."""
+        return asyncio.run_coroutine_threadsafe(self._use(work), self._loop).result()
+
+    def close(self) -> None:
+        async def close() -> None:
+            if self._pool is not None:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._pool.close()
+
+        try:
+            asyncio.run_coroutine_threadsafe(close(), self._loop).result()
+        except Exception:
+            self._loop.call_soon_threadsafe(self._pool.terminate)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _use(self, work: Work[T]) -> T:
+        asyncpg = _library()
+        again = True
+        while True:
+            try:
+                await self._open()
+                async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+                    return await work(connection)
+            except DovetailError:
+                raise
+            except (OSError, asyncpg.PostgresError, *_broken()) as error:
+                if again and _is_broken(error):
+                    again = False
+                    if self._pool is not None:
+                        await self._pool.expire_connections()
+                    continue
+                raise self._explained(error) from error
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._pool is not None:
+                return
+            try:
+                self._pool = await _opened(self._url)
+            except ValueError:  # its own text may have a piece of a password
+                raise StoreError(
+                    "DOVETAIL_DATABASE_URL cannot be read; write it as in "
+                    "postgresql://user:password@host:5432/database"
+                ) from None
+
+    def _explained(self, error: Exception) -> DovetailError:
+        """What went wrong, and what would help."""
+        code = getattr(error, "sqlstate", None) or ""
+        if code.startswith("53100"):
+            return RetryableError(f"{self._where}: its disk is full ({error})", type="disk_full")
+        if isinstance(error, OSError) or _is_broken(error) or code.startswith(_PASSING):
+            what = str(error) or type(error).__name__
+            return RetryableError(
+                f"{self._where} cannot be used ({what}); is PostgreSQL running, and is "
+                "DOVETAIL_DATABASE_URL right?",
+                type="database_down",
+            )
+        return StoreError(f"{self._where}: {error}")
+
+
+async def _opened(url: str) -> Any:
+    """A pool on a database that has our tables."""
+    pool = await _library().create_pool(
+        url,
+        min_size=0,
+        max_size=MOST_CONNECTIONS,
+        timeout=CONNECT_SECONDS,
+        command_timeout=ANSWER_SECONDS,
+        reset=_nothing,
+        server_settings={"application_name": "dovetail documents"},
+    )
+    try:
+        async with pool.acquire() as connection:
+            await _make_tables(connection)
+    except BaseException:
+        pool.terminate()
+        raise
+    return pool
+
+
+async def _make_tables(connection: Any) -> None:
+    sql = statements(SQL)
+    if await connection.fetchval(sql["has_tables"]):
+        return
+    async with connection.transaction():
+        await connection.execute(sql["lock"], _LOCK)
+        await connection.execute(sql["schema"])
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether the connection is gone, or never was: another one may do."""
+    return isinstance(error, _broken())
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    asyncpg = _library()
+    return (
+        ConnectionError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.AdminShutdownError,
+        asyncpg.CrashShutdownError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+    )
+
+
+async def _nothing(connection: Any) -> None:
+    """A connection is given back as it was taken; a reset would be another roundtrip."""
+
+
+def _library() -> Any:
+    """asyncpg, when a database is first used: who has none need not install it."""
+    try:
+        import asyncpg  # type: ignore[import-untyped]
+    except ImportError:
+        raise StoreError(
+            "PostgreSQL needs the package asyncpg: pip install 'dovetail[postgres]'"
+        ) from None
+    return asyncpg
+
+
+def _without_password(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+    except ValueError:
+        return "PostgreSQL"
+
+
+def _review(row: Any) -> Review:
+    values = list(row)
+    values[4:6] = orjson.loads(row[4]), tuple(orjson.loads(row[5]))
+    return Review(*values)
+
+
+def _row(review: Review) -> tuple[Any, ...]:
+    return (
+        *(review.document_id, review.file_path, review.sha256, review.extractor),
+        *(orjson.dumps(review.fields).decode(), orjson.dumps(review.locked).decode()),
+        *(review.status, review.approved_by, review.corrected_by, review.confidence),
+        *(review.parquet_path, review.json_path),
+        *(review.created_at, review.updated_at, review.corrected_at),
+    )
+
+
+# --- those that are open in this process -------------------------------------------------------
+
+_open: dict[str, Database] = {}
+_opening = threading.Lock()
+
+
+def _database(url: str) -> Database:
+    with _opening:
+        if url not in _open:
+            _open[url] = Database(url)
+        return _open[url]
+
+
+def close_databases() -> None:
+    """For the end of a process; whoever asks again is connected again."""
+    with _opening:
+        while _open:
+            _open.popitem()[1].close()
+
+
+def _leave_to_the_parent() -> None:
+    """After a fork: its thread is not here, and its connections are not ours."""
+    global _open, _opening
+    _of_the_parent.append(_open)
+    _open, _opening = {}, threading.Lock()
+
+
+_of_the_parent: list[object] = []
+os.register_at_fork(after_in_child=_leave_to_the_parent)

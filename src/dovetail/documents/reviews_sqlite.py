@@ -1,0 +1,266 @@
+"""Reviews in a file beside the documents they are of.
+
+Several processes may use it. Those who write at the same time in one process share a
+transaction, and with it the price of its sync. What it must not know: what a rule does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dovetail import DovetailError, PermanentError, RetryableError, StoreError
+from dovetail.documents.files import explained, make_folder
+from dovetail.documents.reviews import Measurement, Review, Rule
+from dovetail.documents.statements import statements
+
+SQL = "reviews_sqlite.sql"
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 30.0
+_RETRY_SECONDS = 0.01
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+Work = Callable[[sqlite3.Connection], Any]
+
+
+class SqliteShelf:
+    """A `Shelf` in an SQLite file."""
+
+    def __init__(self, path: Path, sync: str) -> None:
+        self._path = path
+        self._sync = sync
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._alone = threading.RLock()
+        self._waiting: deque[_Request] = deque()
+
+    def get(self, document_id: str) -> Review | None:
+        rows = self._read("get", document_id)
+        return _review(rows[0]) if rows else None
+
+    def page(self, status: str | None, prefix: str, limit: int | None, after: str) -> list[Review]:
+        rows = self._read("page", status, after, prefix, -1 if limit is None else limit)
+        return [_review(row) for row in rows]
+
+    def change(self, document_id: str, rule: Rule) -> Review:
+        sql = statements(SQL)
+
+        def work(connection: sqlite3.Connection) -> Review:
+            row = connection.execute(sql["get"], (document_id,)).fetchone()
+            before = None if row is None else _review(row)
+            after = rule(before)
+            if after is not before:
+                connection.execute(sql["put"], _row(after))
+            return after
+
+        review: Review = self._write(work)
+        return review
+
+    def add(self, measured: Measurement) -> bool:
+        sql = statements(SQL)["measure"]
+        values = (
+            *(measured.document_id, measured.key, measured.status),
+            *(measured.seconds, measured.confidence, measured.finished_at),
+        )
+        return bool(self._write(lambda connection: connection.execute(sql, values).rowcount))
+
+    def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
+        first = float("-inf") if since is None else since
+        last = float("inf") if until is None else until
+        return [Measurement(*row) for row in self._read("measurements", first, last)]
+
+    def close(self) -> None:
+        with self._alone:
+            connection, self._connection, self._file = self._connection, None, None
+            if connection is not None:
+                connection.close()
+
+    # --- work ----------------------------------------------------------------------------------
+
+    def _read(self, name: str, *values: Any) -> list[Any]:
+        sql = statements(SQL)[name]
+        with self._alone:
+            if not self._path.exists():
+                return []  # looking makes no file
+            try:
+                return self._opened().execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise self._explained(error) from error
+
+    def _write(self, work: Work) -> Any:
+        request = _Request(work)
+        self._waiting.append(request)
+        with self._alone:
+            if not request.done:  # else whoever was alone before us has done it with theirs
+                requests = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                self._commit(requests)
+        if request.error is not None:
+            raise request.error
+        return request.answer
+
+    def _commit(self, requests: list[_Request]) -> None:
+        """Do what was asked, all in one transaction."""
+        try:
+            self._transact(requests)
+        except sqlite3.Error as error:
+            if len(requests) == 1:
+                requests[0].settle(error=self._explained(error))
+            else:
+                for request in requests:  # one of them must not be the failure of all
+                    self._commit([request])
+        except BaseException as error:
+            for request in requests:
+                request.settle(error=error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _transact(self, requests: list[_Request]) -> None:
+        connection = self._opened()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            answers = [request.do(connection) for request in requests]
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        for request, (answer, error) in zip(requests, answers, strict=True):
+            request.settle(answer, error)
+
+    # --- the file ------------------------------------------------------------------------------
+
+    def _opened(self) -> sqlite3.Connection:
+        # The folder may have been taken away and made anew since; what is open then is no longer
+        # anybody's file.
+        if self._connection is not None and self._file == self._identity():
+            return self._connection
+        self.close()
+        try:
+            make_folder(self._path.parent)
+        except OSError as error:
+            raise explained(error, self._path.parent) from error
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute(f"PRAGMA synchronous = {self._sync.upper()}")
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._file = connection, self._identity()
+        return connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        if _version(connection) == SCHEMA_VERSION:
+            return
+        _switch_to_wal(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = _version(connection)  # somebody else may have made it meanwhile
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{self._path} was written by a newer Dovetail (schema {version}, this one "
+                    f"knows {SCHEMA_VERSION}); upgrade Dovetail, or use another --out"
+                )
+            if version == 0:
+                for statement in statements(SQL)["schema"].split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _explained(self, error: sqlite3.Error) -> DovetailError:
+        """What went wrong, and what would help."""
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                why = f"{self._path}: the disk is full; free some space"
+                return RetryableError(why, type="disk_full")
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                why = f"{self._path} was locked by another process for {BUSY_SECONDS:g} s"
+                return RetryableError(why, type="locked")
+            case sqlite3.SQLITE_IOERR:
+                why = f"{self._path} cannot be read or written ({error}); is its disk failing?"
+                return RetryableError(why, type="write_failed")
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_CANTOPEN:
+                why = f"{self._path} cannot be written ({error}); --out names another folder"
+                return PermanentError(why, type="not_writable")
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                why = f"{self._path} is damaged or no database ({error}); restore it from a copy"
+                return StoreError(f"{why}, or move it away to start anew")
+        return StoreError(f"{self._path}: {error}")
+
+
+class _Request:
+    """What one thread wants done, and what became of it."""
+
+    __slots__ = ("_work", "answer", "done", "error")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.done = False
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+    def do(self, connection: sqlite3.Connection) -> tuple[Any, Exception | None]:
+        """What a rule raises concerns only whoever asked: it came before anything was written."""
+        try:
+            return self._work(connection), None
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            return None, error
+
+    def settle(self, answer: Any = None, error: BaseException | None = None) -> None:
+        self.answer, self.error, self.done = answer, error, True
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def _switch_to_wal(connection: sqlite3.Connection) -> None:
+    """SQLite does not wait here by itself when several processes open a new file at once."""
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > give_up:
+                raise
+        time.sleep(_RETRY_SECONDS)
+
+
+def _review(row: tuple[Any, ...]) -> Review:
+    values = list(row)
+    values[4:6] = orjson.loads(row[4]), tuple(orjson.loads(row[5]))
+    return Review(*values)
+
+
+def _row(review: Review) -> tuple[Any, ...]:
+    return (
+        *(review.document_id, review.file_path, review.sha256, review.extractor),
+        *(orjson.dumps(review.fields).decode(), orjson.dumps(review.locked).decode()),
+        *(review.status, review.approved_by, review.corrected_by, review.confidence),
+        *(review.parquet_path, review.json_path),
+        *(review.created_at, review.updated_at, review.corrected_at),
+    )

@@ -1,0 +1,72 @@
+-- Reviews and measurements in a file: its tables, and every statement that is run against it.
+-- A comment with a name opens a statement; a sentence under it says what it is for.
+
+-- name: schema
+-- One review for each document; `fields` and `locked` are JSON, paths are relative to the folder.
+CREATE TABLE document_reviews (
+  document_id TEXT PRIMARY KEY,
+  file_path TEXT NOT NULL,
+  sha256 TEXT NOT NULL,
+  extractor TEXT NOT NULL,
+  fields TEXT NOT NULL,
+  locked TEXT NOT NULL,
+  status TEXT NOT NULL,
+  approved_by TEXT,
+  corrected_by TEXT,
+  confidence REAL NOT NULL,
+  parquet_path TEXT NOT NULL,
+  json_path TEXT NOT NULL,
+  created_at REAL NOT NULL,
+  updated_at REAL NOT NULL,
+  corrected_at REAL
+) WITHOUT ROWID;
+-- One row for each processing of a document, however often it was delivered.
+CREATE TABLE document_measurements (
+  document_id TEXT NOT NULL,
+  key TEXT NOT NULL,
+  status TEXT NOT NULL,
+  seconds REAL,
+  confidence REAL,
+  finished_at REAL NOT NULL,
+  PRIMARY KEY (document_id, key)
+) WITHOUT ROWID;
+CREATE INDEX document_measurements_by_time ON document_measurements (finished_at);
+
+-- name: get
+-- One review.
+SELECT document_id, file_path, sha256, extractor, fields, locked, status, approved_by,
+  corrected_by, confidence, parquet_path, json_path, created_at, updated_at, corrected_at
+FROM document_reviews WHERE document_id = ?;
+
+-- name: page
+-- A page of reviews; a limit of -1 is none.
+SELECT document_id, file_path, sha256, extractor, fields, locked, status, approved_by,
+  corrected_by, confidence, parquet_path, json_path, created_at, updated_at, corrected_at
+FROM document_reviews
+WHERE (?1 IS NULL OR status = ?1) AND document_id > ?2
+  AND document_id >= ?3 AND substr(document_id, 1, length(?3)) = ?3
+ORDER BY document_id LIMIT ?4;
+
+-- name: put
+-- A review in the place of the one before.
+INSERT INTO document_reviews (document_id, file_path, sha256, extractor, fields, locked, status,
+  approved_by, corrected_by, confidence, parquet_path, json_path, created_at, updated_at,
+  corrected_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (document_id) DO UPDATE SET file_path = excluded.file_path,
+  sha256 = excluded.sha256, extractor = excluded.extractor, fields = excluded.fields,
+  locked = excluded.locked, status = excluded.status, approved_by = excluded.approved_by,
+  corrected_by = excluded.corrected_by, confidence = excluded.confidence,
+  parquet_path = excluded.parquet_path, json_path = excluded.json_path,
+  created_at = excluded.created_at, updated_at = excluded.updated_at,
+  corrected_at = excluded.corrected_at;
+
+-- name: measure
+-- A measurement, unless it is there already.
+INSERT INTO document_measurements (document_id, key, status, seconds, confidence, finished_at)
+VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (document_id, key) DO NOTHING;
+
+-- name: measurements
+-- Those of a time.
+SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
+WHERE finished_at >= ? AND finished_at < ? ORDER BY finished_at, document_id, key;

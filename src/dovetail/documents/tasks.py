@@ -1,0 +1,199 @@
+"""The document pipeline on your own Celery: a document is a task, a batch is a group of them.
+
+Shared tasks: a worker whose app has `include=["dovetail.documents.tasks"]` has both. A batch sends
+its documents, and comes back from time to time to see whether they have ended; it holds no worker
+while it waits, so that one worker alone can do all of it. What this must not know: what is done
+with a document.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery import group, shared_task, states  # type: ignore[import-untyped]
+from celery.backends.base import DisabledBackend  # type: ignore[import-untyped]
+
+from dovetail import PermanentError, WorkflowDAG, WorkflowResult
+from dovetail.celery import DagGroup, DagRefused, DagTask, result_of
+from dovetail.documents.files import checked_id, default_out
+
+OF_A_BATCH = "dovetail.documents.batch_process_task"
+OF_A_DOCUMENT = "dovetail.documents.process_document_task"
+LOOK_AGAIN_SHARE = 0.05
+"""Of the time it has taken already: so that a batch ends at most so much later than it could."""
+SHORTEST_LOOK, LONGEST_LOOK = 0.1, 5.0
+LONGEST_WAIT = 24 * 3600.0
+"""As long as Celery keeps a result, unless it is told otherwise."""
+_SHAPE = 'a document is {"document_id": …, "file_path": …} or the pair of both'
+
+
+class Document(NamedTuple):
+    document_id: str
+    file_path: str
+
+
+@shared_task(bind=True, base=DagTask, name=OF_A_DOCUMENT)  # type: ignore[untyped-decorator]
+def process_document_task(
+    self: DagTask, document_id: str, file_path: str, out: str | None = None
+) -> dict[str, Any]:
+    """Process one document in this task; gives `WorkflowResult.to_dict()` with its `document_id`.
+
+    A document that cannot be processed is a result with the status FAILED, not a failed task.
+    """
+    task_id = self.request.id  # the same when it is delivered again: what it did counts once
+
+    def build(context: dict[str, Any]) -> WorkflowDAG:
+        from dovetail.documents.dag import build_document_processing_dag
+
+        return build_document_processing_dag(document_id, file_path, out=out, run_id=task_id)
+
+    told = self.run_here(build, {"doc_id": document_id})
+    if (told["error"] or {}).get("type") == "timeout" and "record_metrics" not in told["outputs"]:
+        _record_timeout(document_id, out, f"{task_id}:extract:1", told["duration"])
+    return {"document_id": document_id, **told}
+
+
+def _record_timeout(document_id: str, out: str | None, key: str, seconds: float) -> None:
+    """The step was stopped from outside and could not; under the key that it would have used."""
+    from dovetail.documents.metrics import record
+    from dovetail.documents.reviews import Measurement
+
+    measured = Measurement(
+        document_id=document_id,
+        key=key,
+        status="failed",
+        seconds=seconds,
+        confidence=None,
+        finished_at=time.time(),
+    )
+    record(out or default_out(), measured)
+
+
+@shared_task(  # type: ignore[untyped-decorator]
+    bind=True,
+    base=DagTask,
+    name=OF_A_BATCH,
+    max_retries=None,  # to look again is no failure
+)
+def batch_process_task(
+    self: DagTask,
+    documents: Sequence[Mapping[str, str] | Sequence[str]],
+    out: str | None = None,
+    *,
+    waiting: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Process documents, each in a task of its own, and tell what they came to.
+
+    Gives `documents` (how many), `completed`, `failed`, `cached`, `lost`, `duration`,
+    `docs_per_hour`, and `results` in the order of the documents, each with `document_id`,
+    `file_path`, `status`, `error`, `duration`, `confidence`. Called as a function, or where tasks
+    are eager, it processes them here, one after the other. `waiting` is the task's own.
+    """
+    batch = _read(documents)
+    if self.request.called_directly or self.request.is_eager:
+        began = time.time()
+        done = [process_document_task.apply((*one, out)).result for one in batch]
+        return _aggregate(batch, [result_of(one) for one in done], time.time() - began)
+    task_ids = [f"{self.request.id}-{place}" for place in range(len(batch))]
+    if waiting is None:
+        waiting = {"since": time.time(), "ended": 0}
+        _send(self, batch, task_ids, out)
+    since, ended = waiting["since"], int(waiting["ended"])
+    ended += _ended_first(task_ids[ended:])
+    waited = time.time() - since
+    if ended < len(batch) and waited < LONGEST_WAIT:
+        raise self.retry(
+            args=(documents,),
+            kwargs={"out": out, "waiting": {"since": since, "ended": ended}},
+            countdown=min(max(SHORTEST_LOOK, LOOK_AGAIN_SHARE * waited), LONGEST_LOOK),
+        )
+    return _aggregate(batch, DagGroup(self.request.id, task_ids).collect().results, waited)
+
+
+def _read(documents: Any) -> list[Document]:
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
+        raise DagRefused(f"documents is a list; {_SHAPE}")
+    batch: list[Document] = []
+    seen: dict[str, int] = {}
+    for place, one in enumerate(documents):
+        if isinstance(one, Mapping):
+            one = [one.get(name) for name in Document._fields] if len(one) == 2 else one
+        if isinstance(one, str | Mapping) or not isinstance(one, Sequence) or len(one) != 2:
+            raise DagRefused(f"documents[{place}]: {_SHAPE}")
+        document_id, file_path = one
+        try:
+            checked_id(document_id)
+        except PermanentError as problem:
+            raise DagRefused(f"documents[{place}]: {problem}") from None
+        if not isinstance(file_path, str) or not file_path:
+            raise DagRefused(f"documents[{place}]: no file_path; {_SHAPE}")
+        if (first := seen.setdefault(document_id, place)) != place:
+            raise DagRefused(
+                f"documents[{place}] has the id '{document_id}' of documents[{first}]; two of one "
+                "id would overwrite each other"
+            )
+        batch.append(Document(document_id, file_path))
+    return batch
+
+
+def _send(batch_task: DagTask, batch: list[Document], task_ids: list[str], out: str | None) -> None:
+    """As one group, under ids that a batch which is delivered again would use again."""
+    if isinstance(process_document_task.backend, DisabledBackend):
+        raise DagRefused(
+            "a batch reads the results of its documents, and this app keeps none: give it a "
+            "result_backend, or set DOVETAIL_REDIS_URL"
+        )
+    where = {}
+    if not batch_task.app.conf.task_routes:  # else it was said where which task goes
+        where = {"queue": batch_task.request.delivery_info["routing_key"]}
+    signatures = [
+        process_document_task.s(*one, out).set(task_id=task_id, **where)
+        for one, task_id in zip(batch, task_ids, strict=True)
+    ]
+    if signatures:
+        group(signatures, app=batch_task.app).apply_async()
+
+
+def _ended_first(task_ids: list[str]) -> int:
+    """How many at the beginning of these have ended; the first that has not is enough to know."""
+    for many, task_id in enumerate(task_ids):
+        if process_document_task.AsyncResult(task_id).state not in states.READY_STATES:
+            return many
+    return len(task_ids)
+
+
+def _aggregate(
+    batch: list[Document], results: Sequence[WorkflowResult | None], duration: float
+) -> dict[str, Any]:
+    told = [_told(*one) for one in zip(batch, results, strict=True)]
+    counts = dict.fromkeys(("completed", "failed", "cached", "lost"), 0)
+    for one in told:
+        counts[one["status"]] += 1
+    good = counts["completed"] + counts["cached"]
+    return {
+        "documents": len(batch),
+        **counts,
+        "duration": duration,
+        "docs_per_hour": 3600 * good / duration if good and duration > 0 else 0.0,
+        "results": told,
+    }
+
+
+def _told(document: Document, result: WorkflowResult | None) -> dict[str, Any]:
+    """`lost`: it has not ended in all that time, and whether it ever will nobody can say."""
+    measured = {} if result is None else result.outputs.get("record_metrics") or {}
+    if result is None:
+        status = "lost"
+    elif result.status == "COMPLETED":
+        status = measured.get("status", "completed")
+    else:
+        status = "failed"
+    return {
+        **document._asdict(),
+        "status": status,
+        "error": None if result is None else result.error,
+        "duration": None if result is None else result.duration,
+        "confidence": measured.get("confidence"),
+    }

@@ -1,0 +1,64 @@
+"""What an extraction finds, without a document that it would have to be found in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dovetail import Context
+from dovetail.documents.reviews import Measurement, Review, Reviews
+
+
+def extracted(**changes: Any) -> dict[str, Any]:
+    """The output of the step `extract`."""
+    return {
+        "document_id": "invoice-7",
+        "file_path": "/inbox/invoice-7.pdf",
+        "sha256": "ab" * 32,
+        "kind": "pdf",
+        "pages": 1,
+        "characters": 812,
+        "type": "invoice",
+        "vendor": "Nordlicht Möbel GmbH",
+        "date": "2026-03-04",
+        "currency": "EUR",
+        "total": 1234.56,
+        "line_items": [
+            {"description": "Stuhl", "quantity": 4.0, "unit_price": 99.99, "amount": 399.96},
+            {"description": "Fracht", "quantity": None, "unit_price": None, "amount": 834.6},
+        ],
+        "confidence": 0.93,
+        "confidences": {"vendor": 0.9, "type": 1.0, "total": 0.95},
+        "extractor": "rules-1",
+        "warnings": [],
+        "run_id": "run-1",
+        "started_at": 1_790_000_000.0,
+        **changes,
+    }
+
+
+def context(node: str, out: object, *, run_id: str = "run-1", **params: Any) -> Context:
+    given: dict[str, Any] = {"document_id": "invoice-7", "file_path": "/inbox/invoice-7.pdf"}
+    given["out"] = str(out) if isinstance(out, Path) else out  # as it is where it is wrong
+    return Context(run_id=run_id, node_id=node, params={**given, **params})
+
+
+def take_in(
+    reviews: Reviews, document_id: str = "invoice-7", *, now: float = 1.0, **found: Any
+) -> Review:
+    told = extracted(**found)
+    folder = reviews.out / "parquet" / f"day={told['date'] or 'unknown'}" / f"type={told['type']}"
+    return reviews.upsert(
+        document_id,
+        file_path=told["file_path"],
+        extracted=told,
+        parquet_path=folder / f"{document_id}.parquet",
+        json_path=reviews.out / "json" / f"{document_id}.json",
+        now=now,
+    )
+
+
+def measured(key: str = "run:record:1", **changes: Any) -> Measurement:
+    plain = Measurement("invoice-7", key, "completed", 0.5, 0.9, 100.0)
+    return replace(plain, **changes)

@@ -1,0 +1,165 @@
+"""The document pipeline as a DAG: the same steps, the same files, the same outputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail import Dovetail, PermanentError, RetryableError, WorkflowDAG, WorkflowExecutor
+from dovetail.documents import PIPELINE, ROUTED, build_document_processing_dag, extraction
+from dovetail.documents.reviews import close_reviews, open_reviews
+
+SAMPLES = sorted((Path(__file__).parents[2] / "examples" / "documents").glob("[a-z]*.*"))
+SAVING = ["save_parquet", "save_json", "record_metrics"]
+NO_LIMIT = {"gemini_api": {"rate_per_second": 10_000, "burst": 1000}}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):
+        monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    close_reviews()
+
+
+@pytest.fixture
+def letter(tmp_path: Path) -> Path:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear Ms Finch,\n\nthank you for the books.\n\nYours sincerely\nA. Bramble\n")
+    return path
+
+
+def without_the_run(outputs: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in outputs["extract"].items() if key != "started_at"}
+    return {**outputs, "extract": {**found, "run_id": None}}
+
+
+def tag_of(dag: WorkflowDAG) -> str | None:
+    return dag._steps[0].resource_tag
+
+
+def test_the_layers_are_those_of_the_design(letter: Path) -> None:
+    dag = build_document_processing_dag("a", letter)
+    dag.validate()
+    assert dag.get_execution_layers() == [["extract"], SAVING, ["create_review"]]
+    assert dag.get_ready_nodes(completed={"extract"}) == SAVING
+    routed = build_document_processing_dag("a", letter, routed=True)
+    assert routed.get_execution_layers() == [
+        ["extract"],
+        [*SAVING, "line_items"],
+        ["create_review"],
+        ["auto_approve"],
+    ]
+
+
+@pytest.mark.parametrize("routed", [False, True], ids=["pipeline", "routed"])
+async def test_a_dag_and_the_engine_give_the_same_outputs_and_the_same_bytes(
+    tmp_path: Path, routed: bool
+) -> None:
+    out, aside = tmp_path / "out", tmp_path / "aside"
+    by_engine = {}
+    async with Dovetail(
+        tmp_path / "runs.db", handlers="dovetail.documents", rate_limits=NO_LIMIT
+    ) as dt:
+        for path in SAMPLES:
+            given = {"document_id": path.stem, "file_path": str(path), "out": str(out)}
+            run = await dt.run(ROUTED if routed else PIPELINE, given)
+            by_engine[path] = run.outputs
+            assert run.status == "COMPLETED"
+    reviews = [(one.document_id, one.fields, one.status) for one in open_reviews(out).list()]
+    close_reviews()
+    out.rename(aside)
+    for path in SAMPLES:
+        dag = build_document_processing_dag(path.stem, path, out=out, routed=routed)
+        result = await WorkflowExecutor().execute(dag, context={"doc_id": path.stem})
+        assert result.status == "COMPLETED"
+        assert without_the_run(result.outputs) == without_the_run(by_engine[path])
+    assert saved(out) == saved(aside)
+    assert [(one.document_id, one.fields, one.status) for one in open_reviews(out).list()] == (
+        reviews
+    )
+
+
+def saved(out: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in ("json", "parquet")
+        for path in (out / folder).rglob("*")
+        if path.is_file()
+    }
+
+
+async def test_without_an_out_it_goes_to_the_default_folder(letter: Path, tmp_path: Path) -> None:
+    result = await WorkflowExecutor().execute(build_document_processing_dag("a", "letter.txt"))
+    assert result.status == "COMPLETED"
+    assert result.outputs["extract"]["file_path"] == str(letter)
+    assert result.outputs["save_json"]["path"] == str(tmp_path / "documents" / "json" / "a.json")
+
+
+def test_it_runs_in_a_script_without_an_event_loop(letter: Path) -> None:
+    assert (
+        WorkflowExecutor().execute_sync(build_document_processing_dag("a", letter)).completed == 5
+    )
+
+
+def test_an_id_that_is_no_name_for_a_file_is_refused_at_once(letter: Path) -> None:
+    with pytest.raises(
+        PermanentError, match=r"document_id '\.\./x': it becomes the name of a file"
+    ):
+        build_document_processing_dag("../x", letter)
+
+
+async def test_a_document_that_is_not_there_fails_and_nothing_follows_from_it(
+    tmp_path: Path,
+) -> None:
+    dag = build_document_processing_dag("a", tmp_path / "gone.pdf", out=tmp_path / "out")
+    result = await WorkflowExecutor().execute(dag)
+    assert (result.failed, result.skipped) == (1, 4)
+    assert str(result.steps["extract"].error).startswith("not_found: ")
+    assert result.steps["create_review"].error == "Dependency failed"
+    (measured,) = open_reviews(tmp_path / "out").measurements()
+    assert (measured.document_id, measured.status) == ("a", "failed")
+
+
+async def test_each_try_of_a_step_is_known_by_its_number(
+    letter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+
+    async def busy(*_: object, idempotency_key: str, **__: object) -> dict[str, Any]:
+        keys.append(idempotency_key)
+        raise RetryableError("not now", after=0.0)
+
+    monkeypatch.setattr(extraction, "extract", busy)
+    dag = build_document_processing_dag("a", letter, run_id="task-1")
+    result = await WorkflowExecutor().execute(dag)
+    assert result.failed == 1
+    assert keys == [f"task-1:extract:1:{number}" for number in (1, 2, 3, 4)]
+    assert len(open_reviews("documents").measurements()) == 1
+
+
+async def test_the_same_work_started_again_is_counted_once(letter: Path) -> None:
+    for counted in (True, False):
+        dag = build_document_processing_dag("a", letter, run_id="task-1")
+        result = await WorkflowExecutor().execute(dag)
+        assert result.outputs["record_metrics"]["counted"] is counted
+    await WorkflowExecutor().execute(build_document_processing_dag("a", letter))
+    assert len(open_reviews("documents").measurements()) == 2
+    assert len(open_reviews("documents").list()) == 1
+
+
+def test_only_what_will_ask_a_model_waits_for_the_rate_limit(
+    letter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tag_of(build_document_processing_dag("a", letter)) is None  # by rules
+    monkeypatch.setenv("DOVETAIL_LLM_BASE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setenv("DOVETAIL_LLM_MODEL", "m")
+    assert tag_of(build_document_processing_dag("a", letter)) == "gemini_api"
+    assert tag_of(build_document_processing_dag("a", tmp_path / "gone.pdf")) == "gemini_api"
+    monkeypatch.setattr(extraction, "cached", lambda *_: {"known": True})
+    assert tag_of(build_document_processing_dag("a", letter)) is None

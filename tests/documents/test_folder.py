@@ -1,0 +1,199 @@
+"""Which files are taken, what they are called, and when one counts as done."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.documents.folder import NoDocuments, document_id, find, look
+from dovetail.documents.reviews import Reviews, open_reviews
+
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a document of each kind, and much that is none."""
+    folder = tmp_path.resolve() / "in"
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        *("b.pdf", "a.TXT", "deep/er/c.docx", "deep/d.html", "photo.jpeg", "table.xlsx"),
+        *(".hidden.txt", ".git/e.txt", "out/json/f.txt", "out/g.txt"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def names(found: list[str], folder: Path) -> list[str]:
+    return [str(Path(path).relative_to(folder)) for path in found]
+
+
+def test_a_folder_gives_what_we_can_read_below_it_in_one_order(folder: Path) -> None:
+    found = find(["in"], folder / "out")
+    assert names(found.files, folder) == [
+        *("a.TXT", "b.pdf", "photo.jpeg", "deep/d.html", "deep/er/c.docx"),
+    ]
+    assert (found.others, found.images) == (1, 0)
+    assert found.files == find(["in"], folder / "out").files
+
+
+def test_images_are_left_out_and_counted_where_nobody_can_read_them(folder: Path) -> None:
+    found = find(["in"], folder / "out", images=False)
+    assert not any("photo" in path for path in found.files)
+    assert found.images == 1
+
+
+def test_who_names_the_folder_of_results_means_what_else_is_in_it(folder: Path) -> None:
+    found = find(["in/out"], folder / "out")
+    assert names(found.files, folder) == ["out/g.txt"]
+
+
+def test_a_file_that_is_named_is_taken_whatever_its_name_and_once(folder: Path) -> None:
+    (folder / "link.txt").symlink_to(folder / "b.pdf")
+    given = ["in/table.xlsx", "in/link.txt", str(folder / "b.pdf"), "in/../in/b.pdf"]
+    assert names(find(given, folder / "out").files, folder) == ["table.xlsx", "b.pdf"]
+
+
+def test_a_pattern_in_quotes_is_expanded_as_a_shell_would(folder: Path) -> None:
+    found = find(["in/**/*.[dh]*"], folder / "out")
+    assert names(found.files, folder) == ["deep/d.html", "deep/er/c.docx"]
+    with pytest.raises(NoDocuments):
+        find(["in/*.txt"], folder / "out")  # only the hidden one ends so
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(folder: Path) -> None:
+    (folder / "scan [1].txt").write_text("x")
+    assert names(find(["in/scan [1].txt"], folder / "out").files, folder) == ["scan [1].txt"]
+
+
+def test_folders_that_go_round_end(folder: Path) -> None:
+    (folder / "deep" / "round").symlink_to(folder)
+    (folder / "deep" / "gone.txt").symlink_to(folder / "nowhere")
+    os.mkfifo(folder / "pipe.txt")
+    assert len(find(["in"], folder / "out").files) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nope.pdf", "nope.pdf: there is no such file or folder"),
+        ("in/*.odt", "nothing matches in/*.odt"),
+        ("in/pipe", "in/pipe is neither a file nor a folder"),
+        ("in/broken", "in/broken: leads nowhere"),
+        ("empty", "no document in empty, only 1 of other kinds; in folders it looks for .docx"),
+    ],
+)
+def test_what_leads_to_nothing_is_told(folder: Path, given: str, said: str) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "broken").symlink_to("nowhere")
+    (folder.parent / "empty").mkdir()
+    (folder.parent / "empty" / "notes.md").touch()
+    with pytest.raises(NoDocuments, match=r".") as told:
+        find([given], folder / "out")
+    assert said in str(told.value).replace(f"{folder.parent}/", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "slug"),
+    [
+        ("/in/Invoice 42.pdf", "invoice-42"),
+        ("/in/Rechnung März (Kopie).docx", "rechnung-marz-kopie"),
+        ("/in/--.pdf", "document"),
+        ("/in/請求書.pdf", "document"),
+        (f"/in/{'x' * 250}.txt", "x" * 100),
+        ("/in/v1.2_final.txt", "v1.2_final"),
+    ],
+)
+def test_an_id_is_made_of_the_name_and_can_name_a_file(path: str, slug: str) -> None:
+    found = document_id(path)
+    assert ID.fullmatch(found)
+    assert found.rpartition("-")[0] == slug
+    assert found == document_id(path)
+
+
+def test_the_same_name_in_another_folder_is_another_document() -> None:
+    assert document_id("/a/invoice.pdf") != document_id("/b/invoice.pdf")
+    assert document_id("/a/invoice.pdf") != document_id("/a/invoice.txt")
+
+
+# ── what is done ─────────────────────────────────────────────────────────────────────────
+
+
+class Desk:
+    """One document that was processed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "a.txt"
+        self.out = folder / "out"
+        self.path.write_text("content")
+        self.kept = [self.out / "json" / "a.json", self.out / "parquet" / "a.parquet"]
+        for file in self.kept:
+            file.parent.mkdir(parents=True)
+            file.touch()
+        name = document_id(str(self.path))
+        content = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
+        fields: dict[str, Any] = dict.fromkeys(("type", "vendor", "date", "currency", "total"))
+        self.reviews.upsert(
+            name,
+            file_path=str(self.path),
+            extracted={
+                **fields,
+                "line_items": [],
+                "sha256": content,
+                "extractor": "rules-1",
+                "confidence": 0.9,
+            },
+            json_path=self.kept[0],
+            parquet_path=self.kept[1],
+        )
+
+    @property
+    def reviews(self) -> Reviews:
+        return open_reviews(self.out)
+
+    def is_done(self, extractor: str = "rules-1") -> bool:
+        return look(str(self.path), self.out, self.reviews, extractor).is_done
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path.resolve())
+
+
+def test_a_document_is_done_while_its_content_is_what_was_extracted(desk: Desk) -> None:
+    assert desk.is_done()
+    desk.path.write_text("other content")
+    assert not desk.is_done()
+    desk.path.write_text("content")
+    assert desk.is_done()
+
+
+def test_another_extractor_does_it_again_and_an_unknown_one_does_not(desk: Desk) -> None:
+    assert not desk.is_done("model:large")
+    assert desk.is_done("")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_document_whose_file_is_gone_is_not_done(desk: Desk, kept: int) -> None:
+    desk.kept[kept].unlink()
+    assert not desk.is_done()
+
+
+def test_a_moved_document_is_another_one(desk: Desk) -> None:
+    desk.path = desk.path.rename(desk.path.with_name("b.txt"))
+    assert not desk.is_done()
+
+
+def test_what_is_too_large_or_gone_has_no_hash_and_is_left_to_the_reader(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_MAX_BYTES", "3")
+    looked = look(str(desk.path), desk.out, desk.reviews, "rules-1")
+    assert (looked.sha256, looked.is_done) == ("", False)
+    desk.path.unlink()
+    assert look(str(desk.path), desk.out, desk.reviews, "").sha256 == ""

@@ -1,0 +1,142 @@
+"""What measurements come to: made by hand, so that each figure can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from dovetail.documents.statistics import Statistics, of
+
+
+@dataclass(frozen=True)
+class Row:
+    finished_at: float
+    seconds: float | None = 1.0
+    status: str = "completed"
+    confidence: float | None = 0.9
+
+
+def steady(count: int, every: float, begin: float = 1000.0) -> list[Row]:
+    """One after the other, each of which takes all of its time."""
+    return [Row(begin + every * (place + 1), seconds=every) for place in range(count)]
+
+
+def test_the_rate_is_that_of_the_time_from_the_first_beginning_to_the_last_end() -> None:
+    found = of(steady(100, every=0.5))
+    assert found.docs_per_hour == pytest.approx(7200)
+    assert (found.busy_seconds, found.windows) == (pytest.approx(50), 1)
+    assert (found.first_at, found.last_at) == (1000, 1050)
+    assert found.met is True
+
+
+def test_documents_side_by_side_are_more_an_hour() -> None:
+    at_once = [Row(1003.0 + 3 * round_, seconds=3.0) for round_ in range(10) for _ in range(4)]
+    found = of(at_once)
+    assert found.docs_per_hour == pytest.approx(4800)
+    assert found.met is False
+    assert of(at_once, target=4700).met is True
+
+
+def test_the_order_of_the_rows_does_not_matter() -> None:
+    rows = [*steady(5, every=2), *steady(3, every=1, begin=5000)]
+    assert of(reversed(rows)) == of(rows)
+
+
+def test_a_pause_in_which_nothing_was_to_do_is_no_slowness() -> None:
+    evening, morning = steady(10, every=1), steady(10, every=1, begin=50_000)
+    found = of([*evening, *morning])
+    assert (found.busy_seconds, found.windows) == (pytest.approx(20), 2)
+    assert found.docs_per_hour == pytest.approx(3600)
+    near = of([*evening, *steady(10, every=1, begin=1070)])
+    assert (near.busy_seconds, near.windows) == (pytest.approx(80), 1), "a minute is no pause"
+
+
+def test_a_long_document_joins_what_ends_before_beside_and_after_it() -> None:
+    found = of([Row(1001.0), Row(1200.0, seconds=195.0), Row(1010.0), Row(1202.0)])
+    assert (found.busy_seconds, found.windows) == (pytest.approx(202), 1)
+
+
+def test_a_window_that_is_given_counts_as_a_whole() -> None:
+    rows = steady(100, every=1)
+    found = of(rows, since=1050.5, until=1150.5)
+    assert (found.documents, found.busy_seconds) == (50, 100)
+    assert found.docs_per_hour == pytest.approx(1800)
+    assert of(rows, since=1050.5).docs_per_hour == pytest.approx(3600), "with one end it only picks"
+
+
+def test_half_and_95_percent_are_of_documents_that_were_completed() -> None:
+    took = [float(seconds) for seconds in range(1, 101)]
+    rows = [Row(1000.0 + seconds, seconds=seconds) for seconds in took]
+    rows += [Row(1000.0, seconds=None, status="cached")] * 50
+    rows += [Row(1000.0, seconds=900.0, status="failed", confidence=None)] * 50
+    found = of(rows)
+    assert (found.p50_seconds, found.p95_seconds) == (50, 95)
+    assert (found.completed, found.cached, found.failed) == (100, 50, 50)
+    assert (found.success_rate, found.cached_share) == (0.75, 0.25)
+
+
+def test_a_failed_document_is_not_one_of_those_an_hour_brings() -> None:
+    rows = steady(10, every=1)
+    failed = [Row(row.finished_at, status="failed", confidence=None) for row in rows]
+    assert of([*rows, *failed]).docs_per_hour == pytest.approx(3600)
+    assert of(failed).docs_per_hour == 0
+    assert of(failed).met is False
+
+
+def test_confidence_is_the_mean_of_those_that_have_one() -> None:
+    rows = [Row(1.0, confidence=0.5), Row(2.0, confidence=1.0), Row(3.0, confidence=None)]
+    assert of(rows).mean_confidence == 0.75
+
+
+def test_of_nothing_nothing_is_known_and_it_says_so() -> None:
+    found = of([])
+    assert found.documents == 0
+    assert (found.docs_per_hour, found.met, found.success_rate, found.p95_seconds) == (None,) * 4
+    assert found.sentences() == ["nothing has been measured here"]
+    assert of([], since=1.0, until=2.0).docs_per_hour is None
+
+
+def test_cached_documents_alone_are_a_rate_without_durations() -> None:
+    found = of([Row(1000.0 + place / 100, None, "cached") for place in range(101)])
+    assert found.docs_per_hour == pytest.approx(3600 * 101)
+    assert found.p50_seconds is None
+    assert not any("half took" in line for line in found.sentences())
+
+
+def test_one_document_that_took_no_time_is_no_division_by_zero() -> None:
+    assert of([Row(1000.0, seconds=0.0)]).docs_per_hour is not None
+
+
+def test_as_data_it_is_json_with_times_as_the_contract_has_them() -> None:
+    told = json.loads(json.dumps(of(steady(10, every=1)).as_data()))
+    assert told["first_at"] == "1970-01-01T00:16:40Z"
+    assert set(told) == set(Statistics.__dataclass_fields__)
+
+
+def sentences(rows: list[Row]) -> str:
+    return "\n".join(of(rows).sentences())
+
+
+def test_in_words_the_answer_comes_first() -> None:
+    rows = [*steady(9_999, every=0.36), Row(1001.0, status="failed", confidence=None)]
+    first, *others = of(rows).sentences()
+    assert first == (
+        "10,000 documents an hour; the target of 5,000 is met (9,999 documents in 60 min of work)"
+    )
+    assert others == [
+        "99.9 % succeeded: 1 of 10,000 documents failed",
+        "half took at most 360 ms, 95 % at most 360 ms",
+        "confidence 0.90 on average",
+    ]
+
+
+def test_words_say_how_much_a_rate_is_worth() -> None:
+    assert "not met" in sentences(steady(100, every=1))
+    assert "too little to tell" not in sentences(steady(100, every=1))
+    assert "too little to tell" in sentences(steady(5, every=1))
+    assert "too little to tell" in sentences(steady(100, every=0.01))
+    assert "in 2 stretches" in sentences([*steady(40, 1), *steady(40, 1, begin=9000)])
+    cached = [Row(1000.0 + place, None, "cached") for place in range(40)]
+    assert "40 of them were known already" in sentences([*steady(40, every=1), *cached])
