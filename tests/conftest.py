@@ -7,6 +7,8 @@ import os
 from hypothesis import settings
 
 from .servers.fixtures import (
+    llm,
+    llm_stub,
     postgres_server,
     postgres_url,
     rabbitmq_server,
@@ -16,6 +18,8 @@ from .servers.fixtures import (
 )
 
 __all__ = [
+    "llm",
+    "llm_stub",
     "postgres_server",
     "postgres_url",
     "rabbitmq_server",

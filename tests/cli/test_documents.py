@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +73,11 @@ def desk(shell: Shell) -> Desk:
     return Desk(shell)
 
 
-@pytest.fixture(scope="module")
-def stub() -> Iterator[LlmStub]:
-    with LlmStub() as found:
-        yield found
-
-
 @pytest.fixture
-def llm(stub: LlmStub, desk: Desk) -> LlmStub:
-    stub.behave(delay=0, faults=[])
-    stub.forget()
+def llm(llm: LlmStub, desk: Desk) -> LlmStub:
+    """The model's endpoint, to be asked as often as one likes."""
     desk.shell.write("dovetail.toml", NO_LIMIT)
-    return stub
+    return llm
 
 
 def last(done: Outcome) -> str:

@@ -1,23 +1,19 @@
-"""What the tests of the document pipeline share: one model's endpoint, ours."""
+"""What the tests of the document pipeline share: a place of their own, without settings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from ..servers.llm_stub import LlmStub
-
-
-@pytest.fixture(scope="session")
-def stub() -> Iterator[LlmStub]:
-    with LlmStub() as found:
-        yield found
+from dovetail.documents.reviews import close_reviews
 
 
 @pytest.fixture
-def llm(stub: LlmStub) -> LlmStub:
-    """It answers well and at once, and has forgotten what other tests asked."""
-    stub.behave(delay=0, faults=[])
-    stub.forget()
-    return stub
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):
+        monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    close_reviews()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,7 @@ SAVING = ["save_parquet", "save_json", "record_metrics"]
 NO_LIMIT = {"gemini_api": {"rate_per_second": 10_000, "burst": 1000}}
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):
-        monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
-    monkeypatch.chdir(tmp_path)
-    yield
-    close_reviews()
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,7 @@ Total due: EUR {total}
 """
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):
-        monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
-    monkeypatch.chdir(tmp_path)
-    yield
-    close_reviews()
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class Team:
 
 @pytest.fixture(scope="module")
 def team(
-    redis_server: RedisServer, stub: LlmStub, tmp_path_factory: pytest.TempPathFactory
+    redis_server: RedisServer, llm_stub: LlmStub, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Team]:
     redis_server.flush()
     folder = tmp_path_factory.mktemp("team")
@@ -96,7 +96,7 @@ def team(
         worker = subprocess.Popen(
             [sys.executable, "-m", "celery", *words, "--loglevel", "INFO"],
             cwd=folder,
-            env=environment(**given, **stub.environment),
+            env=environment(**given, **llm_stub.environment),
             stdout=out,
             stderr=out,
         )

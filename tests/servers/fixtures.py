@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .binaries import NoServer
+from .llm_stub import LlmStub
 from .postgres_server import Databases, PostgresServer
 from .rabbitmq_server import RabbitServer
 from .redis_server import RedisServer
@@ -124,3 +125,17 @@ def rabbitmq_url(rabbitmq_server: RabbitServer | GivenRabbit) -> Iterator[str]:
     url = rabbitmq_server.new_host()
     yield url
     rabbitmq_server.drop_host(url)
+
+
+@pytest.fixture(scope="session")
+def llm_stub() -> Iterator[LlmStub]:
+    with LlmStub() as stub:
+        yield stub
+
+
+@pytest.fixture
+def llm(llm_stub: LlmStub) -> LlmStub:
+    """A model's endpoint that answers well and at once, and has forgotten what others asked."""
+    llm_stub.behave(delay=0, faults=[])
+    llm_stub.forget()
+    return llm_stub

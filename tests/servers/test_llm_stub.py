@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,19 +18,6 @@ Date: 2026-03-04
 Paper, white  2  10.00  20.00
 Total: 20.00 EUR
 """
-
-
-@pytest.fixture(scope="module")
-def stub() -> Iterator[LlmStub]:
-    with LlmStub() as found:
-        yield found
-
-
-@pytest.fixture
-def llm(stub: LlmStub) -> LlmStub:
-    stub.behave(delay=0, faults=[])
-    stub.forget()
-    return stub
 
 
 def ask(llm: LlmStub, text: str = TEXT, key: str = "k", seconds: float = 30) -> httpx2.Response:
