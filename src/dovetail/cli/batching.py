@@ -15,12 +15,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dovetail.cli import streams
-from dovetail.cli.documents import Write, json_bytes
 from dovetail.cli.driving import SHORT_ID, cancelled_from_outside
 from dovetail.cli.ending import command, error_words, status_piece, typed_again
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
 from dovetail.cli.items import Item, Items, Survey
+from dovetail.cli.json_output import Write, json_bytes
 from dovetail.cli.lanes import MOST_SHARED, RUNS_PER_SLOT, Lanes
 from dovetail.cli.places import driving, is_shared, looking
 from dovetail.cli.stage import Stopping, perform

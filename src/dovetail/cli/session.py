@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import streams
 from dovetail.cli.board import Board
-from dovetail.cli.documents import Write, json_bytes
 from dovetail.cli.driving import (
     SHORT_ID,
     cancel_all,
@@ -28,6 +27,7 @@ from dovetail.cli.driving import (
 from dovetail.cli.ending import command, resume_hint, retry_hint, run_ending
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
+from dovetail.cli.json_output import Write, json_bytes
 from dovetail.cli.places import driving, looking
 from dovetail.cli.plain import PlainView
 from dovetail.cli.stage import Stopping, perform

@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.documents import Write, json_bytes
 from dovetail.cli.driving import cancel_all, cancelled_from_outside, see_to_end
 from dovetail.cli.ending import command, error_words, status_piece
 from dovetail.cli.failures import FAILED
 from dovetail.cli.interrupts import Ask
+from dovetail.cli.json_output import Write, json_bytes
 from dovetail.cli.places import driving
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.text import Line, clip, counted, duration, plain

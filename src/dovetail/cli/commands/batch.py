@@ -11,10 +11,10 @@ from dovetail.cli import streams
 from dovetail.cli.asking import checked_for_this_place
 from dovetail.cli.batching import Batch
 from dovetail.cli.commands.validate import report_of
-from dovetail.cli.documents import Write, document_if
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.items import Items, Survey
+from dovetail.cli.json_output import Write, document_if
 from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.sending import SentBatch
 from dovetail.cli.text import counted

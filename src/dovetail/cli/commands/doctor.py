@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dovetail.cli import streams
-from dovetail.cli.documents import document_if, json_bytes
 from dovetail.cli.failures import FAILED, InvalidInput
+from dovetail.cli.json_output import document_if, json_bytes
 from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import Line, pad, plain
 from dovetail.client import http_client

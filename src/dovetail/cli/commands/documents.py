@@ -13,10 +13,10 @@ from typing import Any
 from dovetail.cli import streams
 from dovetail.cli.document_endings import beginning, document, ending, going_on
 from dovetail.cli.document_runs import EXTRACT, MODULE, DocumentRuns, Work
-from dovetail.cli.documents import document_if, json_bytes, print_json
 from dovetail.cli.ending import command
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File
+from dovetail.cli.json_output import document_if, json_bytes, print_json
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.text import plain
 from dovetail.config import Settings

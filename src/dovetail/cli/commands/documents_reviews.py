@@ -13,9 +13,9 @@ from typing import Any
 from dovetail.cli import streams
 from dovetail.cli.commands.documents import folder_of, typed_out
 from dovetail.cli.document_rows import HEAD, document_row, money, sure_piece
-from dovetail.cli.documents import print_json
 from dovetail.cli.ending import command
 from dovetail.cli.failures import InvalidInput
+from dovetail.cli.json_output import print_json
 from dovetail.cli.text import Line, clip, plain, table
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.documents.reviews import FIELDS, PENDING, Review, Reviews, open_reviews

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.documents import json_bytes
+from dovetail.cli.json_output import json_bytes
 from dovetail.cli.text import cells, clip, plain
 from dovetail.config import load_settings
 from dovetail.handlers.builtin import load_registry

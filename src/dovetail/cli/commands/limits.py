@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.cli import streams
 from dovetail.cli.asking import ask
-from dovetail.cli.documents import print_json
+from dovetail.cli.json_output import print_json
 from dovetail.cli.text import Line, plain, table
 from dovetail.engine.commands import Commands
 

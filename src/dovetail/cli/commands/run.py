@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dovetail.cli import streams
 from dovetail.cli.commands.validate import checked_file, report_of
-from dovetail.cli.documents import Write, document_if
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import STDIN, File
+from dovetail.cli.json_output import Write, document_if
 from dovetail.cli.params import read_params, tell_violations
 from dovetail.cli.session import Session, Shown
 from dovetail.config import load_settings

@@ -15,7 +15,6 @@ import orjson
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run
 from dovetail.cli.board import Board, Row
-from dovetail.cli.documents import print_json
 from dovetail.cli.driving import nobody_drives, see_to_end, short_id
 from dovetail.cli.ending import (
     causes,
@@ -27,6 +26,7 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
+from dovetail.cli.json_output import print_json
 from dovetail.cli.places import drivers, looking, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
 from dovetail.cli.stage import Stopping, perform

@@ -7,10 +7,10 @@ from typing import Any
 
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run
-from dovetail.cli.documents import document_if, print_json
 from dovetail.cli.driving import short_id
 from dovetail.cli.ending import command, retry_hint, status_piece
 from dovetail.cli.failures import InvalidInput
+from dovetail.cli.json_output import document_if, print_json
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.several import Several

@@ -10,10 +10,10 @@ from typing import Any
 
 from dovetail.cli import streams
 from dovetail.cli.asking import ask
-from dovetail.cli.documents import Write, document_if, json_bytes
 from dovetail.cli.driving import SHORT_ID, short_id
 from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
+from dovetail.cli.json_output import Write, document_if, json_bytes
 from dovetail.cli.params import read_params, tell_violations
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown

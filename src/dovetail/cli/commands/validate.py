@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.documents import json_bytes
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
 from dovetail.cli.files import STDIN, File
+from dovetail.cli.json_output import json_bytes
 from dovetail.cli.problems import report, summary
 from dovetail.cli.text import Line, counted
 from dovetail.config import load_settings

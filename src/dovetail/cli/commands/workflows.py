@@ -11,10 +11,10 @@ import yaml
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, checked_for_this_place
 from dovetail.cli.commands.validate import report_of
-from dovetail.cli.documents import document_if, json_bytes, print_json
 from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
+from dovetail.cli.json_output import document_if, json_bytes, print_json
 from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import Line, age, plain, table
 from dovetail.core.definition.validation import Checked
