@@ -142,6 +142,35 @@ REFUSED = [
     (chained(200, 9), "too_large", "params", "more than 10,000 parts"),
     (deep(33), "too_large", "params" + ".not" * 32, "deeper than 32 levels"),
     ({"description": "x" * 200_000}, "too_large", "params", "more than 131,072 bytes"),
+    ({"$defs": chained(20, 2)["$defs"]}, "too_large", "params", "more than 10,000 parts"),
+    (
+        {"items": props(**{f"p{i}": {"default": 1} for i in range(200)}), "default": [{}] * 200},
+        "too_large",
+        "params",
+        "its defaults are too large",
+    ),
+    (
+        {
+            "$defs": {
+                "big": props(**{f"p{i}": {"default": 1} for i in range(200)}),
+                **{f"d{i}": {"default": {}, "$ref": "#/$defs/big"} for i in range(200)},
+            }
+        },
+        "too_large",
+        "params",
+        "shared by too many parts",
+    ),
+    (
+        {
+            "$defs": {
+                "big": props(a={"default": [0] * 1000, "items": {}}),
+                **{f"d{i}": {"default": {}, "$ref": "#/$defs/big"} for i in range(100)},
+            }
+        },
+        "too_large",
+        "params",
+        "30,000 values and parts",
+    ),
     # Defaults
     (
         props(a={"type": "integer", "default": "2"}),
@@ -341,6 +370,17 @@ def test_of_very_many_values_only_the_first_violation_is_told() -> None:
 
 
 # Attacks on the check
+
+
+def test_patterns_may_take_just_so_much_together() -> None:
+    dear = [f"\\p{{L}}{{50}}{at}" for at in range(200)]
+    found = check_schema(props(**{f"p{at}": {"pattern": each} for at, each in enumerate(dear)}))
+    assert [problem.code for problem in found] == ["invalid_field"] * 5 + ["too_large"]
+    assert "more than 4,194,304 bytes" in found[-1].message
+    same = props(**{f"p{at}": {"pattern": dear[0]} for at in range(200)})
+    assert [problem.code for problem in check_schema(same)] == ["invalid_field"] * 200
+    cheap = props(**{f"p{at}": {"pattern": f"^[a-z]+-[0-9]{{1,9}}{at}$"} for at in range(200)})
+    assert check_schema(cheap) == []
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a*)*b$", "(x+x+)+y"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
+import re
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +17,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dovetail.core.definition.source import Source, line_of, read_text
+from dovetail.core.definition.source import Lines, Source, line_of, read_text
 from dovetail.core.errors import InvalidDefinition, Problem
 
 Format = Literal["yaml", "json"]
@@ -190,6 +192,23 @@ def test_lines_are_counted_whatever_ends_them(end: str) -> None:
     assert line_of(text, line) == "      - c"
     assert line_of("\ufeff" + text, 1) == "name: x"
     assert line_of(text, 0) == line_of(text, 99) == ""
+
+
+@given(
+    st.lists(st.sampled_from(["a", "é", "\n", "\r", "\r\n", "\x85", "\u2028"]), min_size=1),
+    st.integers(1, 2000),
+    st.floats(0, 1),
+)
+@example(["a"], 5000, 1.0)
+@example(["\r\n"], 2048, 0.5)
+def test_a_place_is_found_in_a_text_of_any_lines(
+    pieces: list[str], times: int, where: float
+) -> None:
+    text = "".join(pieces) * times
+    offset = round(where * len(text))
+    ends = [found.end() for found in re.finditer("\r\n|[\n\r\x85\u2028]", text)]
+    before = [end for end in ends if end <= offset]
+    assert Lines(text).place(offset) == (len(before) + 1, offset - max(before, default=0) + 1)
 
 
 def test_data_without_a_text_has_no_positions() -> None:
@@ -383,12 +402,9 @@ HOSTILE: dict[str, tuple[Format, Callable[[], str]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_text_is_refused_in_milliseconds_and_little_memory(name: str) -> None:
+def test_a_hostile_text_is_refused_in_little_memory(name: str) -> None:
     kind, make = HOSTILE[name]
     text = make()
-    started = time.process_time()
-    refused(text, kind)
-    assert time.process_time() - started < 0.5 * PATIENCE  # a few milliseconds when idle
     tracemalloc.start()
     refused(text, kind)
     peak = tracemalloc.get_traced_memory()[1]
@@ -481,6 +497,40 @@ class Dumper(yaml.CSafeDumper):
 Dumper.add_representer(
     str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
 )
+
+
+def places(node: yaml.Node, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, Any, Any]]:
+    """Path, place of its key if it has one, and place, as PyYAML's own composer tells them."""
+    match node:
+        case yaml.MappingNode():
+            for key, value in node.value:
+                yield (*path, key.value), key.start_mark, value.start_mark
+                yield from places(value, (*path, key.value))
+        case yaml.SequenceNode():
+            for at, value in enumerate(node.value):
+                yield (*path, at), value.start_mark, value.start_mark
+                yield from places(value, (*path, at))
+
+
+@given(plain, st.booleans())
+@example([[], {}, {"a": []}, [[1]], 2], True)
+def test_every_value_of_a_yaml_text_is_where_pyyaml_finds_it(value: Any, flow: bool) -> None:
+    text = yaml.dump(value, Dumper=Dumper, default_flow_style=flow)  # ASCII, and \n alone
+    source = read_text(text, format="yaml")
+    root = yaml.compose(text, Loader=yaml.CSafeLoader)
+    assert root is not None
+    assert source.position(()) == (root.start_mark.line + 1, root.start_mark.column + 1)
+    for path, key, mark in places(root):
+        assert source.position(path) == (mark.line + 1, mark.column + 1)
+        assert source.position(path, key=True) == (key.line + 1, key.column + 1)
+        assert source.position((*path, "nobody"), key=True) == (mark.line + 1, mark.column + 1)
+
+
+@pytest.mark.parametrize("text", ["a: 1", "a: ["])
+def test_garbage_is_collected_again_after_a_text_was_read(text: str) -> None:
+    with contextlib.suppress(InvalidDefinition):
+        read_text(text, format="yaml")
+    assert gc.isenabled()
 
 
 @given(plain)

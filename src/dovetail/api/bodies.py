@@ -23,6 +23,8 @@ BODY_SECONDS = 30.0
 """A client that takes longer to send at most a megabyte holds a place that others want."""
 LARGE_BYTES = 16 * 1024
 """Above this, reading takes long enough to be noticed by everybody else: aside, then."""
+MOST_UNKNOWN = 100
+"""Of the fields that no call knows, as many are told; a body can have 100,000."""
 
 _FORMATS: dict[str, Literal["json", "yaml"]] = {
     "application/json": "json",
@@ -100,10 +102,13 @@ async def read_fields(
         )
     problems = []
     suggester = Suggester()
-    for name in data:
-        if name not in known:
-            hint = suggester.did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}"
-            problems.append(_problem(source, (name,), f"unknown field {shown(name)}{hint}", True))
+    unknown = [name for name in data if name not in known]
+    for name in unknown[:MOST_UNKNOWN]:
+        hint = suggester.did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}"
+        problems.append(_problem(source, (name,), f"unknown field {shown(name)}{hint}", True))
+    if len(unknown) > MOST_UNKNOWN:
+        message = f"and {len(unknown) - MOST_UNKNOWN:,} more unknown fields"
+        problems.append(Problem("too_large", message, ""))
     for name, kind in known.items():
         value = data.get(name)
         if value is None:

@@ -16,6 +16,8 @@ from dovetail.core.definition.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH
 from dovetail.core.findings import Finding, Path, Suggester
 from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS
 
+_FEW = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -30,6 +32,8 @@ class Limits:
     """Different ones in one definition: twice as many as nodes, and some."""
     max_template_words: int = 150_000
     """Words and signs of those together: a condition of a dozen for each node."""
+    max_parsed_words: int = 10_000
+    """The same, counting once what differs in names, numbers and quoted texts only."""
 
 
 class RawNode:
@@ -135,6 +139,8 @@ class Facts:
                     if isinstance(name, str) and by_id.get(name, place) != place
                 )
             )
+            if node.dependencies
+            else []
             for place, node in enumerate(self.nodes)
         ]
 
@@ -142,8 +148,16 @@ class Facts:
     def layers(self) -> list[list[int]]:
         return dag.layers(self.parents)
 
+    def is_upstream(self, other: int, place: int) -> bool:
+        """Whether the node at `other` is done whenever the one at `place` starts."""
+        parents = self.parents[place]
+        # Mostly it is one of few parents; looking through thousands would take longer than bits.
+        if len(parents) <= _FEW and other in parents:
+            return True
+        return bool(self._ancestors[place] >> other & 1)
+
     @cached_property
-    def ancestors(self) -> list[int]:
+    def _ancestors(self) -> list[int]:
         return dag.ancestors(self.parents)
 
 

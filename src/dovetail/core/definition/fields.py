@@ -6,10 +6,10 @@ an `int_type` error is. What it must not know: how nodes relate to each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dovetail.core.definition.model import MAX_SECONDS, Cache, Defaults, Node, Retry, Workflow
 from dovetail.core.findings import Finding, Path, Suggester, shown
@@ -18,19 +18,83 @@ _NODE_ID = "letters, digits and underscores, and does not start with a digit"
 _NAME = "up to 128 letters, digits, dots, underscores and hyphens, the first a letter or a digit"
 
 
-def read_fields(data: Any, suggester: Suggester) -> tuple[Workflow | None, Iterable[Finding]]:
-    """The workflow, or every field that is wrong, put into words as they are asked for.
+def read_fields(
+    data: Any, suggester: Suggester, most: int
+) -> tuple[Workflow | None, Iterator[Finding]]:
+    """The workflow, or what is wrong with its fields, put into words as it is asked for.
 
-    `nodes` that are missing or null are left to the rule for an empty graph.
+    At least the first `most` problems are found. `nodes` that are missing or null are left to
+    the rule for an empty graph.
     """
     if not isinstance(data, dict):
         message = f"a definition is a mapping with 'name' and 'nodes', not {shown(data)}"
-        return None, [Finding("invalid_field", message)]
+        return None, iter([Finding("invalid_field", message)])
+    enough = _Enough(most)
+    listed: list[Any] = data["nodes"] if isinstance(data.get("nodes"), list) else []
+    head = {**data, "nodes": []} if listed else data
+    workflow, errors = _read(_WORKFLOW, enough.of(head, Workflow))
+    nodes: list[Node] = []
+    # pydantic makes all its errors before it shows the first, so it gets few nodes at a time.
+    for since in range(0, len(listed), _NODES_AT_ONCE):
+        some = listed[since : since + _NODES_AT_ONCE]
+        read, wrong = _read(_NODES, [enough.of(raw, Node) for raw in some])
+        nodes += read or []
+        for error in wrong:
+            index, *rest = error["loc"]
+            error["loc"] = ("nodes", since + index, *rest)
+        errors += wrong
+        if len(errors) >= most:
+            break
+    if workflow is None or errors:
+        found = (error for error in errors if not _is_about_no_nodes(error))
+        return None, (_finding(error, suggester) for error in found)
+    return workflow.model_copy(update={"nodes": nodes}), iter(())
+
+
+_WORKFLOW = TypeAdapter(Workflow)
+_NODES = TypeAdapter(list[Node])
+_NODES_AT_ONCE = 100
+_TEXTS = ("dependencies", "depends_on")
+
+
+def _read(model: TypeAdapter[Any], data: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """What was read, or none and the errors."""
     try:
-        return Workflow.model_validate(data), []
+        return model.validate_python(data), []
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-    return None, (_finding(found, suggester) for found in errors if not _is_about_no_nodes(found))
+        return None, [dict(found) for found in error.errors(include_url=False)]
+
+
+class _Enough:
+    """Leaves out of data what could only add to more problems than anybody wants to see."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def of(self, raw: Any, part: type[BaseModel]) -> Any:
+        """The same without its last unknown fields, and dependencies that are no text."""
+        if not isinstance(raw, dict):
+            return raw
+        known = _FIELDS[part]
+        if not raw.keys() <= known.keys():
+            raw = {name: raw[name] for name in raw if name in known or self._is_one_more()}
+        for name, below in _INSIDE[part]:
+            if name in raw:
+                given = raw[name]
+                kept = self._texts(given) if below is None else self.of(given, below)
+                raw = raw if kept is given else {**raw, name: kept}
+        return raw
+
+    def _texts(self, names: Any) -> Any:
+        if isinstance(names, list) and not {*map(type, names)} <= {str}:
+            for place, name in enumerate(names):
+                if not isinstance(name, str) and not self._is_one_more():
+                    return names[:place]
+        return names
+
+    def _is_one_more(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
 
 
 def _is_about_no_nodes(found: Mapping[str, Any]) -> bool:
@@ -53,19 +117,15 @@ def _unknown(path: Path, suggester: Suggester) -> str:
     name = str(path[-1])
     if name == "depends_on":
         return "'depends_on' is another name for 'dependencies'; give only one of the two"
-    known = _known_fields(path)
+    known = _FIELDS[_part(path)]
     hint = suggester.did_you_mean(name, known)
     return f"unknown field {shown(name)}{hint or '; known are: ' + ', '.join(known)}"
 
 
-def _known_fields(path: Path) -> list[str]:
-    """The fields of the part that an unknown one was found in."""
+def _part(path: Path) -> type[BaseModel]:
+    """The part that an unknown field was found in."""
     names = [step for step in path[:-1] if isinstance(step, str)]
-    part: type[BaseModel] = Workflow
-    for name in names:
-        part = _PARTS[name]
-    known = list(part.model_fields)
-    return [*known, "depends_on"] if part is Node else known
+    return _PARTS[names[-1]] if names else Workflow
 
 
 _PARTS: dict[str, type[BaseModel]] = {
@@ -74,6 +134,14 @@ _PARTS: dict[str, type[BaseModel]] = {
     "retry": Retry,
     "cache": Cache,
 }
+_MODELS: tuple[type[BaseModel], ...] = (Workflow, *_PARTS.values())
+_FIELDS = {part: dict.fromkeys(part.model_fields) for part in _MODELS}
+_FIELDS[Node]["depends_on"] = None
+_INSIDE: dict[type[BaseModel], list[tuple[str, type[BaseModel] | None]]] = {
+    part: [(name, _PARTS.get(name)) for name in known if name in {*_PARTS, *_TEXTS}]
+    for part, known in _FIELDS.items()
+}
+"""The fields of a part that can have many problems themselves: parts, and lists of texts."""
 
 Say = Callable[[Mapping[str, Any], Path], str]
 

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from dovetail.core.definition.schemas import Schema, SchemaRefused, compile_schema
+from dovetail.core.definition.schemas import Schema, SchemaRefused, compile_schema, count_values
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
@@ -154,29 +154,14 @@ def _too_much(checker: Schema, given: dict[str, Any], size: int) -> list[Finding
     if checker.match_cost * size > MOST_MATCHES:
         message = f"{size:,} bytes are too much for the patterns of this workflow's params schema"
         return [Finding("too_large", message)]
-    if checker.weight * size > MOST_CHECKS and checker.weight * _count(given) > MOST_CHECKS:
+    if checker.weight * size > MOST_CHECKS and checker.weight * count_values(given) > MOST_CHECKS:
         message = "there are too many values in it for a params schema of this size"
         return [Finding("too_large", message)]
     return []
 
 
-def _count(value: Any) -> int:
-    """How many values it has, at any depth."""
-    count, level = 0, [value]
-    while level:
-        count += len(level)
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        level = below
-    return count
-
-
 def _violations(checker: Schema, given: dict[str, Any]) -> list[Finding]:
-    if _count(given) > MOST_VALUES_FOR_ALL_ERRORS:
+    if count_values(given) > MOST_VALUES_FOR_ALL_ERRORS:
         try:
             checker.validator.validate(given)
         except jsonschema_rs.ValidationError as error:

@@ -8,7 +8,7 @@ file must not know: the params that come in; those are checked in `params`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -36,6 +36,10 @@ MAX_PATTERN_LENGTH = 1000
 # units of 8 KiB, and cost × length of the params is bounded.
 PATTERN_SIZES = tuple(1 << bits for bits in (13, 15, 17, 20))
 PATTERN_UNIT = PATTERN_SIZES[0]
+MAX_PATTERN_SIZE = 4 << 20
+"""Of all patterns together, as they are tried: 5 ms for each MiB."""
+MAX_DEFAULT_CHECKS = 30_000
+"""Parts that are filled in and checked, for every value in a default: 2 µs each at worst."""
 
 JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -146,13 +150,23 @@ def compile_schema(schema: Any) -> Schema:
     if not isinstance(schema, dict):
         message = f"must be a JSON Schema, not {shown(schema)}"
         raise SchemaRefused([Finding("invalid_field", message)])
+    too_large = Finding("too_large", f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes")
+    if _is_long(schema):
+        raise SchemaRefused([too_large])
     try:
         text = encode(schema, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
     except NotJson:
         found = list(faults(schema, max_depth=MAX_SCHEMA_DEPTH))
-        too_large = Finding("too_large", f"the schema has more than {MAX_SCHEMA_BYTES:,} bytes")
         raise SchemaRefused(found or [too_large]) from None
     return _compiled(text)
+
+
+def _is_long(schema: dict[str, Any]) -> bool:
+    """By its size alone, which is known a hundred times sooner than all that is in it."""
+    try:
+        return len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES
+    except TypeError:  # no JSON; what is wrong is told by who looks closer
+        return False
 
 
 @lru_cache(maxsize=64)
@@ -169,14 +183,15 @@ def _compiled(text: bytes) -> Schema:
     ]
     if not findings:
         # Only now is every reference known to lead somewhere.
-        findings = _loops(parts) or _explosion(parts)
+        findings = _loops(parts) or _explosion(parts) or _large_defaults(parts)
     if findings:
         raise SchemaRefused(findings)
+    weights = _weights(parts, MAX_SUBSCHEMAS)
     schema = Schema(
         root=root,
         validator=jsonschema_rs.Draft202012Validator(root, pattern_options=_PATTERNS, offline=True),
         targets={pointer: parts[place].schema for pointer, place in places.items()},
-        weight=_weight(parts),
+        weight=weights[0],
         match_cost=match_cost,
         has_defaults=any("default" in part.schema for part in parts),
     )
@@ -294,22 +309,32 @@ def _check_patterns(parts: list[Part]) -> tuple[int, list[Finding]]:
     if len(patterns) > MAX_PATTERNS:
         message = f"the schema has {len(patterns):,} patterns; at most {MAX_PATTERNS} are allowed"
         return 0, [Finding("too_large", message)]
-    cost, findings = 0, []
+    sizes: dict[str, int | None] = {}
+    tried = 0
+    findings = []
     for path, pattern in patterns:
         if len(pattern) > MAX_PATTERN_LENGTH:
             message = f"a pattern may have {MAX_PATTERN_LENGTH:,} characters, not {len(pattern):,}"
             findings.append(Finding("too_large", message, path))
             continue
-        size = next(filter(lambda size: _compiles(pattern, size), PATTERN_SIZES), None)
-        if size is None:
+        if pattern not in sizes:
+            size = next(filter(lambda size: _compiles(pattern, size), PATTERN_SIZES), None)
+            sizes[pattern] = size
+            tried += size or PATTERN_SIZES[-1]
+        if sizes[pattern] is None:
             message = (
                 f"{shown(pattern)} is not a pattern that can be matched in linear time "
                 "(no look-around, no back-references, no huge repetitions)"
             )
             findings.append(Finding("invalid_field", message, path))
-        else:
-            cost += size // PATTERN_UNIT
-    return cost, findings
+        if tried > MAX_PATTERN_SIZE:
+            message = (
+                "the patterns up to this one take more than "
+                f"{MAX_PATTERN_SIZE:,} bytes in memory; repeat less, or classes of fewer characters"
+            )
+            findings.append(Finding("too_large", message, path))
+            break
+    return sum(sizes.get(pattern) or 0 for _, pattern in patterns) // PATTERN_UNIT, findings
 
 
 def _options(size: int) -> jsonschema_rs.RegexOptions:
@@ -335,21 +360,60 @@ def _loops(parts: list[Part]) -> list[Finding]:
     return [Finding("invalid_field", message, parts[place].path) for place in sorted(found)]
 
 
-def _weight(parts: list[Part]) -> int:
-    """How many subschemas the whole one has with every reference written out."""
+def _weights(parts: list[Part], most: int, own: Sequence[int] | None = None) -> list[int]:
+    """Of each part, how many there are in it with every reference written out, up to `most` + 1.
+
+    `own`: what each part counts for itself, if that is not 1.
+    """
     weights = [0] * len(parts)
     for layer in layers([part.inside for part in parts]):
         for place in layer:
             below = sum(weights[other] for other in parts[place].inside)
-            weights[place] = min(1 + below, MAX_SUBSCHEMAS + 1)
-    return weights[0]
+            weights[place] = min(below + (own[place] if own else 1), most + 1)
+    return weights
 
 
 def _explosion(parts: list[Part]) -> list[Finding]:
-    if _weight(parts) <= MAX_SUBSCHEMAS:
+    if max(_weights(parts, MAX_SUBSCHEMAS)) <= MAX_SUBSCHEMAS:
         return []
     message = f"with its references followed the schema has more than {MAX_SUBSCHEMAS:,} parts"
     return [Finding("too_large", message)]
+
+
+def _large_defaults(parts: list[Part]) -> list[Finding]:
+    """Whether defaults are too large, or have too many parts, to be checked one by one."""
+    sizes = [
+        count_values(part.schema["default"]) if "default" in part.schema else 0 for part in parts
+    ]
+    if not any(sizes):
+        return []
+    # A default may be filled with others, so those count with the part they stand in.
+    weights = _weights(parts, MAX_DEFAULT_CHECKS, [1 + size for size in sizes])
+    checks = sum(
+        (weight - size) * max(1, size) for weight, size in zip(weights, sizes, strict=True)
+    )
+    if checks <= MAX_DEFAULT_CHECKS:
+        return []
+    message = (
+        "its defaults are too large, or shared by too many parts, to be checked: "
+        f"more than {MAX_DEFAULT_CHECKS:,} values and parts to compare"
+    )
+    return [Finding("too_large", message)]
+
+
+def count_values(value: Any) -> int:
+    """How many values it has, at any depth."""
+    count, level = 0, [value]
+    while level:
+        count += len(level)
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        level = below
+    return count
 
 
 def _bad_defaults(schema: Schema, parts: list[Part]) -> list[Finding]:

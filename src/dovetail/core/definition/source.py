@@ -8,15 +8,13 @@ where it stands. What it must not know: what a workflow is. It reads params file
 from __future__ import annotations
 
 import re
-from array import array
-from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Literal
 
 from dovetail.core.definition.text_json import JsonOffsets, load_json
-from dovetail.core.definition.text_tree import Mark, Refused, TextTree
-from dovetail.core.definition.text_yaml import load_yaml
+from dovetail.core.definition.text_tree import Refused, TextTree
+from dovetail.core.definition.text_yaml import YamlOffsets, load_yaml
+from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import InvalidDefinition, Problem
 from dovetail.core.findings import Path, format_path
 
@@ -42,24 +40,21 @@ class Source:
     data: Any
     name: str = ""
     text: str | None = field(default=None, repr=False)
-    _mark: Mark | None = field(default=None, repr=False)
-    _offsets: JsonOffsets | None = field(default=None, repr=False)
-    _starts: array[int] | None = field(default=None, repr=False)
+    _offsets: YamlOffsets | JsonOffsets | None = field(default=None, repr=False)
+    _lines: Lines | None = field(default=None, repr=False)
 
     def position(self, path: Path, *, key: bool = False) -> tuple[int, int] | None:
         """Line and column, from 1, of the value at `path`, or of its nearest known parent.
 
         With `key`, of the last key of the path rather than of the value under it.
         """
-        if self.text is None:
+        if self.text is None or self._offsets is None:
             return None
-        if self._starts is None:
-            self._starts = _line_starts(self.text)
-        if self._mark is not None:
-            return _place(_offset(self._mark, path, key), self._starts)
-        if self._offsets is None:
-            self._offsets = JsonOffsets(self.text)
-        return _place(self._offsets.find(path, key), self._starts)
+        if self._lines is None:
+            self._lines = Lines(self.text)
+        known = _known(self.data, path)
+        offset = self._offsets.find(known, key and len(known) == len(path) > 0)
+        return self._lines.place(offset)
 
 
 def read_text(
@@ -77,19 +72,18 @@ def read_text(
         bad = _FORBIDDEN[format].search(text)
         if bad:
             tree.fail(f"the character U+{ord(bad.group()):04X} is not allowed", bad.start())
-        if format == "json":
-            return Source(load_json(text, tree, max_depth), name, text)
-        load_yaml(text, tree)
-        if tree.refusals:
-            raise Refused
+        with uncollected():
+            if format == "json":
+                return Source(load_json(text, tree, max_depth), name, text, JsonOffsets(text))
+            offsets = load_yaml(text, tree)
+            return Source(offsets.data, name, text, offsets)
     except Refused:
-        starts = _line_starts(text)
+        lines = Lines(text)
         problems = [
-            Problem(code, message, format_path(path), *_place(offset, starts))
+            Problem(code, message, format_path(path), *lines.place(offset))
             for code, message, path, offset in tree.refusals
         ]
         raise InvalidDefinition(problems) from None
-    return Source(tree.data, name, text, tree.mark)
 
 
 def line_of(text: str, number: int) -> str:
@@ -111,37 +105,55 @@ def _decoded(text: str | bytes, max_bytes: int) -> str:
             text = raw.decode()
         except UnicodeDecodeError as error:
             before = raw[: error.start].decode().removeprefix("\ufeff")
-            place = _place(len(before), _line_starts(before))
+            place = Lines(before).place(len(before))
             message = "the text is not UTF-8"
             raise InvalidDefinition([Problem("invalid_field", message, "", *place)]) from None
     return text.removeprefix("\ufeff")
 
 
-def _offset(mark: Mark, path: Path, key: bool) -> int:
-    """Walk down as far as the path is known."""
-    for depth, step in enumerate(path, 1):
-        inside = None if isinstance(mark, int) else mark[1]
-        if isinstance(inside, dict) and step in inside:
-            key_at, mark = inside[step]
-            if key and depth == len(path):
-                return int(key_at)
-        elif isinstance(inside, list) and isinstance(step, int) and 0 <= step < len(inside):
-            mark = inside[step]
-        else:
-            break
-    return int(mark if isinstance(mark, int) else mark[0])
+def _known(data: Any, path: Path) -> Path:
+    """As much of the path as leads to something."""
+    for depth, step in enumerate(path):
+        is_there = isinstance(data, dict) and step in data
+        is_there = is_there or (
+            isinstance(data, list) and isinstance(step, int) and 0 <= step < len(data)
+        )
+        if not is_there:
+            return path[:depth]
+        data = data[step]
+    return path
 
 
-def _line_starts(text: str) -> array[int]:
-    # An array, as a text may be a million line breaks and a list of numbers takes ten times that.
-    if _OTHER_BREAK.search(text):
-        starts = array("L", [0])
-        starts.extend(match.end() for match in _BREAK.finditer(text))
-        return starts
-    lines = text.split("\n")
-    return array("L", accumulate((len(line) + 1 for line in lines[:-1]), initial=0))
+class Lines:
+    """Finds the line and column of an offset.
 
+    Break after break would take long for a text of nothing else, so they are counted in blocks,
+    and the rest in the block of the offset that is asked for.
+    """
 
-def _place(offset: int, starts: array[int]) -> tuple[int, int]:
-    line = bisect_right(starts, offset)
-    return line, offset - starts[line - 1] + 1
+    _BLOCK = 4096
+
+    def __init__(self, text: str) -> None:
+        if _OTHER_BREAK.search(text):
+            # One `\n` for each, where it ends: every offset stays what it was.
+            text = text.replace("\r\n", " \n")
+            for other in "\r\x85\u2028\u2029":
+                text = text.replace(other, "\n")
+        self._text = text
+        self._blocks: list[tuple[int, int]] = []
+        """The number and the start of the line that each block begins in."""
+        line, start = 1, 0
+        for block in range(0, len(text) + 1, self._BLOCK):
+            self._blocks.append((line, start))
+            line, start = self._within(block, block + self._BLOCK, line, start)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        block = offset // self._BLOCK
+        line, start = self._within(block * self._BLOCK, offset, *self._blocks[block])
+        return line, offset - start + 1
+
+    def _within(self, since: int, until: int, line: int, start: int) -> tuple[int, int]:
+        last = self._text.rfind("\n", since, until)
+        if last < 0:
+            return line, start
+        return line + self._text.count("\n", since, until), last + 1

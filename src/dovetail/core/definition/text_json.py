@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from itertools import count
 from math import isfinite
 from typing import Any
 
@@ -18,8 +20,15 @@ from dovetail.core.values import LARGEST_INT, SMALLEST_INT, is_json
 
 # An unclosed string reaches to the end, so that a text of quotes is not tried from each of them.
 _TOKEN = re.compile(r'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[^\s{}\[\],:"]+', re.DOTALL)
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_SPACE = re.compile(r"[ \t\n\r]*")
+_ANY_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_STRING = re.compile(_ANY_STRING, re.DOTALL)
+_SPACE = re.compile(r"[ \t\n\r]*+")
+_PLAIN = rf"(?:{_ANY_STRING}|[^][{{}}\",\s]++)"
+_VALUE = re.compile(rf"{_PLAIN}[ \t\n\r]*+,?", re.DOTALL)
+_MEMBER = re.compile(
+    rf"[ \t\n\r]*+({_ANY_STRING})[ \t\n\r]*+:[ \t\n\r]*+(?:({_PLAIN})[ \t\n\r]*+,?)?+", re.DOTALL
+)
+_DECODER = json.JSONDecoder()
 _INT = re.compile(r"-?[0-9]+\Z")
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -50,76 +59,70 @@ def _roughly(text: str) -> int:
     return text.count(",") + text.count("[") + text.count("{")
 
 
-Inside = list[int] | dict[str, tuple[int, int]]
-
-
 class JsonOffsets:
     """Finds where a value stands in a text that `load_json` has read.
 
-    It looks into the containers on the way and into no others: the standard library steps over
-    those, a hundred times faster than all offsets could be noted.
+    It looks into the containers on the way and into no others, and no further than it must. What
+    lies before a place is stepped over by a pattern, or where that has containers of its own by
+    the standard library: a hundred times faster than all offsets could be noted.
     """
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._inside: dict[int, Inside] = {}
-        self._step_over = json.JSONDecoder().raw_decode
+        self._inside: dict[int, _Inside] = {}
 
     def find(self, path: Path, key: bool) -> int:
-        """The offset of the value at `path`, or of its nearest parent; with `key`, of its key."""
-        at = self._next(0)
-        for depth, step in enumerate(path, 1):
-            inside = self._look_inside(at)
-            if isinstance(inside, dict) and step in inside:
-                key_at, at = inside[str(step)]
-                if key and depth == len(path):
-                    return key_at
-            elif isinstance(inside, list) and isinstance(step, int) and 0 <= step < len(inside):
-                at = inside[step]
-            else:
-                break
-        return at
+        """The offset of the value at `path`, which is there; with `key`, of its key."""
+        key_at = at = _next(self._text, 0)
+        for step in path:
+            if at not in self._inside:
+                self._inside[at] = _Inside(self._text, at)
+            key_at, at = self._inside[at].find(step)
+        return key_at if key else at
 
-    def _look_inside(self, at: int) -> Inside:
-        if at not in self._inside:
-            match self._text[at]:
-                case "[":
-                    self._inside[at] = self._items(at)
-                case "{":
-                    self._inside[at] = self._members(at)
-                case _:
-                    return []
-        return self._inside[at]
 
-    def _items(self, at: int) -> list[int]:
-        text, found = self._text, []
-        at = self._next(at + 1)
-        while text[at] != "]":
-            found.append(at)
-            at = self._next(self._step_over(text, at)[1])
-            if text[at] == ",":
-                at = self._next(at + 1)
-        return found
+class _Inside:
+    """One container: the offsets of its members, as far as they were asked for."""
 
-    def _members(self, at: int) -> dict[str, tuple[int, int]]:
-        text = self._text
-        found: dict[str, tuple[int, int]] = {}
-        at = self._next(at + 1)
-        while text[at] != "}":
-            name, colon = self._step_over(text, at)
-            value_at = self._next(self._next(colon) + 1)
-            found[name] = at, value_at
-            at = self._next(self._step_over(text, value_at)[1])
-            if text[at] == ",":
-                at = self._next(at + 1)
-        return found
+    def __init__(self, text: str, at: int) -> None:
+        self._found: dict[str | int, tuple[int, int]] = {}
+        self._rest = _items(text, at + 1) if text[at] == "[" else _members(text, at + 1)
 
-    def _next(self, at: int) -> int:
-        """Past what may stand between two signs."""
-        if self._text[at] > " ":
-            return at
-        found = _SPACE.match(self._text, at)
-        return found.end() if found else at
+    def find(self, step: str | int) -> tuple[int, int]:
+        """Where the member's key and value begin; an item of a list has no key."""
+        while step not in self._found:
+            name, key_at, value_at = next(self._rest)
+            self._found[name] = key_at, value_at
+        return self._found[step]
+
+
+def _items(text: str, at: int) -> Iterator[tuple[str | int, int, int]]:
+    for index in count():
+        at = _next(text, at)
+        yield index, at, at
+        at = _behind(text, at)
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str | int, int, int]]:
+    while (found := _MEMBER.match(text, at)) is not None:
+        name, plain = found[1], found[2]
+        value_at = found.end() if plain is None else found.start(2)
+        yield json.loads(name) if "\\" in name else name[1:-1], found.start(1), value_at
+        at = _behind(text, value_at) if plain is None else found.end()
+
+
+def _behind(text: str, at: int) -> int:
+    """Past a value and the sign after it."""
+    found = _VALUE.match(text, at)
+    if found is not None:
+        return found.end()
+    return _next(text, _DECODER.raw_decode(text, at)[1]) + 1
+
+
+def _next(text: str, at: int) -> int:
+    """Past what may stand between two signs."""
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def _scan(text: str, tree: TextTree) -> None:
@@ -147,14 +150,15 @@ def _scan(text: str, tree: TextTree) -> None:
             except ValueError:
                 return
             if tree.expects_key:
-                tree.key(value, at)
+                tree.name(value, at)
+                tree.check_text(value, at)
             else:
                 tree.check_text(value, at)
-                tree.value(value, at)
+                tree.value(value)
         elif tree.expects_key:
             return
         else:
-            tree.value(_literal(word, tree, at), at)
+            tree.value(_literal(word, tree, at))
 
 
 def _literal(token: str, tree: TextTree, at: int) -> Any:

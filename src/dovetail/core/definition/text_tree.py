@@ -1,7 +1,6 @@
 """What the YAML and the JSON reader share: the tree they build and the refusals they collect.
 
-The data grows together with the offset of every key and value, so that any later problem can
-be shown where it stands. Nothing recurses. What it must not know: either syntax.
+Nothing recurses. What it must not know: either syntax.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from dovetail.core.findings import Path, shown
 from dovetail.core.values import is_json
-
-# A scalar's offset, or a container's offset with the marks of what is in it.
-Mark = Any  # int | tuple[int, list[Mark]] | tuple[int, dict[str, tuple[int, Mark]]]
 
 MOST_REFUSALS = 100
 MOST_VALUES = 200_000
@@ -33,53 +29,40 @@ class Refused(Exception):
 class TextTree:
     """Takes keys, values and brackets in the order of the text."""
 
-    __slots__ = (
-        "_at",
-        "_key",
-        "_key_at",
-        "_marks",
-        "_max_depth",
-        "_open",
-        "_stack",
-        "data",
-        "mark",
-        "refusals",
-    )
+    __slots__ = ("_max_depth", "_stack", "data", "innermost", "key", "refusals")
 
     def __init__(self, max_depth: int) -> None:
         self.data: Any = None
-        self.mark: Mark = 0
         self.refusals: list[Refusal] = []
+        self.innermost: dict[str | None, Any] | list[Any] | None = None
+        """The container that is open, and the key in it that awaits its value."""
+        self.key: str | None = None
         self._max_depth = max_depth
-        self._open: dict[str | None, Any] | list[Any] | None = None
-        """The innermost open container, its marks, its offset, and the key that awaits a value."""
-        self._marks: Any = None
-        self._at = 0
-        self._key: str | None = None
-        self._key_at = 0
-        self._stack: list[tuple[Any, Any, int, str | None, int]] = []
+        self._stack: list[tuple[Any, str | None]] = []
 
     @property
     def expects_key(self) -> bool:
-        return self._key is None and type(self._open) is dict
+        return self.key is None and type(self.innermost) is dict
 
-    def key(self, name: str, at: int) -> None:
-        self._key, self._key_at = name, at
-        if name in self._marks:
-            self.refuse(f"key {shown(name)} appears twice in one mapping; keep one of them", at)
-        self.check_text(name, at)
+    def name(self, key: str, at: int) -> None:
+        """The key of the value that comes next."""
+        known = self.innermost
+        self.key = key
+        if known and key in known:
+            self.refuse_twice(key, at)
 
-    def value(self, value: Any, at: Mark) -> None:
-        container = self._open
+    def value(self, value: Any) -> None:
+        container = self.innermost
         if type(container) is list:
             container.append(value)
-            self._marks.append(at)
         elif type(container) is dict:
-            container[self._key] = value
-            self._marks[self._key] = (self._key_at, at)
-            self._key = None
+            container[self.key] = value
+            self.key = None
         else:
-            self.data, self.mark = value, at
+            self.data = value
+
+    def refuse_twice(self, key: str, at: int) -> None:
+        self.refuse(f"key {shown(key)} appears twice in one mapping; keep one of them", at)
 
     def check_text(self, text: str, at: int) -> None:
         """Escapes can spell what the text itself may not contain."""
@@ -91,20 +74,19 @@ class TextTree:
     def open(self, container: dict[str | None, Any] | list[Any], at: int) -> None:
         if len(self._stack) >= self._max_depth:
             self.fail(f"nested deeper than {self._max_depth} levels", at, code="too_large")
-        self._stack.append((self._open, self._marks, self._at, self._key, self._key_at))
-        self._open, self._marks, self._at = container, type(container)(), at
-        self._key = None
+        self._stack.append((self.innermost, self.key))
+        self.innermost, self.key = container, None
 
     def close(self) -> None:
-        closed, mark = self._open, (self._at, self._marks)
-        self._open, self._marks, self._at, self._key, self._key_at = self._stack.pop()
-        self.value(closed, mark)
+        closed = self.innermost
+        self.innermost, self.key = self._stack.pop()
+        self.value(closed)
 
     @property
     def path(self) -> Path:
         """Of the value that comes next."""
         steps: list[str | int] = []
-        for container, _, _, key, _ in [*self._stack[1:], (self._open, 0, 0, self._key, 0)]:
+        for container, key in [*self._stack[1:], (self.innermost, self.key)]:
             if type(container) is list:
                 steps.append(len(container))
             elif key is not None:

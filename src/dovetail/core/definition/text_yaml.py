@@ -16,9 +16,19 @@ from typing import Any
 
 import yaml
 from yaml import CSafeLoader
+from yaml.events import (
+    AliasEvent,
+    DocumentEndEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
 
-from dovetail.core.definition.text_tree import MOST_VALUES, TextTree
-from dovetail.core.findings import one_line, shown
+from dovetail.core.definition.text_tree import MOST_VALUES, Refused, TextTree
+from dovetail.core.findings import Path, one_line, shown
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT
 
 _WORDS: dict[str, Any] = {
@@ -38,71 +48,135 @@ NO_ALIASES = "anchors (&) and aliases (*) are not supported; write the value out
 QUOTE_TEMPLATE = 'a template must be in quotes: "{{ … }}"'
 
 
-def load_yaml(text: str, tree: TextTree) -> None:
+def load_yaml(text: str, tree: TextTree) -> YamlOffsets:
     """Read one document into the tree. Raises `Refused` where it cannot go on."""
     directive = _TAG_DIRECTIVE.search(text)
     if directive:
         tree.fail("%TAG directives are not supported", directive.start())
     loader = CSafeLoader(text)
+    offsets = YamlOffsets()
     try:
-        _read(loader, text, tree)
+        _read(loader, text, tree, offsets)
     except yaml.MarkedYAMLError as error:
         tree.fail(_explain(error, text), _offset(error))
     finally:
         loader.dispose()
+    if tree.refusals:
+        raise Refused
+    offsets.data = tree.data
+    return offsets
 
 
-def _read(loader: CSafeLoader, text: str, tree: TextTree) -> None:
+class YamlOffsets:
+    """Where every key and value stands, in the order of the text.
+
+    A flat list costs next to nothing while reading. Which entry is whose is found when a place is
+    asked for, by walking down the data, whose order is that of the text.
+    """
+
+    def __init__(self) -> None:
+        self.data: Any = None
+        self.starts: list[int] = []
+        self.behind: dict[int, int] = {}
+        """Of a container's entry: the first one that is not in it."""
+        self._inside: dict[int, dict[str | int, int]] = {}
+
+    def find(self, path: Path, key: bool) -> int:
+        """The offset of the value at `path`, which is there; with `key`, of its key."""
+        if not self.starts:
+            return 0  # an empty document
+        entry, data = 0, self.data
+        for step in path:
+            if entry not in self._inside:
+                self._inside[entry] = self._entries(entry, data)
+            entry = self._inside[entry][step]
+            before, data = data, data[step]
+        return self.starts[entry - 1 if key and isinstance(before, dict) else entry]
+
+    def _entries(self, entry: int, data: dict[str, Any] | list[Any]) -> dict[str | int, int]:
+        """The entry of each value of a container, by its key or index."""
+        found: dict[str | int, int] = {}
+        at = entry + 1
+        keyed = isinstance(data, dict)
+        for step in data if keyed else range(len(data)):
+            at += keyed  # a key has an entry of its own
+            found[step] = at
+            at = self.behind.get(at, at + 1)
+        return found
+
+
+def _read(loader: CSafeLoader, text: str, tree: TextTree, offsets: YamlOffsets) -> None:
+    # Up to 200,000 times around, so what happens each time is written out here.
     next_event: Callable[[], Any] = loader.get_event
+    starts, behind = offsets.starts, offsets.behind
+    containers: list[int] = []
+    escapes = "\\" in text
     for _ in range(MOST_VALUES):
         event = next_event()
-        kind = type(event)
-        at = event.start_mark.index
-        if kind is yaml.ScalarEvent:
-            value = event.value
+        kind = event.__class__
+        if kind is ScalarEvent:
+            at = event.start_mark.index
+            starts.append(at)
             if event.anchor is not None or event.tag is not None:
                 _refuse_properties(event, tree, at)
+            value = event.value
             plain = event.implicit[0]
-            if tree.expects_key:
+            innermost: Any = tree.innermost
+            if tree.key is None and innermost.__class__ is dict:
                 if plain and value == "<<":
                     tree.refuse("merge keys (<<) are not supported; write the fields out", at)
-                tree.key(value, at)
-            else:
-                if plain:
-                    value = _typed(value, tree, at)
-                else:
+                tree.key = value
+                if value in innermost:
+                    tree.refuse_twice(value, at)
+                if escapes and not plain:
                     tree.check_text(value, at)
-                tree.value(value, at)
-        elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+                continue
+            if plain:
+                if value in _WORDS:
+                    value = _WORDS[value]
+                elif value[0] in _MAY_BE_TYPED:
+                    value = _typed(value, tree, at)
+            elif escapes:
+                tree.check_text(value, at)
+            if innermost.__class__ is list:
+                innermost.append(value)
+            elif innermost.__class__ is dict:
+                innermost[tree.key] = value
+                tree.key = None
+            else:
+                tree.data = value
+        elif kind is MappingEndEvent or kind is SequenceEndEvent:
+            behind[containers.pop()] = len(starts)
             tree.close()
-        elif kind is yaml.MappingStartEvent or kind is yaml.SequenceStartEvent:
+        elif kind is MappingStartEvent or kind is SequenceStartEvent:
+            at = event.start_mark.index
             if event.anchor is not None or event.tag is not None:
                 _refuse_properties(event, tree, at)
             if tree.expects_key:
                 if text.startswith("{{", at - 1):
                     tree.fail(QUOTE_TEMPLATE, at - 1)
                 tree.fail("a key must be text, not a mapping or a list", at)
-            tree.open({} if kind is yaml.MappingStartEvent else [], at)
-        elif kind is yaml.AliasEvent:
+            tree.open({} if kind is MappingStartEvent else [], at)
+            containers.append(len(starts))
+            starts.append(at)
+        elif kind is AliasEvent:
+            at = event.start_mark.index
             tree.refuse(NO_ALIASES, at)
             if tree.expects_key:
-                tree.key(f"*{event.anchor}", at)
+                tree.name(f"*{event.anchor}", at)
             else:
-                tree.value(None, at)
-        elif kind is yaml.DocumentEndEvent:
-            _expect_end(text, tree, at)
+                tree.value(None)
+        elif kind is DocumentEndEvent:
+            _expect_end(text, tree, event.start_mark.index)
             return
-        elif kind is yaml.StreamEndEvent:
+        elif kind is StreamEndEvent:
             return
+    at = event.start_mark.index
     tree.fail(f"more than {MOST_VALUES:,} values in one text", at, code="too_large")
 
 
 def _typed(value: str, tree: TextTree, at: int) -> Any:
-    """What an unquoted scalar stands for."""
-    if value in _WORDS:
-        return _WORDS[value]
-    if value[0] not in _MAY_BE_TYPED:
-        return value
+    """What an unquoted scalar that may be a number stands for."""
     if _INT.match(value):
         # Nothing longer can fit, and Python refuses to read very long ones.
         number = int(value) if len(value) <= 21 else LARGEST_INT + 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from dovetail.core import dag
 from dovetail.core.definition.facts import Facts, Limits, RawNode
@@ -20,18 +20,11 @@ from dovetail.core.definition.fields import read_fields
 from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.params import schema_findings
 from dovetail.core.definition.source import Source
+from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
-from dovetail.core.templates import (
-    ROOTS,
-    Condition,
-    Read,
-    Template,
-    TemplateRefused,
-    parse_condition,
-    parse_template,
-    weigh,
-)
+from dovetail.core.templates import ROOTS, Read, TemplateRefused
+from dovetail.core.templates.survey import Survey
 from dovetail.core.values import faults, is_json
 
 __all__ = ["RULES", "Checked", "Limits", "check"]
@@ -61,8 +54,12 @@ def check(
     limits: Limits | None = None,
 ) -> Checked:
     """Check a definition. `known_handlers` has aliases too; None: handlers are not checked."""
-    limits = limits or Limits()
     source = definition if isinstance(definition, Source) else Source(definition)
+    with uncollected():
+        return _check(source, known_handlers, limits or Limits())
+
+
+def _check(source: Source, known_handlers: Container[str] | None, limits: Limits) -> Checked:
     data = dict(source.data) if isinstance(source.data, Mapping) else source.data
     workflow: Workflow | None = None
     layers: list[list[str]] = []
@@ -73,10 +70,9 @@ def check(
         if facts.oversize:
             findings += facts.oversize
         else:
-            workflow, wrong_fields = read_fields(data, suggester)
-            # One more than is shown of each: who reads a thousand problems needs no others.
+            workflow, wrong_fields = read_fields(data, suggester, MOST_PROBLEMS + 1)
             for found in (wrong_fields, *(rule(facts) for rule in RULES)):
-                findings += islice(found, MOST_PROBLEMS + 1)
+                findings += _enough(found)
             layers = _named_layers(facts, findings)
     errors = [found for found in findings if found.code not in _WARNINGS]
     warnings = [found for found in findings if found.code in _WARNINGS]
@@ -86,6 +82,24 @@ def check(
         warnings=_problems(warnings, source),
         layers=layers,
     )
+
+
+def _enough(found: Iterable[Finding]) -> Iterator[Finding]:
+    """One more than is shown: who reads a thousand problems needs no others.
+
+    Warnings are counted for themselves, as no number of them may hide an error.
+    """
+    errors = warnings = 0
+    for each in found:
+        if each.code in _WARNINGS:
+            warnings += 1
+            if warnings > MOST_PROBLEMS + 1:
+                continue
+        else:
+            errors += 1
+        yield each
+        if errors > MOST_PROBLEMS:
+            return
 
 
 def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
@@ -186,66 +200,76 @@ def params_schema(facts: Facts) -> Iterator[Finding]:
 
 def templates(facts: Facts) -> Iterator[Finding]:
     """Every text of a config and every condition: is it well formed, may it read what it reads?"""
-    if (too_many := _too_many_templates(facts)) is not None:
-        yield too_many
-        return
-    reads: dict[tuple[Parse, str], tuple[Read, ...]] = {}
+    limits = facts.limits
+    survey = Survey(limits.max_template_bytes)
+    found = []
     for place, node in enumerate(facts.nodes):
-        for path, text, parse in _texts(node):
-            if (parse, text) not in reads:
-                try:
-                    parsed = parse(text, max_size=facts.limits.max_template_bytes)
-                except TemplateRefused as refused:
-                    yield Finding(refused.code, refused.message, path)
-                    continue
-                reads[parse, text] = parsed.reads if parsed else ()
-            for code, message in _misread(facts, place, reads[parse, text]):
+        for path, text, is_condition in _texts(node):
+            found.append((place, path, text, is_condition))
+            if text not in survey:
+                survey.add(text)
+                if message := _too_much(survey, limits):
+                    # Parsing is by far the dearest step per byte, so it is not begun.
+                    yield Finding("too_large", f"{message}; none of them was checked", path)
+                    return
+    outcomes: dict[tuple[str, bool], tuple[Read, ...] | TemplateRefused] = {}
+    for place, path, text, is_condition in found:
+        outcome = outcomes.get((text, is_condition))
+        if outcome is None:
+            try:
+                outcome = survey.reads(text, is_condition=is_condition)
+            except TemplateRefused as refused:
+                outcome = refused
+                if survey.parsed_words > limits.max_parsed_words:
+                    message = "so many templates are wrong that from here on none was checked"
+                    yield Finding("too_large", message, path)
+                    return
+            outcomes[text, is_condition] = outcome
+        if isinstance(outcome, TemplateRefused):
+            yield Finding(outcome.code, outcome.message, path)
+        else:
+            for code, message in _misread(facts, place, outcome):
                 yield Finding(code, message, path)
 
 
-def _too_many_templates(facts: Facts) -> Finding | None:
-    """Parsing is by far the dearest step per byte, so what would take too long is not begun."""
-    known: set[str] = set()
-    words = 0
-    limits = facts.limits
-    for node in facts.nodes:
-        for path, text, _ in _texts(node):
-            if text in known:
-                continue
-            known.add(text)
-            words += weigh(text)
-            if len(known) > limits.max_templates:
-                message = f"more than {limits.max_templates:,} different templates"
-                return Finding("too_large", f"{message}; none of them was checked", path)
-            if words > limits.max_template_words:
-                message = f"the templates have more than {limits.max_template_words:,} words"
-                return Finding("too_large", f"{message} and signs; none was checked", path)
+def _too_much(survey: Survey, limits: Limits) -> str | None:
+    if len(survey) > limits.max_templates:
+        return f"more than {limits.max_templates:,} different templates"
+    if survey.words > limits.max_template_words:
+        return f"the templates have more than {limits.max_template_words:,} words and signs"
+    if survey.parsed_words > limits.max_parsed_words:
+        return (
+            f"the templates have more than {limits.max_parsed_words:,} words and signs, "
+            "not counting those that differ in names, numbers and quoted texts only"
+        )
     return None
 
 
-class Parse(Protocol):
-    def __call__(self, text: str, *, max_size: int) -> Template | Condition | None: ...
-
-
-def _texts(node: RawNode) -> Iterator[tuple[Path, str, Parse]]:
-    """What may be a template, in the order it is written."""
+def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
+    """What may be a template, in the order it is written, and whether it is a condition."""
     if isinstance(node.condition, str):
-        yield (*node.path, "condition"), node.condition, parse_condition
-    stack: list[tuple[Path, Any]] = [((*node.path, "config"), node.config)]
+        yield (*node.path, "condition"), node.condition, True
+    stack: list[tuple[Path, Iterator[tuple[Any, Any]]]] = []
+    if node.config:
+        stack.append(((*node.path, "config"), iter(node.config.items())))
     while stack:
-        path, value = stack.pop()
-        if isinstance(value, str):
-            if "{" in value:
-                yield path, value, parse_template
-        elif isinstance(value, dict):
-            stack += [((*path, key), value[key]) for key in reversed(value)]
-        elif isinstance(value, list):
-            stack += [((*path, at), value[at]) for at in reversed(range(len(value)))]
+        path, rest = stack[-1]
+        for step, value in rest:
+            if isinstance(value, str):
+                if "{" in value:
+                    yield (*path, step), value, False
+            elif isinstance(value, dict):
+                stack.append(((*path, step), iter(value.items())))
+                break
+            elif isinstance(value, list):
+                stack.append(((*path, step), iter(enumerate(value))))
+                break
+        else:
+            stack.pop()
 
 
-def _misread(facts: Facts, place: int, reads: Iterable[Read]) -> Iterator[tuple[str, str]]:
+def _misread(facts: Facts, place: int, reads: tuple[Read, ...]) -> Iterator[tuple[str, str]]:
     """The names a template of the node at `place` should not read, or not like this."""
-    reader = shown(facts.nodes[place].id)
     unguarded = {read.name for read in reads if not read.guarded}
     for name in dict.fromkeys(read.name for read in reads):
         if name in ROOTS:
@@ -255,8 +279,9 @@ def _misread(facts: Facts, place: int, reads: Iterable[Read]) -> Iterator[tuple[
             hint = facts.suggester.did_you_mean(name, facts.readable)
             yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
         elif other == place:
-            yield "template_not_upstream", f"{reader} cannot read its own output"
-        elif other not in facts.parents[place] and not facts.ancestors[place] >> other & 1:
+            yield "template_not_upstream", f"{shown(name)} cannot read its own output"
+        elif not facts.is_upstream(other, place):
+            reader = shown(facts.nodes[place].id)
             message = f"{shown(name)} need not be done before {reader} starts"
             yield "template_not_upstream", f"{message}; add it to the dependencies to read it"
         elif name in unguarded and facts.nodes[other].has_condition:

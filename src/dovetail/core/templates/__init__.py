@@ -25,7 +25,7 @@ from dovetail.core.errors import TemplateError, TooLarge
 from dovetail.core.findings import format_path
 from dovetail.core.templates.compiler import Read
 from dovetail.core.templates.expressions import Expression, compile_expression, dotted_path
-from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep, weigh
+from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
 from dovetail.core.templates.operations import (
     NOTHING,
     UNSETTLED,
@@ -55,7 +55,6 @@ __all__ = [
     "parse_condition",
     "parse_template",
     "render_deferred",
-    "weigh",
 ]
 
 MAX_TEMPLATE_SIZE = 16 * 1024

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import nodes
 
@@ -43,9 +42,9 @@ MAX_DEPTH = 100
 
 Evaluate = Callable[[Frame], Any]
 
-_DEFAULT = (("default_value", ""), ("boolean", False))
-_FILTER_NAMES = (*FILTERS, "default", "d")
-_TEST_NAMES = (*TESTS, "defined", "undefined")
+DEFAULT = (("default_value", ""), ("boolean", False))
+FILTER_NAMES = (*FILTERS, "default", "d")
+TEST_NAMES = (*TESTS, "defined", "undefined")
 
 _ALLOWED = (
     "allowed are names, attributes, items, literals, comparisons, `and or not`, `in`, `if else`, "
@@ -59,8 +58,7 @@ _FORBIDDEN: dict[type[nodes.Node], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """A name that an expression looks up.
 
     Guarded: it says itself what happens if the node was skipped: it stands under `default`, a
@@ -276,7 +274,7 @@ class Compiler:
             return self._default(node, depth)
         known = FILTERS.get(node.name)
         if known is None:
-            raise _unknown("filter", node.name, _FILTER_NAMES, node.lineno)
+            raise _unknown("filter", node.name, FILTER_NAMES, node.lineno)
         inner = self.value(node.node, depth)
         arguments = self._arguments(node, known.takes, depth)
         apply = known.apply
@@ -287,7 +285,7 @@ class Compiler:
     def _default(self, node: nodes.Filter, depth: int) -> Evaluate:
         with self._guarding(True):
             inner = self.loose(node.node, depth)
-        fallback, boolean = self._arguments(node, _DEFAULT, depth, loose=True)
+        fallback, boolean = self._arguments(node, DEFAULT, depth, loose=True)
 
         def run(frame: Frame) -> Any:
             value = inner(frame)
@@ -301,8 +299,8 @@ class Compiler:
 
     def test(self, node: nodes.Test, depth: int) -> Evaluate:
         name = node.name
-        if name not in _TEST_NAMES:
-            raise _unknown("test", name, _TEST_NAMES, node.lineno)
+        if name not in TEST_NAMES:
+            raise _unknown("test", name, TEST_NAMES, node.lineno)
         if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
             raise _forbid(f"an argument of the test '{name}'", node.lineno, "it takes none")
         if name in ("defined", "undefined"):

@@ -68,7 +68,6 @@ _ESCAPED = {
 }  # fmt: skip
 
 
-_DOTTED = re.compile(r"\{\{[\w\s.]*+\}\}")
 _WORD = re.compile(
     r"""'[^'\\]*+(?:\\.[^'\\]*+)*+'|"[^"\\]*+(?:\\.[^"\\]*+)*+"|\w++|[^\w\s]""", re.DOTALL
 )
@@ -129,12 +128,7 @@ def cut(text: str) -> list[str | Span]:
 
 
 def weigh(text: str) -> int:
-    """About how many words and signs its expressions have, at a hundredth of what parsing takes.
-
-    A dotted path, which is hardly parsed, counts as one.
-    """
-    if _DOTTED.fullmatch(text):
-        return 1
+    """About how many words and signs its expressions have, at a hundredth of what parsing takes."""
     spans = [piece.partition("}}")[0] for piece in text.split("{{")[1:]]
     return 4 * len(spans) + sum(len(_WORD.findall(span)) for span in spans)
 
