@@ -2,7 +2,8 @@
 
 By themselves they end the whole worker over a message whose headers or whose whole text are
 nonsense, and over a connection that was lost in between. What is refused here is told by the
-signal that Celery has for it. What it must not know: what a message asks for.
+signal that Celery has for it. What they do for every message, and need to do once, is done once.
+What it must not know: what a message asks for.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Doorkeeper(bootsteps.StartStopStep):  # type: ignore[misc]
         if read is None:
             return
         _tells_that_it_was_given_up(channel)
+        _keeps_its_client(channel)
 
         def guarded(**options: Any) -> Any:
             try:
@@ -97,6 +99,23 @@ def _tells_that_it_was_given_up(channel: Any) -> None:
         return parameters(*args, **how)
 
     channel._connparams = told
+
+
+def _keeps_its_client(channel: Any) -> None:
+    """kombu makes a client for each message that it notes and for each that it settles, with all
+    that one could ask of it: an eighth of what a main process does, for which its pool waits."""
+    make = channel._create_client
+    kept: dict[Any, Any] = {}
+
+    def client(asynchronous: bool = False) -> Any:
+        if asynchronous:  # it has a connection of its own, to wait for messages on
+            return make(asynchronous=True)
+        if channel.pool not in kept:  # else another one of the same connections
+            kept.clear()
+            kept[channel.pool] = make()
+        return kept[channel.pool]
+
+    channel._create_client = client
 
 
 HEADERS: dict[str, Callable[[Any], bool]] = {
