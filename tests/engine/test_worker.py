@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from .harness import Gate, engine, statuses
+from dovetail.core.events import Token
+from dovetail.core.transitions import Stop
+from dovetail.engine.ports import Task
+from dovetail.engine.worker import Worker
+from dovetail.handlers.calls import RegistryCalls
+
+from .harness import Gate, engine, registry_of, statuses
 
 FAN = {"a": "noop", **{f"n{i}": {"handler": "noop", "after": ["a"]} for i in range(30)}}
 
@@ -342,3 +348,52 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch() -
         (1, f"{run.id}:a:2"),
         (2, f"{run.id}:a:2"),
     ]
+
+
+class _Given:
+    """A desk with these tasks on it; it keeps what it is told."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self.tasks = tasks
+        self.told: list[Any] = []
+
+    async def take(self, limit: int) -> list[Task]:
+        if not self.tasks:
+            await asyncio.get_running_loop().create_future()
+        taken, self.tasks = self.tasks[:limit], self.tasks[limit:]
+        return taken
+
+    async def report(self, told: list[Any]) -> None:
+        self.told += told
+
+
+@pytest.mark.parametrize("same_token", [True, False])
+async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_worker(
+    same_token: bool,
+) -> None:
+    """Its lease was lost, or Redis has forgotten that it was claimed."""
+    gate = Gate()
+    tokens = [Token(1, 1, 7), Token(1, 1, 7) if same_token else Token(1, 2, 8)]
+    starts = [Task("run", "n", token, "gate", {}, {}, {}, 60.0) for token in tokens]
+    other = Task("run", "other", tokens[0], "gate", {}, {}, {}, 60.0)
+    desk = _Given([*starts, other])
+    crashes: list[BaseException] = []
+    worker = Worker(
+        desk,  # type: ignore[arg-type]
+        RegistryCalls(registry_of(gate)),
+        time.time,
+        crashes.append,
+        concurrency=8,
+    )
+    worker.start()
+    async with asyncio.timeout(10):
+        while gate.inside < 3:
+            await asyncio.sleep(0)
+        worker.stop(Stop("run", "n", tokens[1]))
+        assert worker.holding() == [*([] if same_token else starts[:1]), other]
+        gate.opened.set()
+        while not any(one.node == "other" for one in desk.told):
+            await asyncio.sleep(0)
+    await worker.close()
+    assert not crashes
+    assert sum(one.output is not None for one in desk.told) == (1 if same_token else 2)

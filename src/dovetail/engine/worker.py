@@ -80,7 +80,9 @@ class Worker:
         self._busy = 0
         """Slots in use: claimed, whether its handler has begun or not."""
         self._slot_freed = asyncio.Event()
-        self._running: dict[tuple[str, str], _Running] = {}
+        # By start and not by node: one whose lease was lost, or forgotten with the end of a log,
+        # may start here again while its handler still runs.
+        self._running: dict[_Running, None] = {}
         self._results: list[Result] = []
         self._progress: dict[tuple[str, str], Progress] = {}
         self._slowed: list[tuple[str, float]] = []
@@ -124,12 +126,12 @@ class Worker:
             await give_back(self.holding())
 
     def _stayers(self) -> set[asyncio.Task[Any]]:
-        return {running.waiter for running in self._running.values()}
+        return {running.waiter for running in self._running}
 
     async def close(self) -> None:
         """Take no more work and stop what runs, with a short grace."""
         self._closing = self._draining = True
-        for running in list(self._running.values()):
+        for running in list(self._running):
             self._detach(running)
         for task in self._tasks:
             task.cancel()
@@ -237,7 +239,7 @@ class Worker:
                 self._succeed(task, call, output)
         if not running.detached:
             running.timer.cancel()
-            del self._running[task.run_id, task.node_id]
+            del self._running[running]
         if not self._closing:
             await self._flush()
 
@@ -251,14 +253,14 @@ class Worker:
     def _enter(self, task: Task, call: Call) -> _Running:
         running = _Running(task, call)
         running.timer = self._loop.call_later(task.timeout_seconds, self._expire, running)
-        self._running[task.run_id, task.node_id] = running
+        self._running[running] = None
         return running
 
     def _detach(self, running: _Running) -> None:
         """Tell a handler to stop and wait for it no longer, however long it clings on."""
         running.detached = True
         running.timer.cancel()
-        del self._running[running.task.run_id, running.task.node_id]
+        del self._running[running]
         running.call.cancel()
         running.waiter.cancel()
 
@@ -271,20 +273,16 @@ class Worker:
 
     def holding(self) -> list[Task]:
         """Every start that is claimed and not done with."""
-        return [*(running.task for running in self._running.values()), *self._claimed]
+        return [*(running.task for running in self._running), *self._claimed]
 
     def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
-        running = self._running.get((order.run_id, order.node))
-        if running is not None and running.task.token == order.token:
+        for running in [one for one in self._running if _is(one.task, order)]:
             self._detach(running)
             self._free()
-            return
-        for task in self._claimed:
-            if (task.run_id, task.node_id, task.token) == order:
-                self._claimed.remove(task)
-                self._free()
-                return
+        for task in [one for one in self._claimed if _is(one, order)]:
+            self._claimed.remove(task)
+            self._free()
 
     # ── results ──────────────────────────────────────────────────────────────────────────
 
@@ -351,6 +349,10 @@ class Worker:
         if not self._progress:
             self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self._flush()))
         self._progress[move.run_id, move.node] = move
+
+
+def _is(task: Task, order: Stop) -> bool:
+    return (task.run_id, task.node_id, task.token) == order
 
 
 def failure(
