@@ -319,7 +319,7 @@ def test_tests_keep_their_byte_code_between_starts(checkout: Checkout) -> None:
     assert checkout.dev("test", "--version", PYTHONDONTWRITEBYTECODE="1")[1] == "kept\n"
 
 
-@pytest.mark.parametrize(("given", "workers"), [("", "3"), ("redis://elsewhere", "1")])
+@pytest.mark.parametrize(("given", "workers"), [("", "4"), ("redis://elsewhere", "1")])
 def test_a_redis_that_is_given_serves_one_test_at_a_time(
     checkout: Checkout, given: str, workers: str
 ) -> None:

@@ -218,7 +218,7 @@ class SharedOrchestrator:
         if ended:
             # After the notices: whoever waited for the end then finds the run in the lists.
             seen = now if since is None else since
-            await asyncio.gather(self._traffic.announce(ended), self.agenda.ended(ended, seen))
+            await asyncio.gather(self.agenda.ended(ended, seen), self._traffic.announce(ended))
 
     def _is_news(self, run_id: str, now: float) -> bool:
         """Whether the agenda should know that a run has moved: to the second is enough."""

@@ -39,6 +39,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.ports import Cached, Task
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_foresight import foresee
 from dovetail.stores.redis_hot import (
     MOST_AT_ONCE,
@@ -81,6 +82,7 @@ RULES = (
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 MOST_SHELLS = 4096
 SMALL_DEFINITION = 4096
 """So few bytes are sent again with each run, in case Redis has lost them."""
@@ -447,6 +449,10 @@ class RedisStore:
     async def ended(self, run_id: str) -> None:
         while not await self._is_finished(run_id):
             await self._news(run_id)
+        for pause in LISTED_SECONDS:  # it leaves the agenda when it is listed as what it is
+            if await self._pipe.call("ZSCORE", ACTIVE, run_id) is None:
+                return
+            await asyncio.sleep(pause)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         shell = await self._known(run_id)
