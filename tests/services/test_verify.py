@@ -87,7 +87,7 @@ async def test_whatever_many_do_to_a_run_at_once_obeys_the_rules(redis_url: str)
             assert await differences(stores[0], run_id) == []
             run = await stores[0].load(run_id)
             late += decided_late(await read(stores[0], run_id, run.seq))
-        assert late > 3, "verdicts came while others moved the run"
+        assert late, "verdicts came while others moved the run"
 
 
 def decided_late(events: list[Event]) -> int:
