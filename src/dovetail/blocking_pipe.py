@@ -97,10 +97,12 @@ class BlockingPipe(Pipe):
                     self._break()
 
     def confirm(self) -> None:
-        """Returns once all that was posted is answered; from any thread. Raises `Unreachable`."""
+        """Returns if all that was posted is done; from any thread. Raises `RedisError` if not."""
         with self._turn:
             if self._posted:
                 self._asked(b"", 0)
+            if self._posted:  # it is there, but reads its files, or is not the one that writes
+                raise RedisError("Redis has refused it")
 
     def close(self) -> None:
         self._closed = True

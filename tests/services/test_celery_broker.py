@@ -376,6 +376,8 @@ def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
     done(pipe.call("SET", "told", "in the way"))
     pipe.post([("RPUSH", "told", "a")])
     assert done(pipe.call("GET", "told")) == b"in the way"
+    with pytest.raises(RedisError, match="refused"):
+        pipe.confirm()
     done(pipe.call("DEL", "told"))
     pipe.confirm()
     assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a"]

@@ -30,6 +30,7 @@ from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.worker import PROGRESS_SECONDS, STOP_GRACE_SECONDS, failure, pause_asked_by
 
 LOOK_SECONDS = 0.1
+AGAIN_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 LATE_SECONDS = 0.2
 """So long after its timeout a handler is stopped from here, if nobody else has done it."""
@@ -390,7 +391,7 @@ class Watch:
                 return await asyncio.to_thread(self._confirm)
             except StoreError as error:
                 log.warning("a result is kept until it can be sent: %s", error)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def _look_at(self, held: Held) -> None:
         age, limit = _age(held), held.task.timeout_seconds
