@@ -67,7 +67,9 @@ class BlockingPipe(Pipe):
         """How many of those posted were sent over this very connection."""
         self._turn = threading.Lock()
 
-    def ask(self, commands: Sequence[Command], *, hurry: bool = True) -> asyncio.Future[list[Any]]:
+    def ask(
+        self, commands: Sequence[Command], *, hurry: bool = True, behind: bool = False
+    ) -> asyncio.Future[list[Any]]:
         """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
         with self._turn:
             ahead = len(self._ahead)

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, NotFound, StoreError
@@ -40,7 +39,7 @@ from dovetail.pipe import PATIENCE_SECONDS, Pipe
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
-from dovetail.stores.redis import RedisStore
+from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
@@ -114,15 +113,18 @@ async def connected(
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(Pipe(_url(settings), patience=patience))
         ends = await stack.enter_async_context(EndFeed(_url(settings)))
-        heard = None if listener is None else HeardRedisStore(pipe, listener, news=ends.next)
-        store = heard or RedisStore(pipe, events=False, news=ends.next)
+        listed = settings.database_url is None
+        heard = None
+        if listener is not None:
+            heard = HeardRedisStore(pipe, listener, listed=listed, news=ends.next)
+        store = heard or RedisStore(pipe, events=False, listed=listed, news=ends.next)
         sender = await stack.enter_async_context(_sender(settings, pipe))
         listened = sender if heard is None else heard.listened(sender)
         publisher = Publisher(
             store, store, listened, clock, max_config_size=settings.max_config_bytes
         )
-        if listened is sender and sender.writes_ahead:
-            store.write_ahead = partial(publisher.write_ahead, sender.written)
+        if listened is sender and sender.sends_ahead:
+            store.ahead = Ahead(publisher.rendered, sender.sending)
         orchestrator = SharedOrchestrator(
             store,
             publisher,
@@ -211,20 +213,35 @@ async def _take_results(
     come_as_singles = settings.transport == "celery"
     crowd, seen_at = 0, 0.0
     done: list[Message] = []
+    before: asyncio.Task[None] | None = None
     while stopping is None or not stopping.is_set():
         messages = await reader.read([RESULTS], MOST_RESULTS, done)
+        done = []
+        if before is not None:
+            await before
+            before = None
+        if len(messages) >= MANY:  # while Redis is busy with these, the next are read
+            before = asyncio.create_task(_take_many(reader, parts, messages))
+            continue
         followed = False
         if messages:
             followed = await parts.orchestrator.take_in([m.content for m in messages])
         done = messages
-        if FEW <= len(messages) < MANY:
+        if len(messages) >= FEW:
             await asyncio.sleep(GATHER_SECONDS)  # more will come, and many cost less than few
         elif come_as_singles and messages:
             if followed and time.monotonic() - seen_at > CROWD_SECONDS:
                 crowd, seen_at = await parts.sender.waiting(), time.monotonic()
             if not followed or crowd >= CROWD:
                 await asyncio.sleep(SINGLES_SECONDS)
+    if before is not None:
+        await before
     await reader.settle(done)
+
+
+async def _take_many(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
+    await parts.orchestrator.take_in([message.content for message in messages])
+    reader.settle_soon(messages)
 
 
 async def _take_from_the_dead(reader: StreamReader, parts: Parts, peers: Peers) -> None:

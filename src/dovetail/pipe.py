@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,8 @@ SILENCE_SECONDS = 8.0
 """So long nothing may come in while somebody waits; who asks Redis to wait asks for less."""
 PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
+FEWEST_TOGETHER = 3
+MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that will do later: one that starts, or is about to be replaced."""
 
@@ -49,8 +51,8 @@ def _name(command: Command) -> str:
     return "script" if command[0] == "EVALSHA" else str(command[0])
 
 
-def _is_forgotten(reply: Any) -> bool:
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOSCRIPT")
+def _is_forgotten(refusal: hiredis.ReplyError) -> bool:
+    return str(refusal).startswith("NOSCRIPT")
 
 
 class RedisError(StoreError):
@@ -86,6 +88,8 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        # At once: uvloop would keep what is less than its limit until all callbacks have run.
+        transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
@@ -119,6 +123,7 @@ class Pipe:
         self._wire: _Wire | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: deque[_Asked] = deque()
+        self._behind: list[_Asked] = []
         self._flushing = False
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
@@ -140,7 +145,7 @@ class Pipe:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._flush()
+        self.flush()
         self._closed = True
         self._watch.cancel()
         for again in self._unwatched:
@@ -163,43 +168,75 @@ class Pipe:
             return await self._again(command, reply, patience or self._patience)
         return reply
 
-    async def many(self, commands: Sequence[Command]) -> list[Any]:
+    async def many(self, commands: Sequence[Command], *, now: bool = False) -> list[Any]:
         """The answers to commands that travel together and are executed in this order, but for
-        scripts that Redis has forgotten: these follow."""
+        scripts that Redis has forgotten: these follow. `now`, with nobody to wait for who asks
+        for something in the same turn of the loop."""
         if not commands:
             return []
-        replies = await self.ask(commands)
-        forgotten = [at for at, reply in enumerate(replies) if _is_forgotten(reply)]
-        self.refusals += len(forgotten)
+        asked = self.ask(commands)
+        if now:
+            self.flush()
+        return await self.judged(commands, await asked)
+
+    async def judged(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
+        """The answers to what was asked; what was refused is asked again."""
+        refused = [at for at, reply in enumerate(replies) if isinstance(reply, hiredis.ReplyError)]
+        if not refused:
+            return replies
+        self.refusals += len(refused)
+        forgotten = [at for at in refused if _is_forgotten(replies[at])]
         if forgotten:
             again = [commands[at] for at in forgotten]
             for digest in {str(command[1]) for command in again}:
                 await self.call("SCRIPT", "LOAD", self._sources[digest])
             for at, reply in zip(forgotten, await self.ask(again), strict=True):
                 replies[at] = reply
-        for at, reply in enumerate(replies):
-            if isinstance(reply, hiredis.ReplyError):
-                self.refusals += 1
-                replies[at] = await self._again(commands[at], reply, self._patience)
+        for at in refused:
+            if isinstance(replies[at], hiredis.ReplyError):
+                replies[at] = await self._again(commands[at], replies[at], self._patience)
         return replies
 
-    def ask(self, commands: Sequence[Command], *, hurry: bool = True) -> asyncio.Future[list[Any]]:
+    def together(self, commands: Sequence[Command]) -> Coroutine[Any, Any, list[Any]]:
+        """As `many`, carried out as one: who waits for what they do finds all of it. On a cluster
+        their keys must be in one slot. Asked for when this returns."""
+        if len(commands) < FEWEST_TOGETHER:
+            return self._each(commands, self.ask(commands))
+        return self._whole(commands, self.ask([MULTI, *commands, EXEC]))
+
+    async def _each(
+        self, commands: Sequence[Command], asked: asyncio.Future[list[Any]]
+    ) -> list[Any]:
+        return await self.judged(commands, await asked)
+
+    async def _whole(
+        self, commands: Sequence[Command], asked: asyncio.Future[list[Any]]
+    ) -> list[Any]:
+        *_, replies = await asked
+        if isinstance(replies, hiredis.ReplyError):  # none of them is done
+            return await self.many(commands)
+        return await self.judged(commands, replies)
+
+    def ask(
+        self, commands: Sequence[Command], *, hurry: bool = True, behind: bool = False
+    ) -> asyncio.Future[list[Any]]:
         """The same without judging the answers: an error is one, too.
 
-        What is in no hurry travels with whatever is asked next, or a moment later.
+        What is in no hurry travels with whatever is asked next, or a moment later. What goes
+        `behind` does, too, and comes after that.
         """
         if self._closed:
             raise RedisError("the connection was closed")
         packed = b"".join(map(_packed, commands))
         asked = _Asked(packed, len(commands), self._loop.create_future())
         self.commands += len(commands)
-        self._waiting.append(asked)
-        if not hurry:
+        (self._behind if behind else self._waiting).append(asked)
+        if behind or not hurry:
             if self._later is None:
-                self._later = self._loop.call_later(MOMENT_SECONDS, self._flush)
+                self._later = self._loop.call_later(MOMENT_SECONDS, self.flush)
         elif not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         return asked.answer
 
     def soon(self, commands: Sequence[Command]) -> None:
@@ -266,11 +303,15 @@ class Pipe:
             (reply,) = await self.ask([command])
         return reply
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what was asked so far, now."""
         self._flushing = False
         if self._later is not None:
             self._later.cancel()
             self._later = None
+        if self._behind:
+            self._waiting.extend(self._behind)
+            self._behind.clear()
         wire = self._wire
         if wire is None or wire.transport is None or not self._waiting:
             return  # once it is open again
@@ -302,7 +343,7 @@ class Pipe:
             raise Unreachable(f"Redis cannot be reached: {what}") from None
         self._wire = wire
         if self._waiting and not self._flushing:
-            self._flush()
+            self.flush()
 
     async def _greet(self, wire: _Wire, where: Any) -> None:
         greetings: list[tuple[Argument, ...]] = []

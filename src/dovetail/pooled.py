@@ -413,6 +413,11 @@ class ResultsOnly:
     async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
         return []
 
+    has_more = False
+
+    async def open_more(self) -> None:
+        """There is nothing to open."""
+
     async def settle(self, messages: Sequence[Any]) -> None:
         """Celery acknowledges its messages itself."""
 

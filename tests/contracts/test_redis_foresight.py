@@ -4,7 +4,6 @@ run is as if they had been sent afterwards."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
 from dovetail.engine.ports import Task
 from dovetail.engine.publishing import Publisher
 from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore, source
+from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.transports.messages import read_task
 from dovetail.transports.streams import StreamSender
 
@@ -31,12 +30,13 @@ class Hot:
         self.store = RedisStore(pipe)
         sender = StreamSender(pipe)
         self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
-        self.store.write_ahead = partial(self.publisher.write_ahead, sender.written)
+        self.store.ahead = Ahead(self.publisher.rendered, sender.sending)
         self.seen = 0
 
     async def begun(self, of: Graph) -> list[Task]:
         decision = await self.store.create(Submit("r", of, {}), 1.0)
         await self.publisher.publish(decision.dispatch)
+        await self.store.sent()
         return await self.started()
 
     async def sent(self) -> list[Task]:
@@ -53,7 +53,9 @@ class Hot:
         return [task for task, mine in zip(tasks, granted, strict=True) if mine]
 
     async def complete(self, *tasks: Task) -> list[Decision]:
-        return await self.store.apply([completion(task) for task in tasks], 3.0)
+        decisions = await self.store.apply([completion(task) for task in tasks], 3.0)
+        await self.store.sent()
+        return decisions
 
 
 def completion(task: Task) -> Complete:
@@ -70,7 +72,6 @@ def ordered(decisions: list[Decision]) -> list[str]:
 @pytest.fixture
 async def hot(redis_url: str) -> AsyncIterator[Hot]:
     async with Pipe(redis_url) as pipe:
-        await pipe.call("SCRIPT", "LOAD", source("complete_many"))
         yield Hot(pipe)
 
 

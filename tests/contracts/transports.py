@@ -149,6 +149,7 @@ async def celery() -> AsyncIterator[Ends]:
     settings = Settings(redis_url=url, transport="celery")
     async with Pipe(url) as listening, connected(settings) as parts:
         await parts.pipe.call("FLUSHDB")
+        parts.store.ahead = None
 
         async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
             return (await parts.store.create(Submit(run_id, graph, {}), 1000.0)).dispatch

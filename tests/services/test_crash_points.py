@@ -42,6 +42,7 @@ class Stage:
         self.parts = parts
         self.living = parts.orchestrator
         self.store = parts.store
+        self.store.ahead = None  # what is sent is sent by who follows, or was not sent
         self.agenda = parts.orchestrator.agenda
 
     async def tasks(self) -> list[Task]:
@@ -311,6 +312,8 @@ class _Given:
     async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
         found, self._tasks = [(None, task) for task in self._tasks], []
         return found
+
+    has_more = False
 
     async def settle(self, messages: Any) -> None: ...
 

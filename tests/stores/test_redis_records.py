@@ -14,7 +14,7 @@ from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, R
 from dovetail.engine.ports import KeyUsed
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis import RedisStore, keys_of
-from dovetail.stores.redis_acceptance import batch_number, batch_of
+from dovetail.stores.redis_lists import batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
 
 from ..servers.redis_server import RedisServer

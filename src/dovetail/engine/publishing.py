@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import TemplateError
@@ -20,7 +19,6 @@ from dovetail.engine.intake import cache_key
 from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
 
 TOGETHER = 100
-T = TypeVar("T")
 
 
 class Publisher:
@@ -64,7 +62,8 @@ class Publisher:
                 if len(tasks) == TOGETHER:  # workers can begin while the rest is made
                     sending.append(asyncio.ensure_future(self._sender.send(tasks)))
                     tasks = []
-                    await asyncio.sleep(0)
+                    for _ in range(2):  # it is asked for, and then goes out
+                        await asyncio.sleep(0)
         if tasks:
             await self._sender.send(tasks)
         if sending:
@@ -72,17 +71,11 @@ class Publisher:
         if moves:
             await self.apply(moves)
 
-    def write_ahead(
-        self, write: Callable[[Task], T], dispatches: Sequence[Dispatch], scene: Scene
-    ) -> dict[int, T]:
-        """The messages of these by place, for who sends them himself. One whose config cannot be
-        made has none: what becomes of it is told when it is published."""
-        written = {}
-        for dispatch in dispatches:
-            task = self._make(dispatch, scene)
-            if isinstance(task, Task):
-                written[dispatch.place] = write(task)
-        return written
+    def rendered(self, dispatches: Sequence[Dispatch], scene: Scene) -> dict[int, Task]:
+        """The tasks of these by place, for who sends them ahead. One whose config cannot be made
+        has none: what becomes of it is told when it is published."""
+        made = {order.place: self._make(order, scene) for order in dispatches}
+        return {place: task for place, task in made.items() if isinstance(task, Task)}
 
     async def stop(self, order: Stop) -> None:
         await self._sender.stop(order)

@@ -32,6 +32,15 @@ class Inbox(Protocol):
         """Wait a moment for work; each task with what settles its message."""
         ...
 
+    @property
+    def has_more(self) -> bool:
+        """`open_more` has something to do."""
+        ...
+
+    async def open_more(self) -> None:
+        """Make ready what will be asked for next, for who has to wait anyway."""
+        ...
+
     async def settle(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
@@ -118,7 +127,15 @@ class RemoteDesk:
         # In this order: a claim that nobody knows the lease of would never be reaped, and a
         # message that is settled before its claim would have to be sent again.
         await self._agenda.lease(map(_start, tasks), until)
-        granted = await self._store.claim(tasks, self._worker_id, until, now)
+        claiming = self._store.claim(tasks, self._worker_id, until, now)
+        if self._inbox.has_more:
+            claims = asyncio.ensure_future(claiming)
+            for _ in range(2):  # they are asked for, and then go out
+                await asyncio.sleep(0)
+            await self._inbox.open_more()
+            granted = await claims
+        else:
+            granted = await claiming
         await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
         if any(task.source is None for task in mine):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.errors import NotFound
@@ -34,7 +34,9 @@ PUNCTUAL_SECONDS = (0.001, 0.006)
 REAP_SECONDS = 1.0
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
-TOGETHER = 100
+TOGETHER = 500
+A_PART = 64
+"""Results that are taken in before what follows from them is sent out."""
 MOST_NOTED = 10_000
 EVER, EVERYBODY = float("inf"), 1_000_000
 BACKLOG_SECONDS = 5.0
@@ -96,6 +98,10 @@ class Notices(Protocol):
         """
         ...
 
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        """These are new."""
+        ...
+
 
 class SharedStore(Store, Protocol):
     async def inputs(self, task: Task) -> dict[str, Any]:
@@ -114,6 +120,14 @@ class SharedStore(Store, Protocol):
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
         """Which of these starts are this worker's from now on; see `Claim`."""
+        ...
+
+    async def look_up(self, run_ids: Iterable[str]) -> None:
+        """Get to know these in one go, for who will apply something to each of them."""
+        ...
+
+    async def sent(self) -> None:
+        """Returns when whatever it has sent out by itself has arrived."""
         ...
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
@@ -155,17 +169,34 @@ class SharedOrchestrator:
     async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
         """`now` is when they were accepted, if that was somewhere else."""
         accepted = self._clock() if now is None else now
-        some = [submits[at : at + TOGETHER] for at in range(0, len(submits), TOGETHER)]
-        # One part is made while the one before it is sent out, so that workers need not wait.
-        await asyncio.gather(*(self._submit(part, accepted) for part in some))
+        following: asyncio.Task[None] | None = None
+        for at in range(0, len(submits), TOGETHER):
+            part = submits[at : at + TOGETHER]
+            run_ids = [submit.run_id for submit in part]
+            # Before the runs: if we die in between, the sweep looks for a run that is not there.
+            noted = self._clock()
+            _, decisions = await asyncio.gather(
+                self.agenda.moved(run_ids, noted), self._store.create_many(part, accepted)
+            )
+            if len(self._noted) >= MOST_NOTED:
+                self._noted.clear()
+            self._noted.update(dict.fromkeys(run_ids, noted))
+            if following is not None:
+                await following
+            following = asyncio.create_task(self._follow_made(part, decisions, accepted))
+        if following is not None:
+            await following
 
-    async def _submit(self, submits: Sequence[Submit], accepted: float) -> None:
-        run_ids = [submit.run_id for submit in submits]
-        # Before the runs: if we die in between, the sweep looks for a run that is not there.
-        _, decisions = await asyncio.gather(
-            self.agenda.moved(run_ids, self._clock()), self._store.create_many(submits, accepted)
-        )
-        await self._follow(list(zip(run_ids, decisions, strict=True)))
+    async def _follow_made(
+        self, submits: Sequence[Submit], decisions: Sequence[Decision], accepted: float
+    ) -> None:
+        made = list(zip(submits, decisions, strict=True))
+        begun = [submit for submit, decision in made if decision and not decision.ended]
+        decided = [(submit.run_id, decision) for submit, decision in made]
+        work: list[Awaitable[object]] = [self._follow(decided, are_new=True)]
+        if self.notices is not None and begun:
+            work.append(self.notices.begun(begun, accepted))
+        await asyncio.gather(*work)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         now = self._clock()
@@ -182,9 +213,14 @@ class SharedOrchestrator:
         await self._follow([("", decision) for decision in decisions])
 
     async def _follow(
-        self, decided: Sequence[tuple[str, Decision]], since: float | None = None
+        self,
+        decided: Sequence[tuple[str, Decision]],
+        since: float | None = None,
+        *,
+        are_new: bool = False,
     ) -> None:
-        """`since` is from before it was decided: what moves a run later than that is not ours."""
+        """`since` is from before it was decided: what moves a run later than that is not ours.
+        Of runs that `are_new`, only what has ended already is told here."""
         now = self._clock()
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
@@ -199,7 +235,9 @@ class SharedOrchestrator:
             if run_id and decision:
                 (ended if decision.ended else moved)[run_id] = None
                 # A run that failed at once ends without a word when its last node does.
-                if decision.ended or any(event.node is None for event in decision.events):
+                if decision.ended or (
+                    not are_new and any(event.node is None for event in decision.events)
+                ):
                     turned[run_id] = None
         if wakes:
             work.append(self.agenda.delay(wakes))
@@ -207,7 +245,8 @@ class SharedOrchestrator:
             run_id for run_id in moved if run_id not in ended and self._is_news(run_id, now)
         ]:
             work.append(self.agenda.moved(still, now))
-        if self.notices is not None and (turned or (self.notices.every_move and moved)):
+        every_move = self.notices is not None and self.notices.every_move and not are_new
+        if self.notices is not None and (turned or (every_move and moved)):
             work.append(self.notices.moved([*moved, *ended], [*turned]))
         if dispatches:
             work.append(self._transport.publish(dispatches))
@@ -219,6 +258,7 @@ class SharedOrchestrator:
             # After the notices: whoever waited for the end then finds the run in the lists.
             seen = now if since is None else since
             await asyncio.gather(self.agenda.ended(ended, seen), self._traffic.announce(ended))
+        await self._store.sent()
 
     def _is_news(self, run_id: str, now: float) -> bool:
         """Whether the agenda should know that a run has moved: to the second is enough."""
@@ -236,10 +276,20 @@ class SharedOrchestrator:
 
         `again`: somebody had them before, and may have died over them.
         """
-        now = self._clock()
         await self._release()
-        decisions = await self._store.apply(results, now)
         self._done += [(result.run_id, result.node, result.token) for result in results]
+        if len(results) <= A_PART:
+            return await self._take_part(results, again=again)
+        await self._store.look_up({result.run_id for result in results})
+        parts = []
+        for part in _parts(results):
+            parts.append(asyncio.create_task(self._take_part(part, again=again)))
+            await asyncio.sleep(0)  # it goes out, and others can begin with it
+        return any(await asyncio.gather(*parts))
+
+    async def _take_part(self, results: Sequence[Result], *, again: bool) -> bool:
+        now = self._clock()
+        decisions = await self._store.apply(results, now)
         runs = [result.run_id for result in results]
         await self._follow(list(zip(runs, decisions, strict=True)), now)
         if again:
@@ -387,6 +437,21 @@ class SharedOrchestrator:
                 (self.sweep, SWEEP_SECONDS),
             ):
                 group.create_task(every(seconds, duty))
+
+
+def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
+    """Those of a run in one part: what follows from them together is seen at once."""
+    by_run: dict[str, list[Result]] = {}
+    for result in results:
+        by_run.setdefault(result.run_id, []).append(result)
+    part: list[Result] = []
+    for own in by_run.values():
+        part += own
+        if len(part) >= A_PART:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 async def every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:

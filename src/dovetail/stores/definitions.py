@@ -32,7 +32,7 @@ def stored_definition(workflow: Workflow) -> tuple[str, bytes]:
 class Definitions:
     def __init__(self) -> None:
         self._stored: OrderedDict[int, tuple[Graph, StoredDefinition]] = OrderedDict()
-        self._graphs: OrderedDict[tuple[int, bytes], Graph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int | bytes, bytes], Graph] = OrderedDict()
 
     def stored(self, graph: Graph) -> StoredDefinition:
         """What a store writes of a graph."""
@@ -50,7 +50,11 @@ class Definitions:
             self._stored.popitem(last=False)
         return stored
 
-    def graph(self, number: int, retries: bytes, read: Callable[[], bytes]) -> Graph:
+    def known(self, number: int | bytes, retries: bytes) -> Graph | None:
+        """The graph of a stored definition, if it was asked for lately."""
+        return self._graphs.get((number, retries))
+
+    def graph(self, number: int | bytes, retries: bytes, read: Callable[[], bytes]) -> Graph:
         """The graph of a stored definition."""
         key = (number, retries)
         known = self._graphs.get(key)

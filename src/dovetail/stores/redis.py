@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -38,9 +38,8 @@ from dovetail.core.transitions import (
 )
 from dovetail.engine.ports import Cached, Task
 from dovetail.pipe import Command, Pipe
-from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis_agenda import ACTIVE
-from dovetail.stores.redis_foresight import foresee
+from dovetail.stores.redis_foresight import Foreseen, foresee, foresee_roots
 from dovetail.stores.redis_hot import (
     MOST_AT_ONCE,
     claim_args,
@@ -52,7 +51,6 @@ from dovetail.stores.redis_hot import (
 )
 from dovetail.stores.redis_moves import (
     Fields,
-    Shape,
     decision_of,
     event_of,
     joined,
@@ -61,7 +59,8 @@ from dovetail.stores.redis_moves import (
     run_of,
     time_text,
 )
-from dovetail.stores.redis_scene import Outline, RedisScene
+from dovetail.stores.redis_scene import RedisScene
+from dovetail.stores.redis_shells import MOST_SHELLS, Shell, Shells
 
 RULES = (
     "consequences",
@@ -79,13 +78,13 @@ RULES = (
     "settle",
     "apply",
 )
+HOT = ("submit", "complete_many")
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+A_PART = 64
+"""Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-MOST_SHELLS = 4096
-SMALL_DEFINITION = 4096
-"""So few bytes are sent again with each run, in case Redis has lost them."""
 
 
 @cache
@@ -103,13 +102,13 @@ def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
 
 
-WriteAhead = Callable[[Sequence[Dispatch], RedisScene], dict[int, Command]]
-"""Makes the messages of these nodes, by place."""
+class Ahead(NamedTuple):
+    """What it takes to send what is about to be published."""
 
-
-class _Shell(NamedTuple):
-    run: Outline
-    shape: Shape
+    rendered: Callable[[Sequence[Dispatch], RedisScene], dict[int, Task]]
+    """The tasks of these nodes, by place."""
+    sending: Callable[[Sequence[Task]], Awaitable[object]]
+    """They are on their way when this returns, and there when that does."""
 
 
 class RedisStore:
@@ -118,22 +117,26 @@ class RedisStore:
         pipe: Pipe,
         *,
         events: bool = True,
+        listed: bool = True,
         news: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
+        Without `listed` the lists of runs are kept elsewhere.
 
         `news` returns when it is worth to look whether a run has ended.
         """
         self._pipe = pipe
         self._events = events
+        self._listed = listed
         self._news = news or _a_moment
-        self.write_ahead: WriteAhead | None = None
+        self.ahead: Ahead | None = None
         """Set by the wiring, if nodes that are about to be published may be sent from here."""
         self._at_hand: dict[str, dict[int, Any]] = {}
         """Outputs that were just stored, for the nodes that are about to be published for them."""
-        self._definitions = Definitions()
-        self._shapes: dict[int, Shape] = {}
-        self._shells: dict[str, _Shell] = {}
+        self._sending: list[Awaitable[object]] = []
+        self._loaded_at = -1
+        """How often the connection had been lost when Redis was last given the hot scripts."""
+        self._shells = Shells(pipe)
 
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
@@ -143,25 +146,31 @@ class RedisStore:
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
-        commands: list[Command] = await self._definitions_of(submits)
-        shells: list[_Shell] = []
         nonce = _nonce()
-        first = len(commands)
-        for submit in submits:
-            run = Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
-            shell = _Shell(run, self._shape(submit.graph))
-            shells.append(shell)
+        await self._pipe.many(await self._shells.keeping(submits))
+        # Each is sent when it is put together, so that workers can begin with the first.
+        parts = [submits[at : at + A_PART] for at in range(0, len(submits), A_PART)]
+        made = await asyncio.gather(*(self._create(part, now, nonce) for part in parts))
+        return [decision for decisions in made for decision in decisions]
+
+    async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
+        shells = [self._shells.made(submit, now) for submit in submits]
+        calls: list[Command] = []
+        aheads: list[dict[int, Task]] = []
+        for submit, shell in zip(submits, shells, strict=True):
             meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
-            stored = self._definitions.stored(submit.graph)
-            args = submit_args(submit, shell.shape, stored, now, nonce)
+            stored = self._shells.definitions.stored(submit.graph)
+            args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
             keys = (meta, nodes, events, held)
-            commands.append(self._pipe.evaluation(source("submit"), keys, args))
-        answers = (await self._pipe.many(commands))[first:]
+            calls.append(self._pipe.evaluation(source("submit"), keys, args))
+            aheads.append(self._rendered(foresee_roots(shell.run, shell.shape, Token(1, 1, nonce))))
         decisions = []
-        for submit, shell, answer in zip(submits, shells, answers, strict=True):
-            decision = submitted(submit, shell.run, answer, now, nonce, events=self._events)
+        answers, all_in_order = await self._with_ahead(calls, aheads)
+        for submit, shell, ahead, answer in zip(submits, shells, aheads, answers, strict=True):
+            sent = ahead if all_in_order else {}
+            decision = submitted(submit, shell.run, answer, now, nonce, sent, events=self._events)
             if decision:
-                self._remember(submit.run_id, shell)
+                self._shells.keep(shell)
                 if answer[1]:  # verdicts are pending
                     cause = {"now": time_text(now), "nonce": str(nonce)}
                     rest = await self._settle(submit.run_id, shell, cause)
@@ -169,15 +178,35 @@ class RedisStore:
             decisions.append(decision)
         return decisions
 
-    async def _definitions_of(self, submits: Sequence[Submit]) -> list[Command]:
-        """What keeps the definitions of these runs in Redis, whatever has happened to it."""
-        stored = {id(one.graph): self._definitions.stored(one.graph) for one in submits}
-        commands: list[Command] = []
-        for one in {kept.sha256: kept for kept in stored.values()}.values():
-            key = f"wf:def:{one.sha256}"
-            if len(one.content) <= SMALL_DEFINITION or not await self._pipe.call("EXISTS", key):
-                commands.append(("SET", key, one.content, "NX"))
-        return commands
+    async def _with_ahead(
+        self, calls: Sequence[Command], aheads: Sequence[dict[int, Task]]
+    ) -> tuple[list[Any], bool]:
+        """The answers to calls behind which these tasks are sent, and whether they came in this
+        order: a task that came before its call could be claimed by nobody."""
+        if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
+            self._loaded_at = self._pipe.breaks
+            await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
+        refusals = self._pipe.refusals
+        tasks = [task for ahead in aheads for task in ahead.values()]
+        asked = self._pipe.ask(calls)
+        if tasks and self.ahead is not None:
+            self._sending.append(self.ahead.sending(tasks))
+        self._pipe.flush()
+        judged = await self._pipe.judged(calls, await asked)
+        return judged, self._pipe.refusals == refusals
+
+    async def look_up(self, run_ids: Iterable[str]) -> None:
+        await self._shells.look_for(run_ids)
+
+    async def sent(self) -> None:
+        """Returns when what goes out ahead has arrived."""
+        while self._sending:
+            await self._sending.pop()
+
+    def _rendered(self, foreseen: Foreseen | None) -> dict[int, Task]:
+        if foreseen is None or self.ahead is None:
+            return {}
+        return self.ahead.rendered(*foreseen)
 
     async def apply(
         self, moves: Sequence[Transition], now: float, *, durable: bool = False
@@ -186,9 +215,7 @@ class RedisStore:
         by_run: dict[str, list[int]] = {}
         for place, move in enumerate(moves):
             by_run.setdefault(move.run_id, []).append(place)
-        unknown = [run_id for run_id in by_run if run_id not in self._shells]
-        if unknown:
-            await asyncio.gather(*map(self._shell, unknown))
+        await self._shells.look_for(by_run)
         left = await self._apply_plain(by_run, moves, now, decisions)
         if left:
             for run_id in left:  # whatever goes the long way makes it doubtful
@@ -211,8 +238,9 @@ class RedisStore:
     ) -> dict[str, list[int]]:
         """What has a script of its own, in one go; returns what is left to do of each run."""
         left: dict[str, list[int]] = {}
-        commands: list[Command] = []
-        asked: list[tuple[str, _Shell, list[int], list[Complete], dict[int, Command]]] = []
+        calls: list[Command] = []
+        asked: list[tuple[Shell, list[int], list[Complete]]] = []
+        aheads: list[dict[int, Task]] = []
         nonce = _nonce()
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
@@ -227,41 +255,28 @@ class RedisStore:
                 continue
             meta, nodes, deps, out, _, events, _ = keys_of(run_id)
             keys = (meta, nodes, deps, out, events)
-            commands.append(self._pipe.evaluation(source("complete_many"), keys, args))
-            ahead = self._written_ahead(shell, mine, nonce)
-            commands += ahead.values()
-            asked.append((run_id, shell, places, mine, ahead))
-        refusals = self._pipe.refusals
-        answers = iter(await self._pipe.many(commands))
-        for run_id, shell, places, mine, ahead in asked:
-            answer = next(answers)
-            for _ in ahead:
-                next(answers)
-            if self._pipe.refusals != refusals:
-                ahead = {}  # the call may have come after them, so that nobody could claim them
+            calls.append(self._pipe.evaluation(source("complete_many"), keys, args))
+            foreseen = foresee(shell.run, shell.shape, mine, Token(1, 1, nonce))
+            aheads.append(self._rendered(foreseen))
+            asked.append((shell, places, mine))
+        if not calls:
+            return left
+        answers, all_in_order = await self._with_ahead(calls, aheads)
+        for (shell, places, mine), ahead, answer in zip(asked, aheads, answers, strict=True):
+            sent = ahead if all_in_order else {}
             done = answer[0]
+            run = shell.run
             if done:
-                made = completed(
-                    mine, shell.run, answer, now, nonce, sent=ahead, events=self._events
-                )
+                made = completed(mine, run, answer, now, nonce, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
-                if any(child not in ahead for child in answer[4::2]):
-                    index = shell.run.graph.index
+                if any(child not in sent for child in answer[4::2]):
                     if len(self._at_hand) > MOST_SHELLS:  # of publishes that failed
                         self._at_hand.clear()
-                    self._at_hand[run_id] = {index[m.node]: m.output for m in mine[:done]}
+                    self._at_hand[run.id] = {run.graph.index[m.node]: m.output for m in mine[:done]}
             if done < len(places):
-                left[run_id] = places[done:]
+                left[run.id] = places[done:]
         return left
-
-    def _written_ahead(
-        self, shell: _Shell, moves: Sequence[Complete], nonce: int
-    ) -> dict[int, Command]:
-        if self.write_ahead is None:
-            return {}
-        foreseen = foresee(shell.run, shell.shape, moves, Token(1, 1, nonce))
-        return {} if foreseen is None else self.write_ahead(*foreseen)
 
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
@@ -288,7 +303,9 @@ class RedisStore:
                 commands.append(self._pipe.evaluation(source("claim"), (nodes, events), args))
                 asked.append([at for at, _ in known])
         granted = [False] * len(tasks)
-        for mine, (_, *answer) in zip(asked, await self._pipe.many(commands), strict=True):
+        for mine, (_, *answer) in zip(
+            asked, await self._pipe.many(commands, now=True), strict=True
+        ):
             for at, flag in zip(mine, answer, strict=True):
                 granted[at] = bool(flag)
         return granted
@@ -317,7 +334,7 @@ class RedisStore:
         """Where the node is in its definition: the message says so, or the run does."""
         if task.place is not None:
             return task.place
-        shell = await self._shell(task.run_id)
+        shell = await self._shells.find(task.run_id)
         return None if shell is None else shell.run.graph.index.get(task.node_id)
 
     async def _apply_to(
@@ -328,7 +345,7 @@ class RedisStore:
         now: float,
         decisions: list[Decision],
     ) -> None:
-        shell = await self._shell(run_id)
+        shell = await self._shells.find(run_id)
         if shell is None:
             return
         todo = [place for place in places if _node_of(moves[place]) in shell.shape.names]
@@ -346,14 +363,14 @@ class RedisStore:
                 decisions[place] = decision
             todo = todo[count:]
 
-    async def _claim(self, shell: _Shell, move: Claim, now: float) -> Decision:
+    async def _claim(self, shell: Shell, move: Claim, now: float) -> Decision:
         place = shell.run.graph.index[move.node]
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
         args = claim_args([(place, move.token)], move.worker, move.lease_until, now, again=False)
         answer = await self._pipe.script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
-    async def _step(self, run_id: str, shell: _Shell, requests: Sequence[Fields]) -> list[Decision]:
+    async def _step(self, run_id: str, shell: Shell, requests: Sequence[Fields]) -> list[Decision]:
         """All of these, in order; stops on the way to fetch what a rule asks for."""
         decisions: list[Decision] = []
         todo = list(requests)
@@ -381,10 +398,10 @@ class RedisStore:
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided, if there are any."""
         cause = {"now": time_text(now), "nonce": str(_nonce())}
-        shell = await self._shell(run_id)
+        shell = await self._shells.find(run_id)
         return NOTHING if shell is None else await self._settle(run_id, shell, cause)
 
-    async def _settle(self, run_id: str, shell: _Shell, cause: Fields) -> Decision:
+    async def _settle(self, run_id: str, shell: Shell, cause: Fields) -> Decision:
         """Ask the conditions of the nodes that became ready, until none is left to ask."""
         whole = NOTHING
         while True:
@@ -427,11 +444,11 @@ class RedisStore:
         run, _ = await self._load(run_id, await self._known(run_id))
         return run
 
-    async def _load(self, run_id: str, shell: _Shell) -> tuple[RunState, bytes]:
+    async def _load(self, run_id: str, shell: Shell) -> tuple[RunState, bytes]:
         *hashes, seq = await self._pipe.script(source("load"), keys_of(run_id)[:6], [])
         fields, nodes, counts, outputs, ends = map(_pairs, hashes)
         if b"status" not in fields:  # dropped, or lost with Redis
-            self._shells.pop(run_id, None)
+            self._shells.forget(run_id)
             raise _no_run(run_id)
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
@@ -477,23 +494,20 @@ class RedisStore:
         missing: list[tuple[RedisScene, list[int]]] = []
         for run_id, dispatches in orders.items():
             run = dispatches[0].run
-            graph = run.graph
+            needs = self._shells.shape(run.graph).needs
             at_hand = self._at_hand.pop(run_id, {})
             scene = RedisScene(run)
             made.append(scene)
-            lacking: dict[int, None] = {}
-            for _, place, _ in dispatches:
-                spec = graph.nodes[place]
-                reads = [graph.index[n] for n in spec.config.reads if n in graph.index]
-                for parent in (*spec.parents, *reads):
-                    if parent in at_hand:
-                        scene.add(parent, NodeStatus.COMPLETED, at_hand[parent], None)
-                    else:
-                        lacking[parent] = None
+            lacking = []
+            for need in {need for _, place, _ in dispatches for need in needs[place]}:
+                if need in at_hand:
+                    scene.add(need, NodeStatus.COMPLETED, at_hand[need], None)
+                else:
+                    lacking.append(need)
             if lacking:
                 _, nodes, _, out, ends, *_ = keys_of(run_id)
                 commands += [("HMGET", key, *lacking) for key in (nodes, out, ends)]
-                missing.append((scene, list(lacking)))
+                missing.append((scene, lacking))
         answers = await self._pipe.many(commands)
         for at, (scene, lacking_places) in enumerate(missing):
             scene.fill(lacking_places, *answers[3 * at : 3 * at + 3])
@@ -521,44 +535,11 @@ class RedisStore:
 
     # ── what never changes of a run ──────────────────────────────────────────────────────
 
-    async def _known(self, run_id: str) -> _Shell:
-        shell = await self._shell(run_id)
+    async def _known(self, run_id: str) -> Shell:
+        shell = await self._shells.find(run_id)
         if shell is None:
             raise _no_run(run_id)
         return shell
-
-    async def _shell(self, run_id: str) -> _Shell | None:
-        shell = self._shells.get(run_id)
-        if shell is not None:
-            return shell
-        names = ("definition", "retries", "params", "created_at", "version")
-        digest, retries, params, created_at, version = await self._pipe.call(
-            "HMGET", keys_of(run_id)[0], *names
-        )
-        if digest is None:
-            return None
-        content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
-        if content is None:  # Redis was emptied this very moment
-            return None
-        graph = self._definitions.graph(digest, retries, lambda: content)
-        number = int(version) if version else None
-        run = Outline(run_id, graph, orjson.loads(params), float(created_at), number)
-        shell = _Shell(run, self._shape(graph))
-        self._remember(run_id, shell)
-        return shell
-
-    def _remember(self, run_id: str, shell: _Shell) -> None:
-        if len(self._shells) >= MOST_SHELLS:
-            del self._shells[next(iter(self._shells))]
-        self._shells[run_id] = shell
-
-    def _shape(self, graph: Any) -> Shape:
-        shape = self._shapes.get(id(graph))
-        if shape is None:
-            if len(self._shapes) >= MOST_SHELLS:
-                self._shapes.clear()
-            shape = self._shapes[id(graph)] = Shape(graph)
-        return shape
 
 
 def _pieces(places: list[int]) -> list[list[int]]:

@@ -22,21 +22,12 @@ from dovetail.engine.submissions import Key, Unmade
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import keys_of
-from dovetail.stores.redis_lists import batch_key, source
+from dovetail.stores.redis_lists import batch_key, batch_number, batch_of, source
 
 ACCEPTED = "wf:accepted"
 """What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
 WORDS_AT_ONCE = 2000
 """Of one command: so that a large batch keeps nobody waiting."""
-
-
-def batch_number(batch_id: str) -> int:
-    """Its id, read as a number: so there is nothing to keep that tells one from the other."""
-    return int.from_bytes(batch_id.encode(), "big")
-
-
-def batch_of(number: int) -> str:
-    return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
 
 
 class Acceptance:
@@ -96,8 +87,6 @@ class Acceptance:
             submit = submit._replace(run_id=made)
             if await self._is_there(made) or await self._is_forgotten(made):
                 raise KeyUsed(made, same_body=True)
-        meta = keys_of(submit.run_id)[0]
-        await self._pipe.call("HSET", meta, "batch", batch_id, "place", index)
         return submit
 
     async def _release(self, name: str, run_id: str) -> None:
@@ -144,11 +133,7 @@ class Acceptance:
             ("HSET", f"{batch_key(batch_id)}:places", *taken[first : first + WORDS_AT_ONCE])
             for first in range(0, len(taken), WORDS_AT_ONCE)
         ]
-        metas: list[Command] = [
-            ("HSET", keys_of(one.run_id)[0], "batch", batch_id, "place", index)
-            for index, one in enumerate(placed)
-        ]
-        await self._pipe.many([*places, *metas])
+        await self._pipe.many(places)
         return placed
 
     async def batch_made(self, batch_id: str) -> None:

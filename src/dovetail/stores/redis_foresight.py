@@ -1,9 +1,9 @@
-"""Which nodes some results will make ready, known before they are taken in.
+"""Which nodes a call will publish, known before it is made.
 
-Where every parent of a node is among the results of one call, its message can travel right behind
-that call and reach a worker a roundtrip earlier. Should the call decide otherwise, the message
-holds a token that was never given out, and its claim is refused like that of any late one. What it
-must not know: how a message is written, or sent.
+Those are that a run begins with, and those whose parents are all among the results of one call:
+their messages can travel right behind it and reach a worker a roundtrip earlier. Should the call
+decide otherwise, a message holds a token that was never given out, and its claim is refused like
+that of any late one. What it must not know: how a message is written, or sent.
 """
 
 from __future__ import annotations
@@ -17,8 +17,19 @@ from dovetail.core.transitions import Complete, Dispatch
 from dovetail.stores.redis_moves import Shape
 from dovetail.stores.redis_scene import RedisScene
 
-MOST_AHEAD = 32
-"""Nodes of one run: of many, workers had better begin with the first while the rest is made."""
+MOST_AHEAD = 100
+"""Nodes of one run. With the first of many, workers begin while the rest is made; and should the
+call be refused, so few messages are of no use."""
+
+
+Foreseen = tuple[list[Dispatch], RedisScene]
+"""What will be published, and where it can be rendered."""
+
+
+def foresee_roots(run: RunState, shape: Shape, token: Token) -> Foreseen | None:
+    """What the beginning of this run will publish with this token."""
+    roots = shape.foreseeable_roots[:MOST_AHEAD]
+    return ([Dispatch(run, place, token) for place in roots], RedisScene(run)) if roots else None
 
 
 def foresee(
@@ -26,8 +37,8 @@ def foresee(
     shape: Shape,
     moves: Sequence[Complete],
     token: Token,
-) -> tuple[list[Dispatch], RedisScene] | None:
-    """What these results will publish with this token, and where it can be rendered."""
+) -> Foreseen | None:
+    """What these results will publish with this token."""
     graph = run.graph
     index, nodes, count = graph.index, graph.nodes, len(moves)
     within_reach: dict[int, None] = {}
@@ -39,9 +50,9 @@ def foresee(
         return None
     outputs = {index[move.node]: move.output for move in moves}
     ready = [child for child in within_reach if all(p in outputs for p in nodes[child].parents)]
-    if not 0 < len(ready) <= MOST_AHEAD:
+    if not ready:
         return None
     scene = RedisScene(run)
     for place, output in outputs.items():
         scene.add(place, NodeStatus.COMPLETED, output, None)
-    return [Dispatch(run, place, token) for place in ready], scene
+    return [Dispatch(run, place, token) for place in ready[:MOST_AHEAD]], scene

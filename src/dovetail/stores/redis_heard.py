@@ -85,7 +85,7 @@ class HeardRedisStore(RedisStore):
                 task.cancel()
 
     async def _tell(self, run_id: str, decision: Decision) -> None:
-        shell = self._shells.get(run_id) or await self._shell(run_id)
+        shell = await self._shells.find(run_id)
         if shell is None:  # dropped, or lost with Redis
             return
         graph = shell.run.graph

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from dovetail.core.transitions import Submit
 from dovetail.engine.archiver import Claim, Entry
 from dovetail.engine.clock import Clock
 from dovetail.pipe import Argument, Pipe
@@ -33,6 +34,9 @@ class RedisHints:
     async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None:
         """The archive is behind with these, from now on unless it was before."""
         await self._add(Entry(run_id, self._clock()) for run_id in run_ids)
+
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        await self.moved([submit.run_id for submit in submits])
 
     async def _add(self, entries: Iterable[Entry]) -> None:
         flat = [part for run_id, since in entries for part in (repr(since), run_id)]

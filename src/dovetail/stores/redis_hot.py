@@ -18,6 +18,7 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import NOTHING, Claim, Complete, Decision, Dispatch, Submit
 from dovetail.pipe import Argument
 from dovetail.stores.definitions import StoredDefinition
+from dovetail.stores.redis_lists import batch_of
 from dovetail.stores.redis_moves import SEPARATOR, Shape, time_text
 
 MOST_AT_ONCE = 500
@@ -25,9 +26,13 @@ MOST_AT_ONCE = 500
 
 
 def submit_args(
-    submit: Submit, shape: Shape, stored: StoredDefinition, now: float, nonce: int
+    submit: Submit, shape: Shape, stored: StoredDefinition, now: float, nonce: int, *, listed: bool
 ) -> list[Argument]:
+    """`listed`: in Redis, which has to know then what batch it is of."""
     graph = submit.graph
+    batch: tuple[Argument, ...] = ()
+    if listed and submit.place is not None:
+        batch = ("batch", batch_of(submit.place[0]), "place", submit.place[1])
     told = {"workflow": graph.name, "version": submit.version}
     size = len(graph.nodes)
     return [
@@ -37,7 +42,7 @@ def submit_args(
         *("definition", stored.sha256, "retries", stored.retries),
         *("params", orjson.dumps(submit.params), "created_at", time_text(now)),
         *("fail_fast", "1" if graph.fail_fast else "0", "limit", graph.max_concurrency or 0),
-        *("size", size, "unfinished", size),
+        *("size", size, "unfinished", size, *batch),
     ]
 
 
@@ -47,10 +52,12 @@ def submitted(
     answer: Sequence[int],
     now: float,
     nonce: int,
+    sent: Container[int],
     *,
     events: bool,
 ) -> Decision:
-    """What a submit decided, unless verdicts are pending: then the beginning of it.
+    """What a submit decided, unless verdicts are pending: then the beginning of it. Roots that
+    were `sent` already are not ordered again.
 
     Without `events`, only that the run is new is told.
     """
@@ -70,7 +77,7 @@ def submitted(
             for seq, root in enumerate(graph.roots, 3):
                 decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
     token = Token(1, 1, nonce)
-    decision.dispatch = [Dispatch(run, place, token) for place in published]
+    decision.dispatch = [Dispatch(run, place, token) for place in published if place not in sent]
     return decision
 
 

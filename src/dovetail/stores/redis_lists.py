@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.states import RunStatus
+from dovetail.core.transitions import Submit
 from dovetail.pipe import Argument, Command, Pipe
 
 RUNS = "wf:list:{runs}"
@@ -30,6 +31,7 @@ Read = Sequence[Any]
 """What Redis answers to `_reading`."""
 _MOVING = ("status", "finished_at", "epoch")
 _FACTS = (*_MOVING, "version", "created_at", "workflow", "batch", "place")
+_BEGUN = [RUNNING, b"", b"1"]
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 AT_ONCE = 500
 
@@ -40,6 +42,15 @@ def workflow_key(name: str) -> str:
 
 def batch_key(batch_id: str) -> str:
     return f"wf:batch:{{{batch_id}}}"
+
+
+def batch_number(batch_id: str) -> int:
+    """Its id, read as a number: so there is nothing to keep that tells one from the other."""
+    return int.from_bytes(batch_id.encode(), "big")
+
+
+def batch_of(number: int) -> str:
+    return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
 
 
 @cache
@@ -106,6 +117,29 @@ class RunLists:
         known = list(dict.fromkeys(run_ids))
         for first in range(0, len(known), AT_ONCE):
             await self._refresh_some(known[first : first + AT_ONCE])
+
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        """List runs that were made just now: what is known of them need not be read."""
+        for first in range(0, len(submits), AT_ONCE):
+            await self._list_begun(submits[first : first + AT_ONCE], repr(created_at).encode())
+
+    async def _list_begun(self, submits: Sequence[Submit], created_at: bytes) -> None:
+        kinds: dict[_Kind, list[tuple[str, Read]]] = {}
+        for submit in submits:
+            batch, place = None, 0
+            if submit.place is not None:
+                batch, place = batch_of(submit.place[0]).encode(), submit.place[1]
+            workflow, version = submit.graph.name.encode(), submit.version
+            kind = _Kind(RUNNING, False, version is not None, workflow, batch, False)
+            read = (*_BEGUN, version, created_at, workflow, batch, place)
+            kinds.setdefault(kind, []).append((submit.run_id, read))
+        writing = [change for kind, runs in kinds.items() for change in _changes(kind, runs)]
+        reading = [_reading(submit.run_id, _MOVING) for submit in submits]
+        answers = (await self._pipe.many([*writing, *reading]))[len(writing) :]
+        # Those that have moved on meanwhile, as nobody waited for this.
+        await self.refresh(
+            submit.run_id for submit, now in zip(submits, answers, strict=True) if now != _BEGUN
+        )
 
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""

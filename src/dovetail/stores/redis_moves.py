@@ -60,13 +60,17 @@ UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
 
 
-def _is_plain(graph: Graph, spec: NodeSpec) -> bool:
-    reads = {graph.index[name] for name in spec.config.reads if name in graph.index}
+def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
+    reads = [graph.index[name] for name in spec.config.reads if name in graph.index]
+    return tuple(dict.fromkeys([*spec.parents, *reads]))
+
+
+def _is_plain(graph: Graph, spec: NodeSpec, needs: Sequence[int]) -> bool:
     return (
         graph.max_concurrency is None  # else whether there is room is for the script to say
         and spec.condition is None
         and spec.cache_ttl is None
-        and reads <= set(spec.parents)
+        and len(needs) == len(spec.parents)
     )
 
 
@@ -94,13 +98,18 @@ class Shape:
             for spec in graph.nodes
         ]
         """As `complete_many.lua` takes them."""
-        plain = [_is_plain(graph, spec) for spec in graph.nodes]
+        self.needs = [_needs(graph, spec) for spec in graph.nodes]
+        """Of each node, those whose outputs it takes to make its message."""
+        plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
         self.foreseeable = [
             tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
             for spec in graph.nodes
         ]
         """Of each node, the children for which the outputs of their parents are enough to make
         their messages, and how many parents they have."""
+        self.foreseeable_roots = [root for root in graph.roots if plain[root]]
+        if self.conditional_root:
+            self.foreseeable_roots = []
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]

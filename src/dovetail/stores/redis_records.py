@@ -31,13 +31,14 @@ from dovetail.stores.listing import (
     version_meant,
 )
 from dovetail.stores.redis import keys_of
-from dovetail.stores.redis_acceptance import Acceptance, batch_number
+from dovetail.stores.redis_acceptance import Acceptance
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import (
     RUNS,
     STATUSES,
     RunLists,
     batch_key,
+    batch_number,
     born,
     is_text,
     source,
@@ -225,6 +226,9 @@ class RedisRecords:
     async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
         """As orchestrators tell it."""
         await self._lists.refresh(turned)
+
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        await self._lists.begun(submits, created_at)
 
     async def _refresh_named(self, names: Sequence[bytes]) -> None:
         await self._lists.refresh(name.decode() for name in names)

@@ -24,7 +24,7 @@ from kombu.messaging import Producer
 
 from dovetail.core.errors import StoreError
 from dovetail.engine.ports import Task
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Pipe
 from dovetail.transports.broker_counts import (
     correct,
     counts,
@@ -302,7 +302,7 @@ class CelerySender(StreamSender):
         """`hands` says how many messages workers may hold at once."""
         super().__init__(pipe)
         # Along with other commands go messages to the Redis that takes those commands.
-        self.writes_ahead = broker.pipe is pipe
+        self.sends_ahead = broker.pipe is pipe
         self._envelopes = Envelopes(app)
         self._broker = broker
         self._unsent: list[Envelope] = []
@@ -323,10 +323,8 @@ class CelerySender(StreamSender):
             await asyncio.gather(self._resending, return_exceptions=True)
         await self._broker.close()
 
-    def written(self, task: Task) -> Command:
-        self._pipe.soon(sent([task.handler]))
-        (message,) = self._envelopes.made([task])
-        return ("LPUSH", QUEUE, redis_message(message))
+    def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
+        return asyncio.create_task(self.send(tasks))
 
     async def send(self, tasks: Sequence[Task]) -> None:
         messages = self._envelopes.made(tasks)

@@ -11,17 +11,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
 import orjson
 
+from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Token
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Complete, Stop
 from dovetail.engine.ports import Result, Task
-from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError
+from dovetail.pipe import (
+    EXEC,
+    FEWEST_TOGETHER,
+    LATER,
+    MULTI,
+    RETRY_SECONDS,
+    Command,
+    Pipe,
+    RedisError,
+)
 from dovetail.transports.messages import (
     inputs_text,
     read_result,
@@ -56,6 +67,10 @@ class Message(NamedTuple):
     id: str
     content: Any
     """A `Task`, a `Complete` or a `Fail`."""
+
+
+Entry = tuple[str, Any]
+"""A message as it was read, behind the stream that it is of."""
 
 
 def stream_of(handler: str) -> str:
@@ -120,8 +135,8 @@ def _result_message(result: Result) -> Command:
 class StreamSender:
     """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
 
-    writes_ahead = True
-    """`written` may be used."""
+    sends_ahead = True
+    """What is sent right behind a script is found by nobody before it."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -129,13 +144,22 @@ class StreamSender:
         self._marked: set[str] = set()
 
     async def send(self, tasks: Sequence[Task]) -> None:
-        self._sent_to.update(task.handler for task in tasks)
-        await self._pipe.many([_task_message(task) for task in tasks])
+        await self.sending(tasks)
 
-    def written(self, task: Task) -> Command:
-        """The message of a task, for who sends it along with something else."""
-        self._sent_to.add(task.handler)
-        return _task_message(task)
+    def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
+        """On their way when this returns, and there when that does.
+
+        Those of a handler as one: a worker that waits would be woken by the first of them, and go
+        to work on that alone.
+        """
+        by_handler: dict[str, list[Command]] = {}
+        for task in tasks:
+            by_handler.setdefault(task.handler, []).append(_task_message(task))
+        self._sent_to.update(by_handler)
+        if len(by_handler) == 1:
+            (messages,) = by_handler.values()
+            return self._pipe.together(messages)
+        return asyncio.gather(*map(self._pipe.together, by_handler.values()))
 
     async def stop(self, order: Stop) -> None:
         fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
@@ -252,6 +276,12 @@ class StreamReader:
 
         `done` are messages to settle on the way.
         """
+        return await self.understood(await self.received(streams, limit, done))
+
+    async def received(
+        self, streams: Sequence[str], limit: int, done: Sequence[Message] = ()
+    ) -> list[Entry]:
+        """The same, as they came."""
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
@@ -262,7 +292,7 @@ class StreamReader:
             (reply,) = await self._pipe.ask(
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
-            if found := await self._messages(reply):
+            if found := await self._entries(reply):
                 return found  # there may be more: of several breaks, or of a longer read
             self._breaks = breaks
             done = ()
@@ -270,14 +300,16 @@ class StreamReader:
         reading: Command = (*command, *block)
         self.is_reading = True
         try:
-            *settled, reply = await self._blocking.ask([*self._settling(done), reading])
+            asked = self._blocking.ask([*self._settling(done), reading])
+            self._blocking.flush()
+            *settled, reply = await asked
         finally:
             self.is_reading = False
         if any(isinstance(one, hiredis.ReplyError) for one in settled):
             await self.settle(done)  # Redis has forgotten the script
-        return await self._messages(reply)
+        return await self._entries(reply)
 
-    async def _messages(self, reply: Any) -> list[Message]:
+    async def _entries(self, reply: Any) -> list[Entry]:
         if isinstance(reply, hiredis.ReplyError):
             if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
                 self._known.clear()
@@ -286,10 +318,7 @@ class StreamReader:
                 await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
-        found: list[Message] = []
-        for stream, entries in reply or ():
-            found += await self._understood(stream.decode(), entries)
-        return found
+        return [(stream.decode(), entry) for stream, entries in reply or () for entry in entries]
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         """Along with the next read, on its connection; None while a read blocks that."""
@@ -301,7 +330,7 @@ class StreamReader:
         (reply,) = await self._pipe.ask([(*command, "0-0", "COUNT", limit)])
         if isinstance(reply, hiredis.ReplyError):
             return []  # no such stream or group: nobody has read anything
-        return await self._understood(stream, reply[1])
+        return await self.understood([(stream, entry) for entry in reply[1]])
 
     async def claim_from(self, stream: str, consumer: str, limit: int) -> list[Message]:
         """Messages that this consumer has read, which is known to be gone."""
@@ -311,7 +340,7 @@ class StreamReader:
             return []
         numbers = [entry[0] for entry in held]
         claimed = await self._pipe.call("XCLAIM", stream, self._group, self.consumer, 0, *numbers)
-        return await self._understood(stream, claimed)
+        return await self.understood([(stream, entry) for entry in claimed])
 
     async def dismiss(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
@@ -346,19 +375,19 @@ class StreamReader:
             raise RedisError(f"XGROUP CREATE {stream}: {reply}")
         self._known.add(stream)
 
-    async def _understood(self, stream: str, entries: Any) -> list[Message]:
-        read = read_result if stream == RESULTS else read_task
+    async def understood(self, entries: Iterable[Entry]) -> list[Message]:
+        """What they say; the others go to the dead letters."""
         found = []
-        for entry in entries or ():
+        for stream, entry in entries:
             if entry is None or entry[1] is None:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
             try:
-                content = read(fields)
+                content = (read_result if stream == RESULTS else read_task)(fields)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
-                found.append(Message(stream, number, content))
+                found.append(new_tuple(Message, (stream, number, content)))
         return found
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
@@ -399,9 +428,12 @@ class StreamInbox:
         else:
             self._readers = [(one, [s]) for one, s in zip(reader, streams, strict=True)]
         self._pipe = pipe
-        self._reads: dict[int, asyncio.Task[list[Message]]] = {}
+        self._reads: dict[int, asyncio.Task[list[Entry]]] = {}
         self._kept: list[Message] = []
         """Read and not asked for yet: a read may bring more than was wanted."""
+        self._unopened: deque[Entry] = deque()
+        """The same, behind these: nobody has looked what they say."""
+        self._asked_for = 0
         self._busy = 1
         """Streams that brought something last time."""
         self._full, self._given_at, self._ahead = False, 0.0, 1
@@ -415,32 +447,48 @@ class StreamInbox:
         # that takes longer, others would have to wait for what it keeps.
         quick = self._full and now - self._given_at < QUICK_SECONDS
         self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
-        if not self._kept:
-            self._kept = await self._stale(limit) or await self._read(limit * self._ahead)
+        if not self._kept and not self._unopened:
+            self._kept = await self._stale(limit)
+            if not self._kept:
+                self._unopened.extend(await self._read(limit * self._ahead))
             await self._arrived()
+        self._asked_for = limit
+        await self.open_more()
         taken, self._kept = self._kept[:limit], self._kept[limit:]
         self._full, self._given_at = len(taken) == limit, time.monotonic()
         return [(message, message.content) for message in taken]
 
-    async def _read(self, wanted: int) -> list[Message]:
+    @property
+    def has_more(self) -> bool:
+        """Of what was read, something is left."""
+        return bool(self._unopened)
+
+    async def open_more(self) -> None:
+        """See what they say that will be asked for next."""
+        lacking = min(self._asked_for - len(self._kept), len(self._unopened))
+        if lacking > 0:
+            entries = [self._unopened.popleft() for _ in range(lacking)]
+            self._kept += await self._readers[0][0].understood(entries)
+
+    async def _read(self, wanted: int) -> list[Entry]:
         # COUNT is for each stream, and usually few of them have something.
         share = max(1, wanted // self._busy)
         if len(self._readers) == 1:
             reader, streams = self._readers[0]
             self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
-            found = await reader.read(streams, share)
+            found = await reader.received(streams, share)
         else:
             found = await self._read_each(share)
-        self._busy = max(1, len({message.stream for message in found}))
+        self._busy = max(1, len({stream for stream, _ in found}))
         return found
 
-    async def _read_each(self, share: int) -> list[Message]:
+    async def _read_each(self, share: int) -> list[Entry]:
         for at, (reader, streams) in enumerate(self._readers):
             if at not in self._reads:
-                self._reads[at] = asyncio.create_task(reader.read(streams, share))
+                self._reads[at] = asyncio.create_task(reader.received(streams, share))
         done, _ = await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
         self._reads = {at: read for at, read in self._reads.items() if read not in done}
-        return [message for read in done for message in read.result()]
+        return [entry for read in done for entry in read.result()]
 
     async def _stale(self, limit: int) -> list[Message]:
         """What a worker has read and then died over, looked for now and then."""
@@ -461,21 +509,27 @@ class StreamInbox:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
         commands = [_result_message(result) for result in results]
         await self._arrived()
-        # On the connection that is used next: with the next read, or the claims of what is kept.
+        # As one: an orchestrator that waits would be woken by the first, and take in that alone.
+        asked = [MULTI, *commands, EXEC] if len(commands) >= FEWEST_TOGETHER else commands
+        # On the connection that is used next: with the next read, or the claims of what is kept,
+        # and behind these, as handlers wait for them.
         reply = None
-        if len(self._readers) == 1 and not self._kept:
-            reply = self._readers[0][0].send(commands)
-        self._sent = (reply or self._pipe.ask(commands, hurry=False), commands)
+        if len(self._readers) == 1 and not self._kept and not self._unopened:
+            reply = self._readers[0][0].send(asked)
+        self._sent = (reply or self._pipe.ask(asked, behind=True), commands)
 
     async def _arrived(self) -> None:
         if self._sent is None:
             return
         (reply, commands), self._sent = self._sent, None
-        try:
-            failed = [isinstance(one, hiredis.ReplyError) for one in await reply]
-        except RedisError:
-            failed = [True] * len(commands)
-        again = [one for one, bad in zip(commands, failed, strict=True) if bad]
+        again = commands
+        with contextlib.suppress(RedisError):
+            told = await reply
+            if len(told) > len(commands):  # they went as one, and the last answer is of all
+                told = told[-1]
+            if not isinstance(told, hiredis.ReplyError):
+                answers = zip(commands, told, strict=True)
+                again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
                 await self._pipe.many(again)
@@ -492,6 +546,8 @@ class StreamInbox:
         for read in self._reads.values():
             read.cancel()
         await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        self._asked_for = len(self._kept) + len(self._unopened)
+        await self.open_more()
         left, self._kept = self._kept, []
         await self._pipe.many([_task_message(message.content) for message in left])
         await self._readers[0][0].settle(left)

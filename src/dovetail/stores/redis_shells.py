@@ -1,0 +1,102 @@
+"""What never changes of the runs in Redis: read once each, and kept while it is of use.
+
+What it must not know: anything of a run that does change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import orjson
+
+from dovetail.core.dag import Graph
+from dovetail.core.transitions import Submit
+from dovetail.pipe import Command, Pipe
+from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_moves import Shape
+from dovetail.stores.redis_scene import Outline
+
+MOST_SHELLS = 4096
+SMALL_DEFINITION = 4096
+"""So few bytes are sent again with each run, in case Redis has lost them."""
+_FACTS = ("definition", "retries", "params", "created_at", "version")
+
+
+class Shell(NamedTuple):
+    run: Outline
+    shape: Shape
+
+
+class Shells:
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self.definitions = Definitions()
+        self._shapes: dict[int, Shape] = {}
+        self._known: dict[str, Shell] = {}
+
+    def get(self, run_id: str) -> Shell | None:
+        """If it is known already."""
+        return self._known.get(run_id)
+
+    async def find(self, run_id: str) -> Shell | None:
+        await self.look_for([run_id])
+        return self._known.get(run_id)
+
+    async def look_for(self, run_ids: Iterable[str]) -> None:
+        """Get to know those of these that there are."""
+        unknown = [run_id for run_id in run_ids if run_id not in self._known]
+        if not unknown:
+            return
+        reading: list[Command] = [("HMGET", f"wf:{{{one}}}:meta", *_FACTS) for one in unknown]
+        graphs: dict[tuple[bytes, bytes], Graph | None] = {}
+        for run_id, told in zip(unknown, await self._pipe.many(reading), strict=True):
+            digest, retries, params, created_at, version = told
+            if digest is None:
+                continue
+            if (digest, retries) not in graphs:
+                graphs[digest, retries] = await self._graph(digest, retries)
+            graph = graphs[digest, retries]
+            if graph is not None:
+                number = int(version) if version else None
+                run = Outline(run_id, graph, orjson.loads(params), float(created_at), number)
+                self.keep(Shell(run, self.shape(graph)))
+
+    def made(self, submit: Submit, now: float) -> Shell:
+        """That of a run that is about to be made."""
+        run = Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
+        return Shell(run, self.shape(submit.graph))
+
+    def keep(self, shell: Shell) -> None:
+        if len(self._known) >= MOST_SHELLS:
+            del self._known[next(iter(self._known))]
+        self._known[shell.run.id] = shell
+
+    def forget(self, run_id: str) -> None:
+        self._known.pop(run_id, None)
+
+    def shape(self, graph: Graph) -> Shape:
+        shape = self._shapes.get(id(graph))
+        if shape is None:
+            if len(self._shapes) >= MOST_SHELLS:
+                self._shapes.clear()
+            shape = self._shapes[id(graph)] = Shape(graph)
+        return shape
+
+    async def keeping(self, submits: Sequence[Submit]) -> list[Command]:
+        """What keeps the definitions of these runs in Redis, whatever has happened to it."""
+        stored = {id(one.graph): self.definitions.stored(one.graph) for one in submits}
+        commands: list[Command] = []
+        for one in {kept.sha256: kept for kept in stored.values()}.values():
+            key = f"wf:def:{one.sha256}"
+            if len(one.content) <= SMALL_DEFINITION or not await self._pipe.call("EXISTS", key):
+                commands.append(("SET", key, one.content, "NX"))
+        return commands
+
+    async def _graph(self, digest: bytes, retries: bytes) -> Graph | None:
+        graph = self.definitions.known(digest, retries)
+        if graph is None:
+            content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
+            if content is not None:  # else Redis was emptied this very moment
+                graph = self.definitions.graph(digest, retries, lambda: content)
+        return graph
