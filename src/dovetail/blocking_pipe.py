@@ -68,7 +68,7 @@ class BlockingPipe(Pipe):
         self._turn = threading.Lock()
 
     def ask(
-        self, commands: Sequence[Command], *, hurry: bool = True, behind: bool = False
+        self, commands: Sequence[Command], *, patience: float = 0.0, behind: bool = False
     ) -> asyncio.Future[list[Any]]:
         """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
         with self._turn:

@@ -126,6 +126,7 @@ class Pipe:
         self._behind: list[_Asked] = []
         self._flushing = False
         self._later: asyncio.TimerHandle | None = None
+        self._later_at = 0.0
         self._closed = False
         self._digests: dict[str, str] = {}
         self._sources: dict[str, str] = {}
@@ -218,12 +219,12 @@ class Pipe:
         return await self.judged(commands, replies)
 
     def ask(
-        self, commands: Sequence[Command], *, hurry: bool = True, behind: bool = False
+        self, commands: Sequence[Command], *, patience: float = 0.0, behind: bool = False
     ) -> asyncio.Future[list[Any]]:
         """The same without judging the answers: an error is one, too.
 
-        What is in no hurry travels with whatever is asked next, or a moment later. What goes
-        `behind` does, too, and comes after that.
+        What has `patience` travels with whatever is asked next, or so many seconds later. What
+        goes `behind` comes after everything that it travels with.
         """
         if self._closed:
             raise RedisError("the connection was closed")
@@ -231,9 +232,12 @@ class Pipe:
         asked = _Asked(packed, len(commands), self._loop.create_future())
         self.commands += len(commands)
         (self._behind if behind else self._waiting).append(asked)
-        if behind or not hurry:
-            if self._later is None:
-                self._later = self._loop.call_later(MOMENT_SECONDS, self.flush)
+        if patience:
+            at = self._loop.time() + patience
+            if self._later is None or at < self._later_at:
+                if self._later is not None:
+                    self._later.cancel()
+                self._later, self._later_at = self._loop.call_at(at, self.flush), at
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self.flush)
@@ -243,7 +247,9 @@ class Pipe:
         """Have these done, in this order among what is asked, with nobody waiting for it."""
         if not commands or self._closed:
             return
-        self.ask(commands, hurry=False).add_done_callback(partial(self._done_soon, commands))
+        self.ask(commands, patience=MOMENT_SECONDS).add_done_callback(
+            partial(self._done_soon, commands)
+        )
 
     def _done_soon(self, commands: Sequence[Command], answer: asyncio.Future[list[Any]]) -> None:
         if answer.cancelled() or answer.exception() is not None or self._closed:

@@ -57,6 +57,8 @@ FEW_SETTLED, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 AGAIN_SECONDS = 0.5
 QUICK_SECONDS = 0.05
+COMPANY_SECONDS = 0.001
+"""How long results wait for something to travel with."""
 FARTHEST_AHEAD = 8
 
 
@@ -322,7 +324,9 @@ class StreamReader:
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
         """Along with the next read, on its connection; None while a read blocks that."""
-        return None if self.is_reading else self._blocking.ask(commands, hurry=False)
+        if self.is_reading:
+            return None
+        return self._blocking.ask(commands, patience=COMPANY_SECONDS)
 
     async def claim_stale(self, stream: str, idle_seconds: float, limit: int) -> list[Message]:
         """Messages that another consumer has read and not settled for so long."""
@@ -516,7 +520,9 @@ class StreamInbox:
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
             reply = self._readers[0][0].send(asked)
-        self._sent = (reply or self._pipe.ask(asked, behind=True), commands)
+        if reply is None:
+            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+        self._sent = (reply, commands)
 
     async def _arrived(self) -> None:
         if self._sent is None:
