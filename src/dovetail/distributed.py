@@ -50,13 +50,13 @@ from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
 from dovetail.stores.shared_runs import SharedRuns
 from dovetail.transports.ends import EndFeed
+from dovetail.transports.feeds import StopFeed
 from dovetail.transports.peers import BEAT_SECONDS, Peers
 from dovetail.transports.streams import (
     ORCHESTRATORS,
     RESULTS,
     WORKERS,
     Message,
-    StopFeed,
     StreamInbox,
     StreamReader,
     StreamSender,

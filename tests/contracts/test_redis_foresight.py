@@ -14,11 +14,13 @@ from dovetail.engine.ports import Task
 from dovetail.engine.publishing import Publisher
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import Ahead, RedisStore
+from dovetail.stores.redis_foresight import MOST_AHEAD
 from dovetail.transports.messages import read_task
 from dovetail.transports.streams import StreamSender
 
 from ..core.walk import graph
 
+LACKS = "{{ params.lacks }}"
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 
 
@@ -93,6 +95,45 @@ async def test_what_a_result_makes_ready_is_sent_with_the_very_call(hot: Hot) ->
     assert d.inputs() == {"b": {"x": "b"}, "c": {"x": "c"}}
     (end,) = await hot.complete(d)
     assert end.ended
+
+
+async def test_what_a_run_begins_with_is_sent_with_the_very_call(hot: Hot) -> None:
+    await hot.begun(graph(DIAMOND))
+    before = hot.pipe.roundtrips
+    decision = await hot.store.create(Submit("r2", graph(DIAMOND), {}), 1.0)
+    assert hot.pipe.roundtrips == before + 2  # its definition first
+    assert ordered([decision]) == []
+    await hot.store.sent()
+    (a,) = await hot.started()
+    assert (a.run_id, a.node_id) == ("r2", "a")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"max_concurrency": 2}, {"a": {"condition": "{{ 1 == 1 }}"}}, {"a": {"config": {"x": LACKS}}}],
+    ids=["max_concurrency", "condition", "cannot be rendered"],
+)
+async def test_a_beginning_that_is_not_plain_is_ordered(hot: Hot, given: dict[str, Any]) -> None:
+    decision = await hot.store.create(Submit("r", graph({"a": []}, **given), {}), 1.0)
+    assert ordered([decision]) == ["a"]
+    assert await hot.sent() == []
+
+
+async def test_a_run_that_is_there_is_not_begun_again(hot: Hot) -> None:
+    assert [task.node_id for task in await hot.begun(graph(DIAMOND))] == ["a"]
+    assert not await hot.store.create(Submit("r", graph(DIAMOND), {}), 2.0)
+    await hot.store.sent()
+    assert await hot.started() == []
+
+
+async def test_of_many_the_first_are_sent_and_the_others_ordered(hot: Hot) -> None:
+    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MOST_AHEAD + 20)}
+    (a,) = await hot.begun(graph(wide))
+    decisions = await hot.complete(a)
+    sent = [task.node_id for task in await hot.started()]
+    assert len(sent) == MOST_AHEAD
+    assert {*sent, *ordered(decisions)} == {name for name in wide if name != "a"}
+    assert len(ordered(decisions)) == 20
 
 
 async def test_a_node_with_a_parent_in_another_call_is_ordered(hot: Hot) -> None:

@@ -29,11 +29,11 @@ from dovetail.engine.ports import Task, Transport
 from dovetail.engine.publishing import Publisher
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import RedisStore
+from dovetail.transports.feeds import StopFeed
 from dovetail.transports.local import LocalTransport
 from dovetail.transports.streams import (
     WORKERS,
     Message,
-    StopFeed,
     StreamInbox,
     StreamReader,
     StreamSender,

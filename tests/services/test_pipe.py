@@ -58,6 +58,51 @@ async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: Pipe)
         await pipe.script("return redis.call('LPUSH', KEYS[1], 1)", ["n"], [])
 
 
+async def test_who_waits_for_what_is_done_together_finds_all_of_it(
+    pipe: Pipe, redis_url: str
+) -> None:
+    added = [("XADD", "s", "*", "n", n) for n in range(20)]
+    async with Pipe(redis_url) as waiting:
+        asked = asyncio.ensure_future(waiting.call("XREAD", "BLOCK", 5000, "STREAMS", "s", "0"))
+        async with asyncio.timeout(5):
+            while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
+                await asyncio.sleep(0.001)
+        ids = await pipe.together(added)
+        ((_, found),) = await asked
+    assert [number for number, _ in found] == ids
+
+
+async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: Pipe) -> None:
+    counting = [("INCR", "n")] * 3
+    assert await pipe.together([*counting, ("GET", "n")]) == [1, 2, 3, b"3"]
+    with pytest.raises(RedisError, match="INCR"):  # nothing of it was queued
+        await pipe.together([*counting, ("INCR",)])
+    assert await pipe.call("GET", "n") == b"6"
+    await pipe.call("SET", "text", "x")
+    with pytest.raises(RedisError, match="INCR"):  # the others were done
+        await pipe.together([*counting, ("INCR", "text")])
+    assert await pipe.call("GET", "n") == b"9"
+
+
+async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_comes_after_it(
+    pipe: Pipe,
+) -> None:
+    before = pipe.roundtrips
+    last = pipe.ask([("RPUSH", "l", "last")], patience=60, behind=True)
+    first = pipe.ask([("RPUSH", "l", "first")], patience=60)
+    await pipe.call("RPUSH", "l", "second")
+    assert (await first, await last) == ([1], [3])
+    assert await pipe.call("LRANGE", "l", 0, -1) == [b"first", b"second", b"last"]
+    assert pipe.roundtrips == before + 2
+
+
+async def test_patience_ends(pipe: Pipe) -> None:
+    patient = pipe.ask([("INCR", "n")], patience=60)
+    other = pipe.ask([("INCR", "n")], patience=0.001)
+    async with asyncio.timeout(5):
+        assert (await patient, await other) == ([1], [2])
+
+
 async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
     with RedisServer(fsync="always") as server:
         async with Pipe(server.url) as pipe:

@@ -15,12 +15,13 @@ from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
+from dovetail.transports import streams
+from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import MOST_INPUTS
 from dovetail.transports.streams import (
     DEAD,
     RESULTS,
     WORKERS,
-    StopFeed,
     StreamInbox,
     StreamReader,
     StreamSender,
@@ -160,3 +161,69 @@ async def test_an_order_to_stop_reaches_who_listens(ends: Ends, redis_url: str) 
         assert await feed.next() == []  # what was ordered before concerns nobody here
         await ends.sender.stop(new)
         assert await feed.next() == [new]
+
+
+PLAIN = Task("run", "node", TOKEN, "h", {"x": 1}, {}, {}, 300.0, place=0)
+
+
+def numbered(count: int) -> list[Task]:
+    return [PLAIN._replace(node_id=f"n{n}", place=n) for n in range(count)]
+
+
+async def test_a_worker_that_waits_is_given_all_that_was_sent_together(ends: Ends) -> None:
+    taking = asyncio.ensure_future(ends.inbox.tasks(100))
+    await blocked(ends.pipe)
+    await ends.sender.send(numbered(30))
+    assert [task for _, task in await taking] == numbered(30)
+
+
+async def test_an_orchestrator_that_waits_is_given_all_that_was_reported_together(
+    ends: Ends,
+) -> None:
+    reading = asyncio.ensure_future(ends.results.read([RESULTS], 100))
+    await blocked(ends.pipe)
+    told = [Complete("run", f"n{n}", TOKEN, {"n": n}) for n in range(30)]
+    await ends.inbox.send(told)
+    assert [message.content for message in await reading] == told
+
+
+async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:
+    both = [PLAIN, PLAIN._replace(handler="other")]
+    await ends.sender.send(both * 5)
+    taken = []
+    while len(taken) < 10:
+        taken += [task for _, task in await ends.inbox.tasks(100)]
+    assert sorted(task.handler for task in taken) == ["h"] * 5 + ["other"] * 5
+
+
+async def test_what_was_read_and_never_opened_is_for_others(
+    ends: Ends, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of it was asked for, some was made ready for the next time, and one is no task."""
+    monkeypatch.setattr(streams, "QUICK_SECONDS", 60)
+    sent = numbered(14)
+    await ends.sender.send(sent[:10])
+    await ends.pipe.call("XADD", stream_of("h"), "*", "run_id", "x")
+    await ends.sender.send(sent[10:])
+    first = [*await ends.inbox.tasks(2), *await ends.inbox.tasks(2), *await ends.inbox.tasks(2)]
+    assert [task for _, task in first] == sent[:6]
+    assert await ends.pipe.call("LLEN", DEAD) == 0
+    while await ends.pipe.call("LLEN", DEAD) == 0:
+        first += await ends.inbox.tasks(2)
+    assert ends.inbox.has_more
+    await ends.inbox.open_more()
+    await ends.inbox.settle([message for message, _ in first])
+    await ends.inbox.close()
+    assert await ends.pipe.call("LLEN", DEAD) == 1
+    async with Pipe(redis_url) as blocking:
+        other = StreamInbox(StreamReader(blocking, ends.pipe, WORKERS, "w2"), ends.pipe, ["h"])
+        left = [task for _, task in await other.tasks(100)]
+    known = [task for _, task in first]
+    assert sorted(task.place or 0 for task in (*known, *left)) == list(range(14))
+
+
+async def blocked(pipe: Pipe) -> None:
+    """Somebody waits for something to read."""
+    async with asyncio.timeout(5):
+        while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
+            await asyncio.sleep(0.001)

@@ -48,7 +48,8 @@ class RedisKeeper:
         accepted = await self.records.accept(asked, now)
         decision = await self.store.create(accepted, now)
         await self.records.made(accepted)
-        await self.records.refresh([accepted.run_id])
+        if decision:
+            await self.records.begun([accepted], now)
         if accepted.run_id != asked.run_id:
             raise KeyUsed(accepted.run_id, same_body=True)
         return decision
@@ -60,7 +61,7 @@ class RedisKeeper:
         for one in accepted:
             await self.store.create(one, now)
         await self.records.batch_made(batch_id)
-        await self.records.refresh(one.run_id for one in accepted)
+        await self.records.begun(accepted, now)
 
     async def cancel(self, run: Submit, now: float) -> None:
         await self.store.apply([Cancel(run.run_id)], now)
@@ -161,6 +162,23 @@ async def test_refreshing_again_and_from_many_sides_ends_with_the_truth(
     await asyncio.gather(*others[:5], *map(end, runs), *others[5:])
     assert await keeper.statuses(status="RUNNING") == []
     assert sorted(await keeper.statuses(status="CANCELLED")) == sorted(ids)
+
+
+async def test_a_run_that_has_gone_on_before_it_was_listed_as_new_is_listed_as_it_is(
+    keeper: RedisKeeper,
+) -> None:
+    await register(keeper.records)
+    fresh, ended, retried, gone = asked = [submit(version=1) for _ in range(4)]
+    for run in asked[:3]:
+        decision = await keeper.store.create(run, NOW)
+        if run is not fresh:
+            await keeper.complete(run, decision, 1, NOW + 1)
+    await keeper.store.apply([Retry(retried.run_id, "a")], NOW + 2)
+    await keeper.records.begun(asked, NOW)
+    running = await keeper.statuses(status="RUNNING")
+    assert sorted(running) == sorted([fresh.run_id, retried.run_id])
+    assert await keeper.statuses(status="COMPLETED") == [ended.run_id]
+    assert gone.run_id not in await keeper.statuses()
 
 
 async def test_one_who_lists_what_was_true_a_moment_ago_sets_it_right(keeper: RedisKeeper) -> None:

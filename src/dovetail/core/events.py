@@ -57,7 +57,7 @@ class Token(NamedTuple):
     nonce: int
 
     def __str__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
     @classmethod
     def parse(cls, text: str) -> Token:
@@ -66,7 +66,7 @@ class Token(NamedTuple):
 
 
 @lru_cache(1024)
-def _text(token: Token) -> str:
+def text_of(token: Token) -> str:
     """What becomes ready together has one token, so it is written many times over."""
     return f"{token.epoch}.{token.attempt}.{token.nonce:x}"
 

@@ -468,9 +468,9 @@ class Commands:
         """The batch once every run of it has finished."""
         sampled, pauses = False, iter(BATCH_POLL_SECONDS)
         while True:
-            batch = await self.get_batch(batch_id, limit=1)
+            batch = await self.get_batch(batch_id)
             if batch["finished_at"] is not None:
-                return await self.get_batch(batch_id)
+                return batch
             # Some from all over it: when these have ended, most have. To wait for each would be
             # to read them all, so that is left for when the first few tell nothing any more.
             if sampled:

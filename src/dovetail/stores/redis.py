@@ -13,7 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -59,8 +66,8 @@ from dovetail.stores.redis_moves import (
     run_of,
     time_text,
 )
-from dovetail.stores.redis_scene import RedisScene
-from dovetail.stores.redis_shells import MOST_SHELLS, Shell, Shells
+from dovetail.stores.redis_scene import AtHand, RedisScene
+from dovetail.stores.redis_shells import Shell, Shells
 
 RULES = (
     "consequences",
@@ -131,8 +138,7 @@ class RedisStore:
         self._news = news or _a_moment
         self.ahead: Ahead | None = None
         """Set by the wiring, if nodes that are about to be published may be sent from here."""
-        self._at_hand: dict[str, dict[int, Any]] = {}
-        """Outputs that were just stored, for the nodes that are about to be published for them."""
+        self._at_hand = AtHand()
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
@@ -219,7 +225,7 @@ class RedisStore:
         left = await self._apply_plain(by_run, moves, now, decisions)
         if left:
             for run_id in left:  # whatever goes the long way makes it doubtful
-                self._at_hand.pop(run_id, None)
+                self._at_hand.forget(run_id)
             await asyncio.gather(
                 *(
                     self._apply_to(run_id, moves, places, now, decisions)
@@ -239,7 +245,7 @@ class RedisStore:
         """What has a script of its own, in one go; returns what is left to do of each run."""
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
-        asked: list[tuple[Shell, list[int], list[Complete]]] = []
+        asked: list[tuple[Shell, list[int], list[Complete], list[bytes]]] = []
         aheads: list[dict[int, Task]] = []
         nonce = _nonce()
         for run_id, places in by_run.items():
@@ -258,11 +264,13 @@ class RedisStore:
             calls.append(self._pipe.evaluation(source("complete_many"), keys, args))
             foreseen = foresee(shell.run, shell.shape, mine, Token(1, 1, nonce))
             aheads.append(self._rendered(foreseen))
-            asked.append((shell, places, mine))
+            asked.append((shell, places, mine, args[4::4]))  # type: ignore[arg-type]
         if not calls:
             return left
         answers, all_in_order = await self._with_ahead(calls, aheads)
-        for (shell, places, mine), ahead, answer in zip(asked, aheads, answers, strict=True):
+        for (shell, places, mine, outputs), ahead, answer in zip(
+            asked, aheads, answers, strict=True
+        ):
             sent = ahead if all_in_order else {}
             done = answer[0]
             run = shell.run
@@ -270,10 +278,10 @@ class RedisStore:
                 made = completed(mine, run, answer, now, nonce, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
-                if any(child not in sent for child in answer[4::2]):
-                    if len(self._at_hand) > MOST_SHELLS:  # of publishes that failed
-                        self._at_hand.clear()
-                    self._at_hand[run.id] = {run.graph.index[m.node]: m.output for m in mine[:done]}
+                if answer[2]:  # the run has ended
+                    self._at_hand.forget(run.id)
+                else:
+                    self._at_hand.keep(run, mine[:done], sent, sum(map(len, outputs)))
             if done < len(places):
                 left[run.id] = places[done:]
         return left
@@ -293,15 +301,18 @@ class RedisStore:
         asked: list[list[int]] = []
         for run_id, all_mine in by_run.items():
             for mine in _pieces(all_mine):
-                places = [await self._place(tasks[at]) for at in mine]
-                known = [(at, p) for at, p in zip(mine, places, strict=True) if p is not None]
+                places = [tasks[at].place for at in mine]
+                if None in places:
+                    places = [await self._place(tasks[at]) for at in mine]
+                known = [at for at, place in zip(mine, places, strict=True) if place is not None]
                 if not known:
                     continue
                 _, nodes, _, _, _, events, _ = keys_of(run_id)
-                claims = [(place, tasks[at].token) for at, place in known]
-                args = claim_args(claims, worker, until, now, again=True)
+                there = [place for place in places if place is not None]
+                tokens = [tasks[at].token for at in known]
+                args = claim_args(there, tokens, worker, until, now, again=True)
                 commands.append(self._pipe.evaluation(source("claim"), (nodes, events), args))
-                asked.append([at for at, _ in known])
+                asked.append(known)
         granted = [False] * len(tasks)
         for mine, (_, *answer) in zip(
             asked, await self._pipe.many(commands, now=True), strict=True
@@ -366,7 +377,7 @@ class RedisStore:
     async def _claim(self, shell: Shell, move: Claim, now: float) -> Decision:
         place = shell.run.graph.index[move.node]
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
-        args = claim_args([(place, move.token)], move.worker, move.lease_until, now, again=False)
+        args = claim_args([place], [move.token], move.worker, move.lease_until, now, again=False)
         answer = await self._pipe.script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
@@ -495,7 +506,7 @@ class RedisStore:
         for run_id, dispatches in orders.items():
             run = dispatches[0].run
             needs = self._shells.shape(run.graph).needs
-            at_hand = self._at_hand.pop(run_id, {})
+            at_hand = self._at_hand.of(run_id, dispatches)
             scene = RedisScene(run)
             made.append(scene)
             lacking = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.core.events import Token
+from dovetail.core.events import Token, text_of
 from dovetail.core.transitions import Wake
 from dovetail.engine.shared import Start
 from dovetail.pipe import Command, Pipe
@@ -51,7 +51,8 @@ class RedisAgenda:
     # These two are in order with whatever is asked of the same connection; nobody waits for them.
 
     async def lease(self, starts: Iterable[Start], until: float) -> None:
-        entries = [part for start in starts for part in (repr(float(until)), _name(start))]
+        at = repr(float(until))
+        entries = [part for start in starts for part in (at, _name(start))]
         if entries:
             self._pipe.soon([("ZADD", LEASES, *entries)])
 
@@ -117,7 +118,7 @@ class RedisAgenda:
 
 def _name(start: Start | Wake) -> str:
     run_id, node, token = start
-    return f"{run_id} {node} {token}"
+    return f"{run_id} {node} {text_of(token)}"
 
 
 def _parts(name: str) -> Start:

@@ -82,14 +82,23 @@ def submitted(
 
 
 def claim_args(
-    claims: Sequence[tuple[int, Token]], worker: str, until: float, now: float, *, again: bool
+    places: Sequence[int],
+    tokens: Sequence[Token],
+    worker: str,
+    until: float,
+    now: float,
+    *,
+    again: bool,
 ) -> list[Argument]:
-    """`claims` are places and tokens; `again`: who asks the same again is answered the same."""
+    """`again`: who asks the same again is answered the same."""
     name = worker.replace(SEPARATOR, "/")
     args: list[Argument] = [time_text(now), time_text(until), name, orjson.dumps(name)]
     args.append("1" if again else "0")
-    for place, (epoch, attempt, nonce) in claims:
-        args += (place, f"{epoch}|{attempt}|{nonce}")
+    last, text = None, ""
+    for place, token in zip(places, tokens, strict=True):
+        if token is not last:  # what became ready together has one
+            last, text = token, "{}|{}|{}".format(*token)
+        args += (place, text)
     return args
 
 

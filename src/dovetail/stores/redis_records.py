@@ -387,11 +387,12 @@ class RedisRecords:
         finished, ended = 0, None
         if counts:
             where = batch_key(batch_id)
-            # First: a batch that is finished has no run that is counted as running.
-            finished = await self._lists.count(where, "finished")
-            numbers = await asyncio.gather(*(self._lists.count(where, s) for s in STATUSES))
+            # In this order: a batch that is finished has no run that is counted as running.
+            counting = (self._lists.count(where, s) for s in ("finished", *STATUSES))
+            (finished, *numbers), ended = await asyncio.gather(
+                asyncio.gather(*counting), self._lists.last_end(where)
+            )
             by_status = {s: n for s, n in zip(STATUSES, numbers, strict=True) if n}
-            ended = await self._lists.last_end(where)
         runs = await self._runs_of(batch_id, first, count, limit + 1)
         return {
             "batch_id": batch_id,

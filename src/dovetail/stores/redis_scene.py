@@ -6,7 +6,7 @@ What it must not know: how they were read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,7 +15,12 @@ from dovetail.core.dag import Graph
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue
+from dovetail.core.transitions import Complete, Dispatch
 from dovetail.stores.redis_moves import nodes_of
+
+MOST_AT_HAND = 16_000_000
+"""Bytes of outputs that are kept, roughly."""
+MOST_RUNS = 4096
 
 
 class Outline(RunState):
@@ -76,3 +81,37 @@ class RedisScene:
             for parent in names[place].parents
             if self._nodes[parent][0] is NodeStatus.COMPLETED
         }
+
+
+class AtHand:
+    """Outputs that were just stored, while nodes are still to be published for them.
+
+    Of first epochs only: what has completed in one stays as it is. Whatever is missing is read.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[int, Any]] = {}
+        self._bytes = 0
+
+    def keep(
+        self, run: RunState, moves: Sequence[Complete], sent: Container[int], size: int
+    ) -> None:
+        """`sent` is who was published already; `size` is in bytes."""
+        index, nodes = run.graph.index, run.graph.nodes
+        done = {index[move.node]: move.output for move in moves}
+        if all(child in sent for place in done for child in nodes[place].children):
+            return
+        self._bytes += size
+        if self._bytes > MOST_AT_HAND or len(self._runs) >= MOST_RUNS:
+            self._runs.clear()
+            self._bytes = size
+        self._runs.setdefault(run.id, {}).update(done)
+
+    def forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+
+    def of(self, run_id: str, dispatches: Sequence[Dispatch]) -> Mapping[int, Any]:
+        """Outputs by place, for these."""
+        if all(dispatch.token.epoch == 1 for dispatch in dispatches):
+            return self._runs.get(run_id, {})
+        return {}

@@ -11,7 +11,8 @@ import contextlib
 
 from dovetail.core.errors import StoreError
 from dovetail.pipe import Pipe
-from dovetail.transports.streams import ENDS, Feed
+from dovetail.transports.feeds import Feed
+from dovetail.transports.streams import ENDS
 
 LOOK_SECONDS = 1.0
 
