@@ -30,6 +30,7 @@ from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.definition.params import apply_params
 from dovetail.core.definition.source import Source
+from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import (
     Conflict,
@@ -417,13 +418,14 @@ class Commands:
         if not items:
             raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
         submits, problems = [], []
-        for place, params in enumerate(items):
-            try:
-                given = apply_params(compiled.params, params)
-            except InvalidParams as error:
-                problems += [within_item(problem, place) for problem in error.problems]
-                continue
-            submits.append(Submit(new_id(), compiled.graph, given, compiled.version))
+        with uncollected():
+            for place, params in enumerate(items):
+                try:
+                    given = apply_params(compiled.params, params)
+                except InvalidParams as error:
+                    problems += [within_item(problem, place) for problem in error.problems]
+                    continue
+                submits.append(Submit(new_id(), compiled.graph, given, compiled.version))
         if problems:
             raise InvalidParams(problems)
         key = None

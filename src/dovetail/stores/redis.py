@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Container,
     Iterable,
     Mapping,
     Sequence,
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState
@@ -89,6 +91,7 @@ HOT = ("submit", "complete_many")
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
+MANY = 8
 A_PART = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -160,20 +163,23 @@ class RedisStore:
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
-        shells = [self._shells.made(submit, now) for submit in submits]
+        shells: list[Shell] = []
         calls: list[Command] = []
-        aheads: list[dict[int, Task]] = []
-        for submit, shell in zip(submits, shells, strict=True):
-            meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
-            stored = self._shells.definitions.stored(submit.graph)
-            args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-            keys = (meta, nodes, events, held)
-            calls.append(self._pipe.evaluation(source("submit"), keys, args))
-            aheads.append(self._rendered(foresee_roots(shell.run, shell.shape, Token(1, 1, nonce))))
+        token = Token(1, 1, nonce)
+        with uncollected():
+            for submit in submits:
+                shell = self._shells.made(submit, now)
+                shells.append(shell)
+                meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
+                stored = self._shells.definitions.stored(submit.graph)
+                args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
+                keys = (meta, nodes, events, held)
+                calls.append(self._pipe.evaluation(source("submit"), keys, args))
         decisions = []
-        answers, all_in_order = await self._with_ahead(calls, aheads)
-        for submit, shell, ahead, answer in zip(submits, shells, aheads, answers, strict=True):
-            sent = ahead if all_in_order else {}
+        foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
+        is_wide = any(shell.shape.is_wide for shell in shells)
+        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
+        for submit, shell, sent, answer in zip(submits, shells, aheads, answers, strict=True):
             decision = submitted(submit, shell.run, answer, now, nonce, sent, events=self._events)
             if decision:
                 self._shells.keep(shell)
@@ -185,21 +191,28 @@ class RedisStore:
         return decisions
 
     async def _with_ahead(
-        self, calls: Sequence[Command], aheads: Sequence[dict[int, Task]]
-    ) -> tuple[list[Any], bool]:
-        """The answers to calls behind which these tasks are sent, and whether they came in this
-        order: a task that came before its call could be claimed by nobody."""
+        self, calls: Sequence[Command], foreseen: Iterable[Foreseen | None], *, is_wide: bool
+    ) -> tuple[list[Any], Sequence[Container[int]]]:
+        """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
         if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
             self._loaded_at = self._pipe.breaks
             await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
         refusals = self._pipe.refusals
-        tasks = [task for ahead in aheads for task in ahead.values()]
         asked = self._pipe.ask(calls)
-        if tasks and self.ahead is not None:
-            self._sending.append(self.ahead.sending(tasks))
+        if len(calls) >= MANY or is_wide:
+            self._pipe.flush()  # Redis need not wait until what follows is made
+        aheads: list[dict[int, Task]] = [{}] * len(calls)
+        if self.ahead is not None:
+            with uncollected():
+                aheads = [{} if one is None else self.ahead.rendered(*one) for one in foreseen]
+            if tasks := [task for ahead in aheads for task in ahead.values()]:
+                self._sending.append(self.ahead.sending(tasks))
         self._pipe.flush()
-        judged = await self._pipe.judged(calls, await asked)
-        return judged, self._pipe.refusals == refusals
+        answers = await self._pipe.judged(calls, await asked)
+        if self._pipe.refusals != refusals:
+            # A call may have come after what was sent behind it, so that nobody could claim that.
+            return answers, [{}] * len(calls)
+        return answers, aheads
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
         await self._shells.look_for(run_ids)
@@ -208,11 +221,6 @@ class RedisStore:
         """Returns when what goes out ahead has arrived."""
         while self._sending:
             await self._sending.pop()
-
-    def _rendered(self, foreseen: Foreseen | None) -> dict[int, Task]:
-        if foreseen is None or self.ahead is None:
-            return {}
-        return self.ahead.rendered(*foreseen)
 
     async def apply(
         self, moves: Sequence[Transition], now: float, *, durable: bool = False
@@ -246,7 +254,6 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[Shell, list[int], list[Complete], list[bytes]]] = []
-        aheads: list[dict[int, Task]] = []
         nonce = _nonce()
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
@@ -262,16 +269,16 @@ class RedisStore:
             meta, nodes, deps, out, _, events, _ = keys_of(run_id)
             keys = (meta, nodes, deps, out, events)
             calls.append(self._pipe.evaluation(source("complete_many"), keys, args))
-            foreseen = foresee(shell.run, shell.shape, mine, Token(1, 1, nonce))
-            aheads.append(self._rendered(foreseen))
             asked.append((shell, places, mine, args[4::4]))  # type: ignore[arg-type]
         if not calls:
             return left
-        answers, all_in_order = await self._with_ahead(calls, aheads)
-        for (shell, places, mine, outputs), ahead, answer in zip(
+        token = Token(1, 1, nonce)
+        foreseen = (foresee(shell.run, shell.shape, mine, token) for shell, _, mine, _ in asked)
+        is_wide = any(shell.shape.is_wide for shell, *_ in asked)
+        answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
+        for (shell, places, mine, outputs), sent, answer in zip(
             asked, aheads, answers, strict=True
         ):
-            sent = ahead if all_in_order else {}
             done = answer[0]
             run = shell.run
             if done:
@@ -307,7 +314,7 @@ class RedisStore:
                 known = [at for at, place in zip(mine, places, strict=True) if place is not None]
                 if not known:
                     continue
-                _, nodes, _, _, _, events, _ = keys_of(run_id)
+                nodes, events = f"wf:{{{run_id}}}:nodes", f"wf:{{{run_id}}}:events"
                 there = [place for place in places if place is not None]
                 tokens = [tasks[at].token for at in known]
                 args = claim_args(there, tokens, worker, until, now, again=True)

@@ -74,6 +74,9 @@ def _is_plain(graph: Graph, spec: NodeSpec, needs: Sequence[int]) -> bool:
     )
 
 
+FEW = 8
+
+
 class Shape:
     """A graph as the scripts see it."""
 
@@ -107,6 +110,7 @@ class Shape:
         ]
         """Of each node, the children for which the outputs of their parents are enough to make
         their messages, and how many parents they have."""
+        self.is_wide = any(len(several) > FEW for several in (graph.roots, *self._children))
         self.foreseeable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:
             self.foreseeable_roots = []

@@ -57,7 +57,8 @@ class EndFeed:
                     await feed.open()
                     self._wake(list(self._waiting))  # it may have ended before we listened
                     while True:
-                        self._wake([f[b"run_id"].decode() for f in await feed.next()])
+                        for told in await feed.next():
+                            self._wake(told[b"run_ids"].decode().split(" "))
             await asyncio.sleep(LOOK_SECONDS)
 
     def _wake(self, run_ids: list[str]) -> None:

@@ -19,9 +19,12 @@ from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.engine.ports import Result, Task
 
-TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "params", "inputs")
+TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "inputs")
 RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
-_PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "timeout_seconds", "place")]
+_PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "place")]
+_PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK, b"params"]
+USUAL_TIMEOUT = 300.0
+"""Not told, like params that there are none of."""
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 SHOWN_BYTES = 2000
 MOST_INPUTS = 64 << 10
@@ -43,11 +46,14 @@ def task_fields(task: Task) -> list[str | bytes]:
     dumps = orjson.dumps
     fields: list[str | bytes] = [
         *("run_id", task.run_id, "node_id", task.node_id, "token", str(task.token)),
-        *("handler", task.handler, "config", dumps(task.config), "params", dumps(task.params)),
-        *("inputs", inputs_text(task), "timeout_seconds", repr(task.timeout_seconds)),
+        *("handler", task.handler, "config", dumps(task.config), "inputs", inputs_text(task)),
     ]
     if task.place is not None:
         fields += ["place", str(task.place)]
+    if task.params:
+        fields += ["params", dumps(task.params)]
+    if task.timeout_seconds != USUAL_TIMEOUT:
+        fields += ["timeout_seconds", repr(task.timeout_seconds)]
     if task.resource_tag is not None:
         fields += ["resource_tag", task.resource_tag]
     if task.deferred:
@@ -148,17 +154,18 @@ def read_result(fields: Sequence[bytes]) -> Result:
 
 
 def read_task(fields: Sequence[bytes]) -> Task:
-    if fields[::2] == _PLAIN_TASK:
-        run_id, node_id, token, handler, config, params, inputs, timeout, place = fields[1::2]
+    names = fields[::2]
+    if names in (_PLAIN_TASK, _PLAIN_TASK_WITH_PARAMS):
+        run_id, node_id, token, handler, config, inputs, place, *params = fields[1::2]
         plain = (
             run_id.decode(),
             node_id.decode(),
             _token(token),
             handler.decode(),
             _object("config", config),
-            _object("params", params),
+            _object("params", params[0]) if params else {},
             None if inputs == b"null" else _object("inputs", inputs),
-            float(timeout),
+            USUAL_TIMEOUT,
             None,
             (),
             None,
@@ -176,9 +183,9 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _token(given["token"]),
         given["handler"].decode(),
         _object("config", given["config"]),
-        _object("params", given["params"]),
+        _object("params", given.get("params", b"{}")),
         None if given["inputs"] == b"null" else _object("inputs", given["inputs"]),
-        float(given.get("timeout_seconds", b"300")),
+        float(given.get("timeout_seconds", USUAL_TIMEOUT)),
         None if tag is None else tag.decode(),
         tuple(Deferred(tuple(path), source, scope) for path, source, scope in deferred),
         None if cache is None else (cache[0], cache[1]),

@@ -33,6 +33,7 @@ from dovetail.pipe import (
     RedisError,
 )
 from dovetail.transports.messages import (
+    USUAL_TIMEOUT,
     inputs_text,
     read_result,
     read_task,
@@ -50,7 +51,7 @@ MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MOST_DEAD = 10_000
 MOST_STOPS = 10_000
-MOST_ENDS = 1_000
+MOST_ENDS, TOLD_AT_ONCE = 250, 16
 """Few: they take memory for good, and who misses one looks by itself a second later."""
 FEW_SETTLED, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
@@ -98,7 +99,11 @@ def _bytes(word: str | bytes) -> bytes:
 
 _TASK = _words(
     *("XADD", None, "*", "run_id", None, "node_id", None, "token", None, "handler", None),
-    *("config", None, "params", None, "inputs", None, "timeout_seconds", None, "place", None),
+    *("config", None, "inputs", None, "place", None),
+)
+_TASK_WITH_PARAMS = _words(
+    *("XADD", None, "*", "run_id", None, "node_id", None, "token", None, "handler", None),
+    *("config", None, "inputs", None, "place", None, "params", None),
 )
 _RESULT = _words(
     *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
@@ -109,17 +114,21 @@ _RESULT = _words(
 def _task_message(task: Task) -> Command:
     """What sends a task. Nearly all are alike, and to fill in a form is a third of the work."""
     named = task.resource_tag is not None or task.trace is not None
-    if named or task.deferred or task.cache or task.place is None:
+    unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
+    if unusual or task.place is None:
         return ("XADD", stream_of(task.handler), "*", *task_fields(task))
     run_id, node_id, token = task.run_id.encode(), task.node_id.encode(), str(task.token).encode()
     handler = task.handler.encode()
-    config, params, inputs = orjson.dumps(task.config), orjson.dumps(task.params), inputs_text(task)
-    timeout, place = b"%r" % task.timeout_seconds, b"%d" % task.place
-    return _TASK % (
+    config, inputs, place = orjson.dumps(task.config), inputs_text(task), b"%d" % task.place
+    told = (
         *(len(handler) + 6, b"tasks:" + handler, len(run_id), run_id, len(node_id), node_id),
         *(len(token), token, len(handler), handler, len(config), config),
-        *(len(params), params, len(inputs), inputs, len(timeout), timeout, len(place), place),
+        *(len(inputs), inputs, len(place), place),
     )
+    if not task.params:
+        return _TASK % told
+    params = orjson.dumps(task.params)
+    return _TASK_WITH_PARAMS % (*told, len(params), params)
 
 
 def _result_message(result: Result) -> Command:
@@ -168,8 +177,12 @@ class StreamSender:
 
     async def announce(self, run_ids: Iterable[str]) -> None:
         """Tell who waits for the end of these runs."""
+        ended = list(run_ids)
+        told = [
+            " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
+        ]
         await self._pipe.many(
-            [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_id", one) for one in run_ids]
+            [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_ids", some) for some in told]
         )
 
     async def oldest_result(self) -> float | None:

@@ -85,6 +85,8 @@ end
 if answer[1] == 0 then return answer end
 
 local function in_pieces(command, key, list)
+  if #list == 0 then return end
+  if #list <= 4000 then return call(command, key, unpack(list)) end
   local reply
   for first = 1, #list, 4000 do
     reply = call(command, key, unpack(list, first, math.min(first + 3999, #list)))
