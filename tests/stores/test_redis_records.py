@@ -14,7 +14,7 @@ from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, R
 from dovetail.engine.ports import KeyUsed
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis import RedisStore, keys_of
-from dovetail.stores.redis_lists import batch_number, batch_of
+from dovetail.stores.redis_lists import RUNS, batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
 
 from ..servers.redis_server import RedisServer
@@ -175,6 +175,7 @@ async def test_a_run_that_has_gone_on_before_it_was_listed_as_new_is_listed_as_i
             await keeper.complete(run, decision, 1, NOW + 1)
     await keeper.store.apply([Retry(retried.run_id, "a")], NOW + 2)
     await keeper.records.begun(asked, NOW)
+    assert await keeper.pipe.call("ZCARD", f"{RUNS}:RUNNING") == 3  # with the one that is not there
     running = await keeper.statuses(status="RUNNING")
     assert sorted(running) == sorted([fresh.run_id, retried.run_id])
     assert await keeper.statuses(status="COMPLETED") == [ended.run_id]
