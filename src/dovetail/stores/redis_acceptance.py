@@ -147,10 +147,11 @@ class Acceptance:
         fields += ["created_at", repr(now)]
         if key is not None:
             fields += ["key", _key_name(key), "body", key[2]]
+        commands: list[Command] = []
         if todo:
             fields += ["todo", todo]
-            await self._pipe.call("ZADD", ACCEPTED, repr(now), name)
-        await self._pipe.call("HSET", name, *fields)
+            commands.append(("ZADD", ACCEPTED, repr(now), name))
+        await self._pipe.many([*commands, ("HSET", name, *fields)])
 
     async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
         if key is None:

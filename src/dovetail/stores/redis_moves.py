@@ -8,6 +8,7 @@ request reaches Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -141,7 +142,9 @@ class Shape:
 # ── there ────────────────────────────────────────────────────────────────────────────────
 
 
+@lru_cache(64)
 def time_text(seconds: float) -> str:
+    """What is moved together is moved at one time, so it is written many times over."""
     return "1e999" if seconds == FOREVER else repr(float(seconds))
 
 
