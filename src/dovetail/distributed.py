@@ -13,9 +13,10 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, NotFound, StoreError
@@ -213,30 +214,52 @@ async def _take_results(
     come_as_singles = settings.transport == "celery"
     crowd, seen_at = 0, 0.0
     done: list[Message] = []
-    before: asyncio.Task[None] | None = None
-    while stopping is None or not stopping.is_set():
-        messages = await reader.read([RESULTS], MOST_RESULTS, done)
-        done = []
-        if before is not None:
-            await before
-            before = None
-        if len(messages) >= MANY:  # while Redis is busy with these, the next are read
-            before = asyncio.create_task(_take_many(reader, parts, messages))
-            continue
-        followed = False
-        if messages:
-            followed = await parts.orchestrator.take_in([m.content for m in messages])
-        done = messages
-        if len(messages) >= FEW:
-            await asyncio.sleep(GATHER_SECONDS)  # more will come, and many cost less than few
-        elif come_as_singles and messages:
-            if followed and time.monotonic() - seen_at > CROWD_SECONDS:
-                crowd, seen_at = await parts.sender.waiting(), time.monotonic()
-            if not followed or crowd >= CROWD:
-                await asyncio.sleep(SINGLES_SECONDS)
-    if before is not None:
-        await before
+    async with _Beside() as beside:
+        while stopping is None or not stopping.is_set():
+            messages = await reader.read([RESULTS], MOST_RESULTS, done)
+            done = []
+            await beside.done()
+            if len(messages) >= MANY:  # while Redis is busy with these, the next are read
+                beside.begin(_take_many(reader, parts, messages))
+                continue
+            followed = False
+            if messages:
+                followed = await parts.orchestrator.take_in([m.content for m in messages])
+            done = messages
+            if len(messages) >= FEW:
+                if not followed:  # nobody waits, more will come, and many cost less than few
+                    await asyncio.sleep(GATHER_SECONDS)
+            elif come_as_singles and messages:
+                if followed and time.monotonic() - seen_at > CROWD_SECONDS:
+                    crowd, seen_at = await parts.sender.waiting(), time.monotonic()
+                if not followed or crowd >= CROWD:
+                    await asyncio.sleep(SINGLES_SECONDS)
+        await beside.done()
     await reader.settle(done)
+
+
+class _Beside:
+    """One piece of work that goes on beside what its owner does, and not without him."""
+
+    def __init__(self) -> None:
+        self._work: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _Beside:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.create_task(work)
+
+    async def done(self) -> None:
+        """Returns when it is, and raises what it raised."""
+        if self._work is not None:
+            await self._work
+            self._work = None
 
 
 async def _take_many(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:

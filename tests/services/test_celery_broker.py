@@ -93,7 +93,6 @@ async def test_a_message_has_the_fields_of_its_task_and_its_limits(redis_url: st
         "token": str(Token(1, 2, 3)),
         "handler": "h",
         "config": '{"x":"ü"}',
-        "params": "{}",
         "inputs": '{"a":1}',
         "timeout_seconds": "12.5",
         "place": "4",

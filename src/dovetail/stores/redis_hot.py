@@ -38,11 +38,11 @@ def submit_args(
     return [
         *(time_text(now), nonce, orjson.dumps(told), ",".join(map(str, graph.roots))),
         *("1" if shape.conditional_root else "0", graph.max_concurrency or 0),
+        *("limit", graph.max_concurrency or 0, "unfinished", size),
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
         *("definition", stored.sha256, "retries", stored.retries),
         *("params", orjson.dumps(submit.params), "created_at", time_text(now)),
-        *("fail_fast", "1" if graph.fail_fast else "0", "limit", graph.max_concurrency or 0),
-        *("size", size, "unfinished", size, *batch),
+        *("fail_fast", "1" if graph.fail_fast else "0", "size", size, *batch),
     ]
 
 

@@ -9,7 +9,8 @@
 local call, match = redis.call, string.match
 local now, lease, worker = ARGV[1], ARGV[2], ARGV[3]
 local granted, states, log, seen, places = {0}, {}, {}, {}, {}
-for k = 6, #ARGV, 2 do places[#places + 1] = ARGV[k] end
+local won = 0
+for k = 6, #ARGV, 2 do places[k / 2 - 2] = ARGV[k] end
 local before = call('HMGET', KEYS[1], unpack(places))
 -- What was queued together is alike: the state and token looked at last, and what they mean.
 local state, token, becomes, told, ending
@@ -32,9 +33,10 @@ for k, place in ipairs(places) do
   elseif becomes ~= nil then
     mine = 1
     seen[place] = true
-    states[#states + 1] = place
-    states[#states + 1] = becomes
-    log[#log + 1] = told .. place .. ending
+    won = won + 1
+    states[2 * won - 1] = place
+    states[2 * won] = becomes
+    log[won] = told .. place .. ending
   elseif ARGV[5] == '1' then
     -- Its answer was lost on the way, and the connection asked again.
     local e, ta, n, rest = match(state or '', '^R|(%d+)|%d+|%d+|(%d+)|(%d+)|%d+|%d+|||(.*)$')
@@ -44,9 +46,9 @@ for k, place in ipairs(places) do
       seen[place] = true
     end
   end
-  granted[#granted + 1] = mine
+  granted[k + 1] = mine
 end
-if #log > 0 then
+if won > 0 then
   call('HSET', KEYS[1], unpack(states))
   granted[1] = call('RPUSH', KEYS[2], unpack(log))
 end

@@ -23,10 +23,14 @@ end
 local unfinished, active = tonumber(kept[7]), tonumber(kept[8])
 
 local places = {}
-for k = 3, #ARGV, 4 do places[#places + 1] = ARGV[k] end
+for k = 3, #ARGV, 4 do places[(k + 1) / 4] = ARGV[k] end
 local before = call('HMGET', KEYS[2], unpack(places))
 local answer, states, outputs, log, seen = {0, 0, 0}, {}, {}, {}, {}
+local answers, written, events = 3, 0, 0 -- how long they are; to ask takes longer than to count
 local counts, stored = {}, {}
+local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
+local of_queued = '[' .. now .. ',"node.queued",1,'
+local of_completed = '[' .. now .. ',"node.completed",1,'
 -- Nodes that were claimed together are in the same state, and siblings have the same children: the
 -- state, nonce and children looked at last, and what they mean.
 local state, token, becomes, kin
@@ -52,11 +56,13 @@ for k, place in ipairs(places) do
     end
   end
   seen[place] = true
-  states[#states + 1] = place
-  states[#states + 1] = becomes
-  outputs[#outputs + 1] = place
-  outputs[#outputs + 1] = ARGV[at + 2]
-  log[#log + 1] = '[' .. now .. ',"node.completed",1,' .. place .. ',1,null]'
+  states[written + 1] = place
+  states[written + 2] = becomes
+  written = written + 2
+  outputs[2 * k - 1] = place
+  outputs[2 * k] = ARGV[at + 2]
+  events = events + 1
+  log[events] = of_completed .. place .. ',1,null]'
   unfinished, active = unfinished - 1, active - 1
   for number, child in ipairs(children) do
     local ready = parents[number] == 1
@@ -71,13 +77,16 @@ for k, place in ipairs(places) do
       ready = math.floor(counts[child] / UNIT) == parents[number]
     end
     if ready then
-      states[#states + 1] = child
-      states[#states + 1] = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
-      log[#log + 1] = '[' .. now .. ',"node.queued",1,' .. child .. ',0,null]'
+      states[written + 1] = child
+      states[written + 2] = queued
+      written = written + 2
+      events = events + 1
+      log[events] = of_queued .. child .. ',0,null]'
       active = active + 1
       counts[child] = counts[child] and -1
-      answer[#answer + 1] = k
-      answer[#answer + 1] = tonumber(child)
+      answer[answers + 1] = k
+      answer[answers + 2] = tonumber(child)
+      answers = answers + 2
     end
   end
   answer[1] = k

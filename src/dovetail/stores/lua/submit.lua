@@ -5,7 +5,7 @@
 --   ARGV[3]  data of run.created, JSON
 --   ARGV[4]  roots, as 0,1,2 ARGV[5]  1 if one of them has a condition
 --   ARGV[6]  max_concurrency, 0 for none
---   ARGV[7]… fields of meta, those that never change
+--   ARGV[7]… fields of meta: limit, unfinished, and those that never change
 -- returns {events there are, whether verdicts are pending, the roots that are published}; nothing
 -- if somebody else has made the run. Who made it and asks again is answered again, as long as
 -- its roots are where it left them.
@@ -53,6 +53,8 @@ end
 for first = 1, #log, 4000 do
   answer[1] = call('RPUSH', KEYS[3], unpack(log, first, math.min(first + 3999, #log)))
 end
+-- First what complete_many reads: a small hash is searched from its beginning.
 call('HSET', KEYS[1], 'status', 'RUNNING', 'epoch', 1, 'failed', 0, 'cancelled', 0,
-  'active', #answer - 2, 'finished_at', '', 'error', '', 'pending', pending, unpack(ARGV, 7))
+  'active', #answer - 2, 'pending', pending, ARGV[7], ARGV[8], ARGV[9], ARGV[10],
+  'finished_at', '', 'error', '', unpack(ARGV, 11))
 return answer
