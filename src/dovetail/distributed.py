@@ -227,7 +227,8 @@ async def _take_results(
                 followed = await parts.orchestrator.take_in([m.content for m in messages])
             done = messages
             if len(messages) >= FEW:
-                if not followed:  # nobody waits, more will come, and many cost less than few
+                # More will come, and many cost less than few; but all of one run may be all.
+                if not followed or len({m.content.run_id for m in messages}) > 1:
                     await asyncio.sleep(GATHER_SECONDS)
             elif come_as_singles and messages:
                 if followed and time.monotonic() - seen_at > CROWD_SECONDS:

@@ -160,6 +160,7 @@ class SharedOrchestrator:
         self._max_crashes = max_crashes
         self._noted: dict[str, float] = {}
         """When the agenda was last told that a run has moved."""
+        self._following: set[asyncio.Task[None]] = set()
         self._done: list[Start] = []
         """Starts that have ended, whose leases are still on the agenda."""
 
@@ -169,7 +170,7 @@ class SharedOrchestrator:
     async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
         """`now` is when they were accepted, if that was somewhere else."""
         accepted = self._clock() if now is None else now
-        following: asyncio.Task[None] | None = None
+        before: asyncio.Task[None] | None = None
         for at in range(0, len(submits), TOGETHER):
             part = submits[at : at + TOGETHER]
             run_ids = [submit.run_id for submit in part]
@@ -181,11 +182,19 @@ class SharedOrchestrator:
             if len(self._noted) >= MOST_NOTED:
                 self._noted.clear()
             self._noted.update(dict.fromkeys(run_ids, noted))
-            if following is not None:
-                await following
-            following = asyncio.create_task(self._follow_made(part, decisions, accepted))
-        if following is not None:
-            await following
+            if before is not None:
+                await before
+            before = asyncio.create_task(self._follow_made(part, decisions, accepted))
+            # What is made is followed, also if what comes after it cannot be.
+            self._following.add(before)
+            before.add_done_callback(self._followed)
+        if before is not None:
+            await before
+
+    def _followed(self, following: asyncio.Task[None]) -> None:
+        self._following.discard(following)
+        if not following.cancelled():
+            following.exception()  # who waits for it is told
 
     async def _follow_made(
         self, submits: Sequence[Submit], decisions: Sequence[Decision], accepted: float
@@ -277,7 +286,6 @@ class SharedOrchestrator:
         `again`: somebody had them before, and may have died over them.
         """
         await self._release()
-        self._done += [(result.run_id, result.node, result.token) for result in results]
         if len(results) <= A_PART:
             return await self._take_part(results, again=again)
         await self._store.look_up({result.run_id for result in results})
@@ -290,6 +298,7 @@ class SharedOrchestrator:
     async def _take_part(self, results: Sequence[Result], *, again: bool) -> bool:
         now = self._clock()
         decisions = await self._store.apply(results, now)
+        self._done += [(result.run_id, result.node, result.token) for result in results]
         runs = [result.run_id for result in results]
         await self._follow(list(zip(runs, decisions, strict=True)), now)
         if again:

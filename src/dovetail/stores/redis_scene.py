@@ -18,7 +18,7 @@ from dovetail.core.templates import NodeValue
 from dovetail.core.transitions import Complete, Dispatch
 from dovetail.stores.redis_moves import nodes_of
 
-MOST_AT_HAND = 16_000_000
+MOST_AT_HAND = 4_000_000
 """Bytes of outputs that are kept, roughly."""
 MOST_RUNS = 4096
 
