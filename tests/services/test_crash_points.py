@@ -267,8 +267,9 @@ async def test_a_retry_was_applied_and_nothing_published(stage: Stage) -> None:
     assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
 
 
+@pytest.mark.parametrize("copies", [1, 200])
 async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unsettled(
-    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch, copies: int
 ) -> None:
     task = await stage.submit()
     await stage.claim(task)
@@ -278,11 +279,11 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
 
     with monkeypatch.context() as patched:
         patched.setattr(SharedOrchestrator, "take_in", die)
-        result = Complete("r", "a", task.token, 1)
-        await stage.parts.pipe.call("XADD", RESULTS, "*", *result_fields(result))
+        fields = result_fields(Complete("r", "a", task.token, 1))
+        await stage.parts.pipe.together([("XADD", RESULTS, "*", *fields)] * copies)
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
-    assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 1
+    assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == copies
 
 
 async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_often(
