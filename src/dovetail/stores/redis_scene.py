@@ -41,13 +41,15 @@ class Outline(RunState):
 
 
 class RedisScene:
-    __slots__ = ("_nodes", "run")
+    __slots__ = ("_inputs", "_nodes", "run")
 
     def __init__(self, run: RunState) -> None:
         self.run = run
         self._nodes: dict[int, tuple[NodeStatus, Any, Any]] = {}
+        self._inputs: tuple[Sequence[int], dict[str, Any]] | None = None
 
     def add(self, place: int, status: NodeStatus, output: Any, error: Any) -> None:
+        self._inputs = None
         self._nodes[place] = (status, output, error)
 
     def fill(
@@ -75,12 +77,17 @@ class RedisScene:
         return NodeValue(name, *self._nodes[place])
 
     def inputs(self, place: int) -> dict[str, Any]:
+        """Outputs of the completed parents by id: the very same for siblings."""
         names = self.run.graph.nodes
-        return {
-            names[parent].id: self._nodes[parent][1]
-            for parent in names[place].parents
-            if self._nodes[parent][0] is NodeStatus.COMPLETED
-        }
+        parents = names[place].parents
+        if self._inputs is None or self._inputs[0] != parents:
+            found = {
+                names[parent].id: self._nodes[parent][1]
+                for parent in parents
+                if self._nodes[parent][0] is NodeStatus.COMPLETED
+            }
+            self._inputs = (parents, found)
+        return self._inputs[1]
 
 
 class AtHand:

@@ -111,7 +111,7 @@ _RESULT = _words(
 )
 
 
-def _task_message(task: Task) -> Command:
+def _task_message(task: Task, inputs: bytes) -> Command:
     """What sends a task. Nearly all are alike, and to fill in a form is a third of the work."""
     named = task.resource_tag is not None or task.trace is not None
     unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
@@ -119,7 +119,7 @@ def _task_message(task: Task) -> Command:
         return ("XADD", stream_of(task.handler), "*", *task_fields(task))
     run_id, node_id, token = task.run_id.encode(), task.node_id.encode(), str(task.token).encode()
     handler = task.handler.encode()
-    config, inputs, place = orjson.dumps(task.config), inputs_text(task), b"%d" % task.place
+    config, place = orjson.dumps(task.config), b"%d" % task.place
     told = (
         *(len(handler) + 6, b"tasks:" + handler, len(run_id), run_id, len(node_id), node_id),
         *(len(token), token, len(handler), handler, len(config), config),
@@ -129,6 +129,16 @@ def _task_message(task: Task) -> Command:
         return _TASK % told
     params = orjson.dumps(task.params)
     return _TASK_WITH_PARAMS % (*told, len(params), params)
+
+
+def _task_messages(tasks: Iterable[Task]) -> list[Command]:
+    messages: list[Command] = []
+    source, inputs = None, b""
+    for task in tasks:
+        if task.source is None or task.source is not source:  # siblings have one and the same
+            source, inputs = task.source, inputs_text(task)
+        messages.append(_task_message(task, inputs))
+    return messages
 
 
 def _result_message(result: Result) -> Command:
@@ -163,8 +173,8 @@ class StreamSender:
         to work on that alone.
         """
         by_handler: dict[str, list[Command]] = {}
-        for task in tasks:
-            by_handler.setdefault(task.handler, []).append(_task_message(task))
+        for task, message in zip(tasks, _task_messages(tasks), strict=True):
+            by_handler.setdefault(task.handler, []).append(message)
         self._sent_to.update(by_handler)
         if len(by_handler) == 1:
             (messages,) = by_handler.values()
@@ -567,7 +577,7 @@ class StreamInbox:
         self._asked_for = len(self._kept) + len(self._unopened)
         await self.open_more()
         left, self._kept = self._kept, []
-        await self._pipe.many([_task_message(message.content) for message in left])
+        await self._pipe.many(_task_messages(message.content for message in left))
         await self._readers[0][0].settle(left)
         for reader, streams in self._readers:
             for stream in streams:
