@@ -253,7 +253,7 @@ class RedisStore:
         """What has a script of its own, in one go; returns what is left to do of each run."""
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
-        asked: list[tuple[Shell, list[int], list[Complete], list[bytes]]] = []
+        asked: list[tuple[Shell, list[int], list[Complete]]] = []
         nonce = _nonce()
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
@@ -269,26 +269,22 @@ class RedisStore:
             meta, nodes, deps, out, _, events, _ = keys_of(run_id)
             keys = (meta, nodes, deps, out, events)
             calls.append(self._pipe.evaluation(source("complete_many"), keys, args))
-            asked.append((shell, places, mine, args[4::4]))  # type: ignore[arg-type]
+            asked.append((shell, places, mine))
         if not calls:
             return left
         token = Token(1, 1, nonce)
-        foreseen = (foresee(shell.run, shell.shape, mine, token) for shell, _, mine, _ in asked)
+        foreseen = (foresee(shell.run, shell.shape, mine, token) for shell, _, mine in asked)
         is_wide = any(shell.shape.is_wide for shell, *_ in asked)
         answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
-        for (shell, places, mine, outputs), sent, answer in zip(
-            asked, aheads, answers, strict=True
-        ):
+        for (shell, places, mine), sent, answer in zip(asked, aheads, answers, strict=True):
             done = answer[0]
             run = shell.run
             if done:
                 made = completed(mine, run, answer, now, nonce, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
-                if answer[2]:  # the run has ended
-                    self._at_hand.forget(run.id)
-                else:
-                    self._at_hand.keep(run, mine[:done], sent, sum(map(len, outputs)))
+                if any(child not in sent for child in answer[4::2]):
+                    self._at_hand.keep(run, mine[:done])
             if done < len(places):
                 left[run.id] = places[done:]
         return left
@@ -513,7 +509,7 @@ class RedisStore:
         for run_id, dispatches in orders.items():
             run = dispatches[0].run
             needs = self._shells.shape(run.graph).needs
-            at_hand = self._at_hand.of(run_id, dispatches)
+            at_hand = self._at_hand.taken(run_id)
             scene = RedisScene(run)
             made.append(scene)
             lacking = []

@@ -6,7 +6,7 @@ What it must not know: how they were read.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -15,11 +15,9 @@ from dovetail.core.dag import Graph
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue
-from dovetail.core.transitions import Complete, Dispatch
+from dovetail.core.transitions import Complete
 from dovetail.stores.redis_moves import nodes_of
 
-MOST_AT_HAND = 4_000_000
-"""Bytes of outputs that are kept, roughly."""
 MOST_RUNS = 4096
 
 
@@ -91,34 +89,23 @@ class RedisScene:
 
 
 class AtHand:
-    """Outputs that were just stored, while nodes are still to be published for them.
+    """Outputs that were just stored, for the nodes that are about to be published for them.
 
-    Of first epochs only: what has completed in one stays as it is. Whatever is missing is read.
+    No longer: Redis may lose what it had, and a node may have another output then.
     """
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[int, Any]] = {}
-        self._bytes = 0
 
-    def keep(
-        self, run: RunState, moves: Sequence[Complete], sent: Container[int], size: int
-    ) -> None:
-        """`sent` is who was published already; `size` is in bytes."""
-        index, nodes = run.graph.index, run.graph.nodes
-        done = {index[move.node]: move.output for move in moves}
-        if all(child in sent for place in done for child in nodes[place].children):
-            return
-        self._bytes += size
-        if self._bytes > MOST_AT_HAND or len(self._runs) >= MOST_RUNS:
+    def keep(self, run: RunState, moves: Sequence[Complete]) -> None:
+        if len(self._runs) >= MOST_RUNS:  # of publishes that failed
             self._runs.clear()
-            self._bytes = size
-        self._runs.setdefault(run.id, {}).update(done)
+        index = run.graph.index
+        self._runs[run.id] = {index[move.node]: move.output for move in moves}
 
     def forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
 
-    def of(self, run_id: str, dispatches: Sequence[Dispatch]) -> Mapping[int, Any]:
-        """Outputs by place, for these."""
-        if all(dispatch.token.epoch == 1 for dispatch in dispatches):
-            return self._runs.get(run_id, {})
-        return {}
+    def taken(self, run_id: str) -> Mapping[int, Any]:
+        """Outputs by place. Whatever is missing is read."""
+        return self._runs.pop(run_id, {})
