@@ -15,6 +15,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.dag import Graph
+from dovetail.core.errors import StoreError
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
@@ -317,6 +318,27 @@ class _Given:
     has_more = False
 
     async def settle(self, messages: Any) -> None: ...
+
+
+class _GivenAndLost(_Given):
+    """The same; what it has beside these cannot be opened."""
+
+    has_more = True
+
+    async def open_more(self) -> None:
+        raise StoreError("away")
+
+
+async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(stage: Stage) -> None:
+    task = await stage.submit()
+    inbox = cast(Any, _GivenAndLost(task))
+    desk = RemoteDesk(
+        *(inbox, stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        stage.living.apply,
+        worker_id="w",
+        lease_seconds=60,
+    )
+    assert await desk.take(1) == [task]
 
 
 async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
