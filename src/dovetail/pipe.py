@@ -88,8 +88,6 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        # At once: uvloop would keep what is less than its limit until all callbacks have run.
-        transport.set_write_buffer_limits(0)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         self.heard = True
