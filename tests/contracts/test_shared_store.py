@@ -19,6 +19,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
+from dovetail.stores import redis_shells
 from dovetail.stores.redis import RedisStore
 
 from ..core.walk import graph
@@ -269,3 +270,16 @@ async def test_nodes_that_two_make_ready_at_once_are_all_decided(stores: list[Re
         )
         published = [order.place for (one,) in decisions for order in one.dispatch]
         assert sorted(published) == [2, 3]
+
+
+async def test_a_result_counts_though_its_run_was_forgotten_for_another_of_the_same_call(
+    stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many runs are known at once, and those that are new take the places of the oldest."""
+    monkeypatch.setattr(redis_shells, "MOST_SHELLS", 2)
+    one, other = stores
+    runs = [await make(store, SHAPES["plain"]) for store in (one, one, other)]
+    tasks = [task(run, "a") for run in runs]
+    assert all(await one.claim(tasks, "w", T + 10, T))
+    results = [Complete(run.id, "a", run.node("a").token, 1) for run in runs]
+    assert all(decision.changed for decision in await one.apply(results, T + 1))

@@ -59,6 +59,7 @@ from dovetail.stores.redis_hot import (
     submitted,
 )
 from dovetail.stores.redis_moves import (
+    FEW,
     Fields,
     decision_of,
     event_of,
@@ -91,7 +92,6 @@ HOT = ("submit", "complete_many")
 PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
-MANY = 8
 A_PART = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -199,7 +199,7 @@ class RedisStore:
             await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
         refusals = self._pipe.refusals
         asked = self._pipe.ask(calls)
-        if len(calls) >= MANY or is_wide:
+        if len(calls) > FEW or is_wide:
             self._pipe.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
         if self.ahead is not None:
@@ -257,7 +257,8 @@ class RedisStore:
         nonce = _nonce()
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
-            if shell is None:
+            if shell is None:  # it is not there, or had to make room for another of these
+                left[run_id] = places
                 continue
             mine = [move for place in places if type(move := moves[place]) is Complete]
             args = None
