@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from itertools import count
@@ -97,11 +98,20 @@ async def test_an_order_is_answered_after_it_is_in_the_file(tmp_path: Path) -> N
         assert ("run.retried", None) in in_file(path)
 
 
-@pytest.mark.parametrize("_", range(8))  # a round may be over before the end is decided
-async def test_whoever_waits_or_watches_is_told_what_is_in_the_file(tmp_path: Path, _: int) -> None:
+async def test_whoever_waits_or_watches_is_told_what_is_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "runs.db"
+    commit = sqlite_writer.commit
+
+    def slow_commit(*args: Any) -> sqlite_writer.Outcome:
+        """Long enough for the end to be decided, and for who hears of it to look."""
+        time.sleep(0.1)
+        return commit(*args)
+
     async with SqliteStore(path) as store:
         run_id, token = await started(store)
+        monkeypatch.setattr(sqlite_writer, "commit", slow_commit)
 
         async def watch() -> list[str]:
             return [
