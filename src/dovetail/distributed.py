@@ -402,6 +402,7 @@ async def working(
             sensitive=settings.sensitive(),
             max_config_bytes=settings.max_config_bytes,
             max_output_bytes=settings.max_output_bytes,
+            outputs_as_text=True,
         )
         if listener is not None:
             calls = listener.calls(calls)

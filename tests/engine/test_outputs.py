@@ -7,12 +7,16 @@ from collections import OrderedDict, namedtuple
 from enum import StrEnum
 from typing import Any
 
+import orjson
 import pytest
 
+from dovetail.core.events import Token
 from dovetail.core.run import RunState
+from dovetail.engine.ports import Task
 from dovetail.engine.views import event_view, run_view
+from dovetail.handlers.calls import RegistryCalls
 
-from .harness import engine, statuses
+from .harness import engine, registry_of, statuses
 
 MIB = 1 << 20
 RETRY = {"max_retries": 3, "retry": {"base_delay_seconds": 0}}
@@ -367,3 +371,20 @@ class TestTheCache:
             ]
         assert outputs == [1, 2, 1]
         assert calls == ["first-secret", "other-secret"]
+
+
+@pytest.mark.parametrize(
+    ("secrets", "told"),
+    [({}, {"a": ["first-secret", 1.5]}), ({"S": "first-secret"}, {"a": ["***", 1.5]})],
+)
+async def test_an_output_that_is_only_written_down_elsewhere_says_the_same(
+    secrets: dict[str, str], told: Any
+) -> None:
+    async def h(config: Any, ctx: Any) -> Any: ...
+
+    calls = RegistryCalls(registry_of(h), secrets=secrets, outputs_as_text=True)
+    task = Task("r", "n", Token(1, 1, 1), "h", {}, {}, {}, 1.0)
+    output: Any = {"a": ["first-secret", 1.5]}
+    sealed = calls.open(task, lambda *_: None).seal(task, output)
+    output["a"].clear()
+    assert orjson.loads(orjson.dumps(sealed)) == told

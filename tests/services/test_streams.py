@@ -68,6 +68,27 @@ async def test_a_task_arrives_as_it_was_sent(ends: Ends) -> None:
     assert task.inputs() == {"parent": {"y": 1.5}}
 
 
+async def test_tasks_that_are_alike_arrive_as_each_of_them_was_sent(ends: Ends) -> None:
+    plain = Task("run", "a", TOKEN, "h", {}, {"p": 1}, {"x": 1}, 300.0, None, (), None, 0)
+    family = [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(3)]
+    others = [
+        plain._replace(token=Token(1, 3, 7)),
+        plain._replace(source={"x": 2}),
+        plain._replace(handler="other"),
+        plain._replace(run_id="another", params={}),
+        plain._replace(source={}, timeout_seconds=1.0),
+        plain._replace(place=None),
+    ]
+    sent = [*family, *(task for other in others for task in (other, other, plain))]
+    await ends.sender.send(sent)
+    found = [task for _, task in await ends.inbox.tasks(100)]
+    while len(found) < len(sent):
+        found += [task for _, task in await ends.inbox.tasks(100)]
+    for handler in ("h", "other"):
+        of_it = [task for task in sent if task.handler == handler]
+        assert [task for task in found if task.handler == handler] == of_it
+
+
 async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
     large = TASK._replace(source={"parent": "x" * MOST_INPUTS})
     await ends.sender.send([large])

@@ -53,8 +53,8 @@ from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, Reason, RunStatus
 from dovetail.core.transitions import (
-    GRANTED,
     NOTHING,
+    TAKEN,
     Cancel,
     Claim,
     Complete,
@@ -109,7 +109,7 @@ def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
     node.lease_until = move.lease_until
     node.started_at = now
     if not run.logged:
-        return GRANTED
+        return TAKEN
     out = Decision()
     note(run, index, out, now, "node.started", {"worker": move.worker})
     return out

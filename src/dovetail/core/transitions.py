@@ -200,6 +200,6 @@ class Decision:
 NOTHING = Decision()
 """Refused: late, repeated or lost."""
 
-GRANTED = Decision()
-"""A claim that was taken, in a run that nobody writes down: who moved is of no interest."""
-GRANTED.changed.append(0)
+TAKEN = Decision()
+"""A claim or a result that was taken where nobody writes down who moved, and that is all."""
+TAKEN.changed.append(0)

@@ -17,6 +17,7 @@ from dovetail.core.events import Token
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
+    TAKEN,
     Decision,
     Dispatch,
     Reap,
@@ -238,6 +239,9 @@ class SharedOrchestrator:
         ended: dict[str, None] = {}
         work: list[Awaitable[object]] = []
         for run_id, decision in decided:
+            if decision is TAKEN:
+                moved[run_id] = None
+                continue
             dispatches += decision.dispatch
             wakes += decision.wake
             work += [self._transport.stop(order) for order in decision.stop]

@@ -30,13 +30,18 @@ class RegistryCalls:
         sensitive: Mapping[str, str] | None = None,
         max_config_bytes: int = MAX_CONFIG_SIZE,
         max_output_bytes: int = MAX_BYTES,
+        outputs_as_text: bool = False,
     ) -> None:
-        """`sensitive` is what must not leave beside the secrets, such as the API's tokens."""
+        """`sensitive` is what must not leave beside the secrets, such as the API's tokens.
+
+        With `outputs_as_text` an output may be JSON text, for who only writes it down elsewhere.
+        """
         self._registry = registry
         self._secrets = dict(secrets or {})
         self._max_config_bytes = max_config_bytes
         self._max_output_bytes = max_output_bytes
         self._redactor = Redactor({**self._secrets, **(sensitive or {})})
+        self._outputs_as_text = outputs_as_text and not self._redactor
 
     def open(self, task: Task, report: Report) -> HandlerCall:
         try:
@@ -67,11 +72,26 @@ class RegistryCalls:
             report_progress=partial(report, task),
             redactor=self._redactor,
         )
-        return HandlerCall(handler, prepared, context, self._redactor, self._max_output_bytes)
+        return HandlerCall(
+            handler,
+            prepared,
+            context,
+            self._redactor,
+            self._max_output_bytes,
+            self._outputs_as_text,
+        )
 
 
 class HandlerCall:
-    __slots__ = ("_config", "_context", "_handler", "_max_output_bytes", "_redactor", "is_async")
+    __slots__ = (
+        "_as_text",
+        "_config",
+        "_context",
+        "_handler",
+        "_max_output_bytes",
+        "_redactor",
+        "is_async",
+    )
 
     def __init__(
         self,
@@ -80,12 +100,14 @@ class HandlerCall:
         context: Context,
         redactor: Redactor,
         max_output_bytes: int,
+        as_text: bool,
     ) -> None:
         self._handler = handler
         self._config = config
         self._context = context
         self._redactor = redactor
         self._max_output_bytes = max_output_bytes
+        self._as_text = as_text
         self.is_async = handler.is_async
 
     def begin(self, task: Task) -> Any:
@@ -106,6 +128,8 @@ class HandlerCall:
             told = self.describe(problem)
             message = f"the handler's output cannot be read: {told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_output") from None
+        if self._as_text:
+            return orjson.Fragment(text)
         return self._redactor.redact(orjson.loads(text))
 
     def describe(self, error: BaseException) -> dict[str, Any]:

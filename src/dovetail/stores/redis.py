@@ -32,7 +32,6 @@ from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState
-from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -69,7 +68,7 @@ from dovetail.stores.redis_moves import (
     run_of,
     time_text,
 )
-from dovetail.stores.redis_scene import AtHand, RedisScene
+from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 
 RULES = (
@@ -141,11 +140,11 @@ class RedisStore:
         self._news = news or _a_moment
         self.ahead: Ahead | None = None
         """Set by the wiring, if nodes that are about to be published may be sent from here."""
-        self._at_hand = AtHand()
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._shells = Shells(pipe)
+        self._scenes = Scenes(pipe, self._shells)
 
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
@@ -233,7 +232,7 @@ class RedisStore:
         left = await self._apply_plain(by_run, moves, now, decisions)
         if left:
             for run_id in left:  # whatever goes the long way makes it doubtful
-                self._at_hand.forget(run_id)
+                self._scenes.at_hand.forget(run_id)
             await asyncio.gather(
                 *(
                     self._apply_to(run_id, moves, places, now, decisions)
@@ -285,7 +284,7 @@ class RedisStore:
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
                 if any(child not in sent for child in answer[4::2]):
-                    self._at_hand.keep(run, mine[:done])
+                    self._scenes.at_hand.keep(run, mine[:done])
             if done < len(places):
                 left[run.id] = places[done:]
         return left
@@ -504,29 +503,7 @@ class RedisStore:
 
     async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisScene]:
         """For rendering these nodes: their parents, and whatever their templates read."""
-        made: list[RedisScene] = []
-        commands: list[Command] = []
-        missing: list[tuple[RedisScene, list[int]]] = []
-        for run_id, dispatches in orders.items():
-            run = dispatches[0].run
-            needs = self._shells.shape(run.graph).needs
-            at_hand = self._at_hand.taken(run_id)
-            scene = RedisScene(run)
-            made.append(scene)
-            lacking = []
-            for need in {need for _, place, _ in dispatches for need in needs[place]}:
-                if need in at_hand:
-                    scene.add(need, NodeStatus.COMPLETED, at_hand[need], None)
-                else:
-                    lacking.append(need)
-            if lacking:
-                _, nodes, _, out, ends, *_ = keys_of(run_id)
-                commands += [("HMGET", key, *lacking) for key in (nodes, out, ends)]
-                missing.append((scene, lacking))
-        answers = await self._pipe.many(commands)
-        for at, (scene, lacking_places) in enumerate(missing):
-            scene.fill(lacking_places, *answers[3 * at : 3 * at + 3])
-        return made
+        return await self._scenes.read(orders)
 
     async def inputs(self, task: Task) -> dict[str, Any]:
         """The outputs of a node's completed parents by id."""

@@ -15,7 +15,15 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
-from dovetail.core.transitions import NOTHING, Claim, Complete, Decision, Dispatch, Submit
+from dovetail.core.transitions import (
+    NOTHING,
+    TAKEN,
+    Claim,
+    Complete,
+    Decision,
+    Dispatch,
+    Submit,
+)
 from dovetail.pipe import Argument
 from dovetail.stores.definitions import StoredDefinition
 from dovetail.stores.redis_lists import batch_of
@@ -141,17 +149,17 @@ def completed(
 ) -> list[Decision]:
     """Of as many moves as the script did; nodes that were `sent` already are not ordered again.
 
-    Without `events`, only that the run has ended is told.
+    Without `events`, only that the run has ended is told, and who moved only if more did.
     """
     done, length, ended, *ready = answer
     graph: Graph = run.graph
     index, nodes = graph.index, graph.nodes
     token = Token(1, 1, nonce)
-    decisions = []
-    for move in moves[:done]:
-        decision = Decision()
-        decision.changed.append(index[move.node])
-        decisions.append(decision)
+    decisions = [TAKEN] * done
+    followed = {*range(1, done + 1)} if events else {*ready[::2], *([done] if ended else [])}
+    for at in (number - 1 for number in followed):
+        decisions[at] = Decision()
+        decisions[at].changed.append(index[moves[at].node])
     for number, child in zip(ready[::2], ready[1::2], strict=True):
         decision = decisions[number - 1]
         decision.changed.append(child)

@@ -1,7 +1,6 @@
-"""What is known of a run in Redis without all of it: its outline, and some nodes as they are,
-enough to render others.
+"""Some nodes of a run in Redis as they are, without all of it: enough to render others.
 
-What it must not know: how they were read.
+What it must not know: any rule.
 """
 
 from __future__ import annotations
@@ -11,31 +10,16 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.dag import Graph
+from dovetail.core.consequences import new_tuple
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue
-from dovetail.core.transitions import Complete
+from dovetail.core.transitions import Complete, Dispatch
+from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis_moves import nodes_of
+from dovetail.stores.redis_shells import Shells
 
 MOST_RUNS = 4096
-
-
-class Outline(RunState):
-    """What never changes of a run. It has no nodes: who follows orders needs none."""
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        run_id: str,
-        graph: Graph,
-        params: dict[str, Any],
-        now: float,
-        version: int | None = None,
-    ) -> None:
-        self.id, self.graph, self.params = run_id, graph, params
-        self.created_at, self.version = now, version
 
 
 class RedisScene:
@@ -43,47 +27,34 @@ class RedisScene:
 
     def __init__(self, run: RunState) -> None:
         self.run = run
-        self._nodes: dict[int, tuple[NodeStatus, Any, Any]] = {}
+        self._nodes: dict[str, NodeValue] = {}
         self._inputs: tuple[Sequence[int], dict[str, Any]] | None = None
 
     def add(self, place: int, status: NodeStatus, output: Any, error: Any) -> None:
         self._inputs = None
-        self._nodes[place] = (status, output, error)
+        name = self.run.graph.nodes[place].id
+        self._nodes[name] = new_tuple(NodeValue, (name, status, output, error))
 
-    def fill(
-        self,
-        places: Sequence[int],
-        states: Sequence[bytes | None],
-        outputs: Sequence[bytes | None],
-        ends: Sequence[bytes | None],
-    ) -> None:
-        """Add these nodes, from what their hashes answered."""
-        kept = [output for output in outputs if output is not None]
-        if len(kept) == len(places) and all(s is not None and s[:2] == b"C|" for s in states):
-            # Nearly always, and a join may have thousands of parents.
-            values = orjson.loads(b"[%b]" % b",".join(kept))
-            for place, value in zip(places, values, strict=True):
-                self.add(place, NodeStatus.COMPLETED, value, None)
-            return
-        for place, node in nodes_of(self.run.graph, places, states, outputs, ends).items():
-            self.add(place, node.status, node.output, node.error)
+    def add_completed(self, places: Sequence[int], outputs: Sequence[bytes]) -> None:
+        """Add these nodes, from what was stored of them; a join may have thousands of parents."""
+        for place, output in zip(places, orjson.loads(b"[%b]" % b",".join(outputs)), strict=True):
+            self.add(place, NodeStatus.COMPLETED, output, None)
 
     def get(self, name: str) -> Any:
-        place = self.run.graph.index.get(name)
-        if place is None:
-            return self.run.get(name)
-        return NodeValue(name, *self._nodes[place])
+        found = self._nodes.get(name)
+        if found is not None:
+            return found
+        if name in self.run.graph.index:
+            raise KeyError(name)
+        return self.run.get(name)
 
     def inputs(self, place: int) -> dict[str, Any]:
         """Outputs of the completed parents by id: the very same for siblings."""
         names = self.run.graph.nodes
         parents = names[place].parents
         if self._inputs is None or self._inputs[0] != parents:
-            found = {
-                names[parent].id: self._nodes[parent][1]
-                for parent in parents
-                if self._nodes[parent][0] is NodeStatus.COMPLETED
-            }
+            values = [self._nodes[names[parent].id] for parent in parents]
+            found = {v.id: v.output for v in values if v.status is NodeStatus.COMPLETED}
             self._inputs = (parents, found)
         return self._inputs[1]
 
@@ -109,3 +80,51 @@ class AtHand:
     def taken(self, run_id: str) -> Mapping[int, Any]:
         """Outputs by place. Whatever is missing is read."""
         return self._runs.pop(run_id, {})
+
+
+class Scenes:
+    """What it takes to render nodes, read for those that are about to be published."""
+
+    def __init__(self, pipe: Pipe, shells: Shells) -> None:
+        self._pipe = pipe
+        self._shells = shells
+        self.at_hand = AtHand()
+
+    async def read(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisScene]:
+        """For these nodes of each run: their parents, and whatever their templates read."""
+        made: list[RedisScene] = []
+        commands: list[Command] = []
+        missing: list[tuple[RedisScene, list[int]]] = []
+        for run_id, dispatches in orders.items():
+            run = dispatches[0].run
+            needs = self._shells.shape(run.graph).needs
+            at_hand = self.at_hand.taken(run_id)
+            scene = RedisScene(run)
+            made.append(scene)
+            lacking = []
+            for need in {need for _, place, _ in dispatches for need in needs[place]}:
+                if need in at_hand:
+                    scene.add(need, NodeStatus.COMPLETED, at_hand[need], None)
+                else:
+                    lacking.append(need)
+            if lacking:
+                commands.append(("HMGET", f"wf:{{{run_id}}}:out", *lacking))
+                missing.append((scene, lacking))
+        answers = await self._pipe.many(commands)
+        for (scene, places), outputs in zip(missing, answers, strict=True):
+            known = [output for output in outputs if output is not None]
+            if len(known) == len(places):  # who has an output is completed, and nobody else
+                scene.add_completed(places, known)
+            else:
+                await self._look_closer(scene, places, outputs)
+        return made
+
+    async def _look_closer(
+        self, scene: RedisScene, places: Sequence[int], outputs: Sequence[bytes | None]
+    ) -> None:
+        """Some of these were skipped, or failed."""
+        keys = [f"wf:{{{scene.run.id}}}:{part}" for part in ("nodes", "ends")]
+        states, ends = await self._pipe.many([("HMGET", key, *places) for key in keys])
+        found = nodes_of(scene.run.graph, places, states, outputs, ends)
+        for place, node in found.items():
+            scene.add(place, node.status, node.output, node.error)

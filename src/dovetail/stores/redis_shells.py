@@ -6,21 +6,38 @@ What it must not know: anything of a run that does change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from dovetail.core.dag import Graph
+from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis_moves import Shape
-from dovetail.stores.redis_scene import Outline
 
 MOST_SHELLS = 4096
 SMALL_DEFINITION = 4096
 """So few bytes are sent again with each run, in case Redis has lost them."""
 _FACTS = ("definition", "retries", "params", "created_at", "version")
+
+
+class Outline(RunState):
+    """What never changes of a run. It has no nodes: who follows orders needs none."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        run_id: str,
+        graph: Graph,
+        params: dict[str, Any],
+        now: float,
+        version: int | None = None,
+    ) -> None:
+        self.id, self.graph, self.params = run_id, graph, params
+        self.created_at, self.version = now, version
 
 
 class Shell(NamedTuple):

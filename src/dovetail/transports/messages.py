@@ -22,7 +22,7 @@ from dovetail.engine.ports import Result, Task
 TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "inputs")
 RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
 _PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "place")]
-_PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK, b"params"]
+_PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK[:-1], b"params", b"place"]
 USUAL_TIMEOUT = 300.0
 """Not told, like params that there are none of."""
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
@@ -156,7 +156,7 @@ def read_result(fields: Sequence[bytes]) -> Result:
 def read_task(fields: Sequence[bytes]) -> Task:
     names = fields[::2]
     if names in (_PLAIN_TASK, _PLAIN_TASK_WITH_PARAMS):
-        run_id, node_id, token, handler, config, inputs, place, *params = fields[1::2]
+        run_id, node_id, token, handler, config, inputs, *params, place = fields[1::2]
         plain = (
             run_id.decode(),
             node_id.decode(),

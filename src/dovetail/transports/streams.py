@@ -85,60 +85,70 @@ def _time(message_id: bytes) -> float:
 
 
 def _words(*words: str | bytes | None) -> bytes:
-    """A command as Redis reads it, with a hole for each word that is None."""
-    told = b"".join(
-        b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), _bytes(word))
-        for word in words
+    """Words as Redis reads them, with a hole for each that is None."""
+    return b"".join(
+        b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), word)
+        for word in (word.encode() if isinstance(word, str) else word for word in words)
     )
-    return b"*%d\r\n" % len(words) + told
 
 
-def _bytes(word: str | bytes) -> bytes:
-    return word if isinstance(word, bytes) else word.encode()
-
-
-_TASK = _words(
-    *("XADD", None, "*", "run_id", None, "node_id", None, "token", None, "handler", None),
-    *("config", None, "inputs", None, "place", None),
-)
-_TASK_WITH_PARAMS = _words(
-    *("XADD", None, "*", "run_id", None, "node_id", None, "token", None, "handler", None),
-    *("config", None, "inputs", None, "place", None, "params", None),
-)
-_RESULT = _words(
+_RESULT = b"*15\r\n" + _words(
     *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
     *("success", "1", "output", None, "error", "null"),
 )
 
 
-def _task_message(task: Task, inputs: bytes) -> Command:
-    """What sends a task. Nearly all are alike, and to fill in a form is a third of the work."""
-    named = task.resource_tag is not None or task.trace is not None
-    unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-    if unusual or task.place is None:
-        return ("XADD", stream_of(task.handler), "*", *task_fields(task))
-    run_id, node_id, token = task.run_id.encode(), task.node_id.encode(), str(task.token).encode()
-    handler = task.handler.encode()
-    config, place = orjson.dumps(task.config), b"%d" % task.place
-    told = (
-        *(len(handler) + 6, b"tasks:" + handler, len(run_id), run_id, len(node_id), node_id),
-        *(len(token), token, len(handler), handler, len(config), config),
-        *(len(inputs), inputs, len(place), place),
-    )
-    if not task.params:
-        return _TASK % told
-    params = orjson.dumps(task.params)
-    return _TASK_WITH_PARAMS % (*told, len(params), params)
+# A message in three pieces that siblings have in common, with node, config and place after each.
+_BEFORE = b"*%d\r\n" + _words("XADD", None, "*", "run_id", None, "node_id")
+_BETWEEN = _words("token", None, "handler", None, "config")
+_BEHIND = _words("inputs", None, "place")
+_BEHIND_WITH_PARAMS = _words("inputs", None, "params", None, "place")
+_TASK = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n"
 
 
 def _task_messages(tasks: Iterable[Task]) -> list[Command]:
+    """What sends these. Nearly all are alike, and to fill in a form is a third of the work."""
     messages: list[Command] = []
-    source, inputs = None, b""
+    like: Task | None = None
+    before = between = behind = b""
     for task in tasks:
-        if task.source is None or task.source is not source:  # siblings have one and the same
-            source, inputs = task.source, inputs_text(task)
-        messages.append(_task_message(task, inputs))
+        named = task.resource_tag is not None or task.trace is not None
+        unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
+        if unusual or task.place is None:
+            messages.append(("XADD", stream_of(task.handler), "*", *task_fields(task)))
+            continue
+        # What became ready together has one token; who has the same parents, one dict of inputs.
+        if (
+            like is None
+            or task.source is not like.source
+            or task.source is None
+            or task.token is not like.token
+            or task.handler != like.handler
+            or task.run_id != like.run_id
+        ):
+            like = task
+            before, between, behind = _common(task)
+        node_id, config, place = (
+            task.node_id.encode(),
+            orjson.dumps(task.config),
+            b"%d" % task.place,
+        )
+        message = (before, len(node_id), node_id, between, len(config), config, behind)
+        messages.append(_TASK % (*message, len(place), place))
     return messages
+
+
+def _common(task: Task) -> tuple[bytes, bytes, bytes]:
+    run_id, handler, token = task.run_id.encode(), task.handler.encode(), str(task.token).encode()
+    inputs = inputs_text(task)
+    between = _BETWEEN % (len(token), token, len(handler), handler)
+    stream = b"tasks:" + handler
+    where = (len(stream), stream, len(run_id), run_id)
+    if not task.params:
+        return _BEFORE % (17, *where), between, _BEHIND % (len(inputs), inputs)
+    params = orjson.dumps(task.params)
+    behind = _BEHIND_WITH_PARAMS % (len(inputs), inputs, len(params), params)
+    return _BEFORE % (19, *where), between, behind
 
 
 def _result_message(result: Result) -> Command:
