@@ -166,6 +166,9 @@ class Api:
         assert answer.headers["x-request-id"]
         kind = answer.headers.get("content-type", "")
         request = answer.request
+        if request.method == "HEAD":
+            assert answer.content == b""
+            return
         schema = self._schema(request.method, request.url.path, answer.status_code, kind)
         if answer.status_code >= 400 and kind != "application/json":
             self._check_problem(answer)

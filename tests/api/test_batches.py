@@ -156,7 +156,7 @@ def test_a_tag_may_have_slashes(api: Api, name: str) -> None:
     assert (set_.status_code, set_.json()["tag"]) == (200, f"{name}/b/")
     for path in (f"{name}%2Fb%2F", f"{name}/b/"):
         assert api.get(f"/rate-limits/{path}")["rate_per_second"] == 3
-    assert api("POST", f"/rate-limits/{name}/b/").headers["allow"] == "GET, PUT"
+    assert api("POST", f"/rate-limits/{name}/b/").headers["allow"] == "GET, HEAD, PUT"
     assert api("GET", "/rate-limits/").status_code == 404
 
 

@@ -11,6 +11,43 @@ import pytest
 
 from .conftest import Api, Server, flow, node, wait_for
 
+# ── HEAD ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "path", ["//health/live", "//metrics", "/workflows", "/runs?limit=1", "/runs/nobody", "//docs"]
+)
+def test_a_head_is_that_of_a_get(api: Api, path: str) -> None:
+    told = {"content-type", "etag", "allow", "content-security-policy", "vary"}
+    whole, head = (api(method, path) for method in ("GET", "HEAD"))
+    assert head.status_code == whole.status_code
+    assert {k: v for k, v in head.headers.items() if k in told} == {
+        k: v for k, v in whole.headers.items() if k in told
+    }
+    assert head.headers["content-length"]
+
+
+def test_a_head_of_a_run_is_304_for_who_knows_it(api: Api, name: str) -> None:
+    api.register(flow(name))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    api.get(f"/runs/{run_id}?wait=20")
+    tag = tag_of(api, f"/runs/{run_id}")
+    assert api("HEAD", f"/runs/{run_id}").headers["etag"] == tag
+    known = {"if-none-match": tag}
+    assert api("HEAD", f"/runs/{run_id}", headers=known).status_code == 304
+
+
+def test_a_head_of_a_stream_does_not_wait_for_its_end(api: Api, server: Server, name: str) -> None:
+    file = server.folder / name
+    api.register(flow(name, node("a", "until", config={"file": str(file)})))
+    run_id = api.post(f"/workflows/{name}/runs")["run_id"]
+    head = api("HEAD", f"/runs/{run_id}/events", timeout=10)
+    assert head.status_code == 200
+    assert head.headers["content-type"].startswith("text/event-stream")
+    assert api("HEAD", f"/runs/{run_id}").status_code == 200  # the connection is of use
+    file.touch()
+
+
 # ── ETag, If-Match, If-None-Match ────────────────────────────────────────────────────────
 
 

@@ -178,16 +178,17 @@ def test_a_large_definition_is_checked_while_others_are_served(api: Api, name: s
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/workflows", "GET, POST"),
-        ("PATCH", "/workflows/x", "DELETE, GET"),
+        ("PUT", "/workflows", "GET, HEAD, POST"),
+        ("PATCH", "/workflows/x", "DELETE, GET, HEAD"),
         ("GET", "/workflows/x/runs", "POST"),
-        ("DELETE", "/runs", "GET, POST"),
-        ("POST", "/runs/x", "GET"),
+        ("DELETE", "/runs", "GET, HEAD, POST"),
+        ("POST", "/runs/x", "GET, HEAD"),
         ("GET", "/runs/x/cancel", "POST"),
-        ("POST", "/rate-limits/x", "GET, PUT"),
-        ("OPTIONS", "/runs", "GET, POST"),
-        ("BREW", "/workers", "GET"),
-        ("POST", "//health/live", "GET"),
+        ("HEAD", "/runs/x/cancel", "POST"),
+        ("POST", "/rate-limits/x", "GET, HEAD, PUT"),
+        ("OPTIONS", "/runs", "GET, HEAD, POST"),
+        ("BREW", "/workers", "GET, HEAD"),
+        ("POST", "//health/live", "GET, HEAD"),
     ],
 )
 def test_a_wrong_method_is_405_and_told_the_right_ones(

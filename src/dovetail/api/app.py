@@ -20,6 +20,7 @@ from dovetail.api.compression import Compression
 from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.document import describe
 from dovetail.api.envelope import Answered, Envelope
+from dovetail.api.heads import Heads
 from dovetail.api.problems import tell_problems
 from dovetail.api.security import Guard, Tokens, page_policy
 from dovetail.api.service import Service
@@ -79,4 +80,4 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
         hosts=[*settings.allowed_hosts, *service.hosts],
         tokens=Tokens(settings.tokens),
     )
-    return Envelope(guard, closing=service.closing, answered=answered)
+    return Envelope(Heads(guard), closing=service.closing, answered=answered)

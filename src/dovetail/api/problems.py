@@ -188,4 +188,6 @@ def allowed_methods(app: FastAPI, path: str) -> list[str]:
         # The document does not say that a tag may have slashes.
         if compile_path(template.replace("{tag}", "{tag:whole}"))[0].match(path):
             found.update(method.upper() for method in calls)
+    if "GET" in found:
+        found.add("HEAD")
     return sorted(found)
