@@ -199,3 +199,21 @@ async def test_what_a_node_had_before_redis_lost_it_is_not_used(hot: Hot) -> Non
     (order,) = [one for each in await hot.complete(c) for one in each.dispatch]
     (scene,) = await hot.store.scenes({"r": [order]})
     assert scene.inputs(order.place) == {"a": {"x": "new"}, "c": {"x": "c"}}
+
+
+async def test_parents_of_many_runs_are_read_together_also_if_some_were_skipped(hot: Hot) -> None:
+    of = graph({"a": [], "b": [], "c": ["a", "b"]}, b={"condition": False})
+    orders = {}
+    for number in range(20):
+        run_id = f"r{number}"
+        decision = await hot.store.create(Submit(run_id, of, {}), 1.0)
+        (a,) = decision.dispatch
+        start = Task(run_id, "a", a.token, "h", {}, {}, {}, 1.0, place=a.place)
+        await hot.store.claim([start], "w", 20.0, 2.0)
+        await hot.store.apply([completion(start)], 3.0)
+        orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]
+    before = hot.pipe.roundtrips
+    scenes = await hot.store.scenes(orders)
+    assert hot.pipe.roundtrips - before == 2
+    assert [scene.inputs(of.index["c"]) for scene in scenes] == [{"a": {"x": "a"}}] * 20
+    assert {scene.get("b").status for scene in scenes} == {"SKIPPED"}

@@ -111,20 +111,28 @@ class Scenes:
                 commands.append(("HMGET", f"wf:{{{run_id}}}:out", *lacking))
                 missing.append((scene, lacking))
         answers = await self._pipe.many(commands)
+        doubtful: list[tuple[RedisScene, list[int], list[bytes | None]]] = []
         for (scene, places), outputs in zip(missing, answers, strict=True):
             known = [output for output in outputs if output is not None]
             if len(known) == len(places):  # who has an output is completed, and nobody else
                 scene.add_completed(places, known)
             else:
-                await self._look_closer(scene, places, outputs)
+                doubtful.append((scene, places, outputs))
+        await self._look_closer(doubtful)
         return made
 
     async def _look_closer(
-        self, scene: RedisScene, places: Sequence[int], outputs: Sequence[bytes | None]
+        self, doubtful: Sequence[tuple[RedisScene, list[int], list[bytes | None]]]
     ) -> None:
-        """Some of these were skipped, or failed."""
-        keys = [f"wf:{{{scene.run.id}}}:{part}" for part in ("nodes", "ends")]
-        states, ends = await self._pipe.many([("HMGET", key, *places) for key in keys])
-        found = nodes_of(scene.run.graph, places, states, outputs, ends)
-        for place, node in found.items():
-            scene.add(place, node.status, node.output, node.error)
+        """Add nodes some of which have no output: they were skipped, or failed."""
+        commands: list[Command] = [
+            ("HMGET", f"wf:{{{scene.run.id}}}:{part}", *places)
+            for scene, places, _ in doubtful
+            for part in ("nodes", "ends")
+        ]
+        answers = iter(await self._pipe.many(commands))
+        for scene, places, outputs in doubtful:
+            states, ends = next(answers), next(answers)
+            found = nodes_of(scene.run.graph, places, states, outputs, ends)
+            for place, node in found.items():
+                scene.add(place, node.status, node.output, node.error)
