@@ -53,9 +53,9 @@ from dovetail.stores.shared_runs import SharedRuns
 from dovetail.transports.ends import EndFeed
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.peers import BEAT_SECONDS, Peers
+from dovetail.transports.stream_messages import RESULTS
 from dovetail.transports.streams import (
     ORCHESTRATORS,
-    RESULTS,
     WORKERS,
     Message,
     StreamInbox,
@@ -283,8 +283,7 @@ async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) ->
     """The same of whoever is not known: results that were read long ago and not settled."""
     while True:
         idle = settings.stale_result_timeout
-        messages = await reader.claim_stale(RESULTS, idle, MOST_RESULTS)
-        if messages:
+        while messages := await reader.claim_stale([RESULTS], idle, MOST_RESULTS):
             await _take_again(reader, parts, messages)
         await asyncio.sleep(settings.stale_claim_interval)
 

@@ -18,7 +18,7 @@ from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.transports.broker_counts import waiting
-from dovetail.transports.streams import stream_of
+from dovetail.transports.stream_messages import stream_of
 
 T = TypeVar("T")
 

@@ -58,7 +58,8 @@ from dovetail.transports.celery import QUEUE, TASK, make_app
 from dovetail.transports.celery_doorkeeper import MISREAD, Doorkeeper
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import Malformed, read_task, result_fields, shown
-from dovetail.transports.streams import DEAD, MOST_DEAD, RESULTS
+from dovetail.transports.stream_messages import RESULTS
+from dovetail.transports.streams import DEAD, MOST_DEAD
 from dovetail.wiring import buckets
 
 BEAT_PATIENCE_SECONDS = 0.5

@@ -39,6 +39,7 @@ WORDS = {
     "claim": "apply",
     "settle_pending": "verdicts",
     "load": "look",
+    "leases": "look",
     "settle": "ack",
 }
 STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "released", "woken"}
@@ -87,6 +88,7 @@ class Engine:
             apply=self._apply,
             create_many=self._create,
             load=lambda run_id: self.run,
+            leases=self._leases,
             settle_pending=lambda run_id, now: NOTHING,
             claim=lambda tasks, worker, until, now: [True] * len(tasks),
         )
@@ -109,6 +111,10 @@ class Engine:
 
     def _apply(self, moves: list[Transition], now: float, **_: Any) -> list[Any]:
         return [step(self.run, move, now, self._nonces()) for move in moves]
+
+    def _leases(self, starts: list[tuple[str, str, Any]]) -> list[float | None]:
+        nodes = [(self.run.node(name), token) for _, name, token in starts]
+        return [node.lease_until if node.token == token else None for node, token in nodes]
 
     def step(self, *moves: Transition) -> None:
         """Before the part that is compared."""

@@ -20,13 +20,16 @@ from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
 from dovetail.distributed import Parts, connected, orchestrate
+from dovetail.engine import shared
 from dovetail.engine.ports import Task
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import ACTIVE
-from dovetail.transports.messages import read_task, result_fields
-from dovetail.transports.streams import ORCHESTRATORS, RESULTS, StreamReader, stream_of
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.transports.messages import read_task, result_fields, task_fields
+from dovetail.transports.stream_messages import RESULTS, stream_of
+from dovetail.transports.streams import ORCHESTRATORS, WORKERS, StreamInbox, StreamReader
 
 from ..core.walk import graph
 
@@ -220,6 +223,48 @@ async def test_a_worker_had_claimed_and_its_lease_is_on_no_list(stage: Stage) ->
     await stage.is_forgotten()
     await stage.living.reap()
     assert (await stage.drive()).node("a").attempt == 2
+
+
+async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_asked_for_it(
+    stage: Stage,
+) -> None:
+    """It died before it was done with the message, so that another worker reads that as well."""
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    pipe = stage.parts.pipe
+    await pipe.call("XADD", stream_of("h"), "*", *task_fields(task))
+    reader = StreamReader(pipe, pipe, WORKERS, "heir")
+    heir = RemoteDesk(
+        StreamInbox(reader, pipe, ["h"]),
+        stage.store,
+        stage.agenda,
+        RedisLimits(pipe),
+        stage.parts.clock,
+        stage.living.apply,
+        worker_id="heir",
+        lease_seconds=60.0,
+    )
+    found = [(message, message.content) for message in await reader.read([stream_of("h")], 10)]
+    assert await heir.start(found) == []
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").attempt == 2
+
+
+async def test_many_leases_end_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of starts that were over: who had to take them off the list died before it did."""
+    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    wide = graph({f"n{i}": [] for i in range(8)})
+    await stage.living.submit(Submit("r", wide, {}))
+    tasks = await stage.tasks()
+    for task in tasks:
+        await stage.claim(task, lease=LEASE)
+    await stage.store.apply([Complete("r", "n0", tasks[0].token, 1)], stage.parts.clock())
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert await stage.agenda.expired(stage.parts.clock() + 1, 10) == []
+    run = await stage.drive()
+    assert [node.attempt for node in run.nodes] == [1, *[2] * 7]
 
 
 async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:

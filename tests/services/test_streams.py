@@ -126,8 +126,28 @@ async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -
     await ends.sender.send([TASK])
     await ends.inbox.tasks(10)
     other = StreamReader(ends.pipe, ends.pipe, WORKERS, "w2")
-    assert [m.content for m in await other.claim_stale(stream_of("h"), 0.0, 10)] == [TASK]
-    assert await other.claim_stale("tasks:nobody", 0.0, 10) == []
+    assert [m.content for m in await other.claim_stale([stream_of("h")], 0.0, 10)] == [TASK]
+    assert await other.claim_stale(["tasks:nobody"], 0.0, 10) == []
+
+
+async def test_all_that_a_dead_worker_had_read_is_begun_without_a_pause(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LOOK_SECONDS", 60.0)
+    await ends.sender.send([TASK] * 25 + [TASK._replace(handler="other")] * 5)
+    read = 0
+    while read < 30:
+        read += len(await ends.inbox.tasks(30))
+    heir = StreamInbox(
+        StreamReader(ends.pipe, ends.pipe, WORKERS, "w2"),
+        ends.pipe,
+        ["h", "other"],
+        stale_seconds=0.0,
+    )
+    heir._look_at = 0.0
+    async with asyncio.timeout(20):
+        taken = [len(await heir.tasks(10)) for _ in range(4)]
+    assert taken == [10, 5, 10, 5]
 
 
 @pytest.mark.parametrize(

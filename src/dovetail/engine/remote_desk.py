@@ -126,7 +126,7 @@ class RemoteDesk:
         until = now + self._lease_seconds
         # In this order: a claim that nobody knows the lease of would never be reaped, and a
         # message that is settled before its claim would have to be sent again.
-        await self._agenda.lease(map(_start, tasks), until)
+        await self._agenda.lease(map(_start, tasks), until, is_new=True)
         claiming = self._store.claim(tasks, self._worker_id, until, now)
         if self._inbox.has_more:
             claims = asyncio.ensure_future(claiming)

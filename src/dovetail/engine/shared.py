@@ -57,7 +57,11 @@ class Agenda(Protocol):
     async def due(self, now: float, limit: int) -> list[Wake]: ...
     async def next_due(self) -> float | None: ...
     async def woken(self, wakes: Iterable[Wake]) -> None: ...
-    async def lease(self, starts: Iterable[Start], until: float) -> None: ...
+    async def lease(self, starts: Iterable[Start], until: float, *, is_new: bool = False) -> None:
+        """`is_new`: they are about to be claimed. Whoever holds one of them already shall not be
+        missed later for it."""
+        ...
+
     async def expired(self, now: float, limit: int) -> list[Start]: ...
     async def released(self, starts: Iterable[Start]) -> None: ...
     async def moved(self, run_ids: Iterable[str], now: float) -> None: ...
@@ -121,6 +125,10 @@ class SharedStore(Store, Protocol):
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
         """Which of these starts are this worker's from now on; see `Claim`."""
+        ...
+
+    async def leases(self, starts: Sequence[Start]) -> list[float | None]:
+        """Until when each of these is somebody's; None for one that runs no more."""
         ...
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
@@ -337,17 +345,19 @@ class SharedOrchestrator:
     async def reap(self) -> None:
         """Nodes whose worker was not heard of for longer than its lease."""
         await self._release()
-        gone = await self.agenda.expired(self._clock(), AT_ONCE)
-        if not gone or not await self._all_heard():
-            return
-        moves = [Reap(*start, self._max_crashes) for start in gone]
-        decisions = await self.apply(moves)
-        for start, decision in zip(gone, decisions, strict=True):
-            if not decision:
-                await self._recheck(start)
-        await self.agenda.released(
-            start for start, decision in zip(gone, decisions, strict=True) if decision
-        )
+        while True:
+            gone = await self.agenda.expired(self._clock(), AT_ONCE)
+            if not gone or not await self._all_heard():
+                return
+            moves = [Reap(*start, self._max_crashes) for start in gone]
+            decisions = await self.apply(moves)
+            decided = list(zip(gone, decisions, strict=True))
+            if refused := [start for start, decision in decided if not decision]:
+                await self._recheck(refused)
+            reaped = [start for start, decision in decided if decision]
+            await self.agenda.released(reaped)
+            if len(gone) < AT_ONCE or not reaped:
+                return
 
     async def _all_heard(self) -> bool:
         """Whether everything that was told a while ago is taken in: a node shall not run again
@@ -355,18 +365,13 @@ class SharedOrchestrator:
         oldest = await self._traffic.oldest_result()
         return oldest is None or oldest > self._clock() - HEARD_SECONDS
 
-    async def _recheck(self, start: Start) -> None:
-        """Nobody to reap: it has ended, or its lease was renewed and only the index is behind."""
-        run_id, name, token = start
-        try:
-            node = (await self._store.load(run_id)).node(name)
-        except (NotFound, KeyError):
-            await self.agenda.released([start])
-            return
-        if node.status is NodeStatus.RUNNING and node.token == token and node.lease_until:
-            await self.agenda.lease([start], node.lease_until)
-        else:
-            await self.agenda.released([start])
+    async def _recheck(self, starts: Sequence[Start]) -> None:
+        """Nobody to reap: they have ended, or were renewed and only the index is behind."""
+        for start, until in zip(starts, await self._store.leases(starts), strict=True):
+            if until is None:
+                await self.agenda.released([start])
+            else:
+                await self.agenda.lease([start], until)
 
     async def sweep(self) -> None:
         """Runs that nothing was heard of, or whose tasks are lost: is something missing?"""

@@ -344,6 +344,20 @@ class RedisStore:
             seen.add(start)
         return found
 
+    async def leases(self, starts: Sequence[tuple[str, str, Token]]) -> list[float | None]:
+        """Until when each of these is somebody's; None for one that runs no more."""
+        await self._shells.look_for(dict.fromkeys(run_id for run_id, _, _ in starts))
+        commands: list[Command] = []
+        for run_id, name, _ in starts:
+            shell = self._shells.get(run_id)
+            place = -1 if shell is None else shell.run.graph.index.get(name, -1)
+            commands.append(("HGET", keys_of(run_id)[1], place))
+        found: list[float | None] = []
+        for (_, _, token), state in zip(starts, await self._pipe.many(commands), strict=True):
+            node = None if state is None else node_of(state.decode())
+            found.append(node.lease_until if node is not None and node.token == token else None)
+        return found
+
     async def _place(self, task: Task) -> int | None:
         """Where the node is in its definition: the message says so, or the run does."""
         if task.place is not None:

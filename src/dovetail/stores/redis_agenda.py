@@ -50,11 +50,11 @@ class RedisAgenda:
 
     # These two are in order with whatever is asked of the same connection; nobody waits for them.
 
-    async def lease(self, starts: Iterable[Start], until: float) -> None:
+    async def lease(self, starts: Iterable[Start], until: float, *, is_new: bool = False) -> None:
         at = repr(float(until))
         entries = [part for start in starts for part in (at, _name(start))]
         if entries:
-            self._pipe.soon([("ZADD", LEASES, *entries)])
+            self._pipe.soon([("ZADD", LEASES, *(["NX"] if is_new else []), *entries)])
 
     async def expired(self, now: float, limit: int) -> list[Start]:
         return [_parts(name) for name in await self._until(LEASES, now, limit)]

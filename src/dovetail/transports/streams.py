@@ -20,7 +20,7 @@ import orjson
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
-from dovetail.core.transitions import Complete, Stop
+from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.pipe import (
     EXEC,
@@ -32,17 +32,14 @@ from dovetail.pipe import (
     Pipe,
     RedisError,
 )
-from dovetail.transports.messages import (
-    USUAL_TIMEOUT,
-    inputs_text,
-    read_result,
-    read_task,
-    result_fields,
-    shown,
-    task_fields,
+from dovetail.transports.messages import read_result, read_task, shown
+from dovetail.transports.stream_messages import (
+    RESULTS,
+    result_message,
+    stream_of,
+    task_messages,
 )
 
-RESULTS = "wf:stream:results"
 STOPS = "wf:stream:stops"
 ENDS = "wf:stream:ends"
 DEAD = "wf:dead"
@@ -56,6 +53,8 @@ MOST_ENDS, TOLD_AT_ONCE = 250, 16
 FEW_SETTLED, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 AGAIN_SECONDS = 0.5
+LOOK_SECONDS = 1.0
+"""How often a worker looks for what another has read and not begun."""
 QUICK_SECONDS = 0.05
 COMPANY_SECONDS = 0.001
 """How long results wait for something to travel with."""
@@ -75,91 +74,9 @@ Entry = tuple[str, Any]
 """A message as it was read, behind the stream that it is of."""
 
 
-def stream_of(handler: str) -> str:
-    return f"tasks:{handler}"
-
-
 def _time(message_id: bytes) -> float:
     """When a message was sent, by the clock of Redis."""
     return int(message_id.partition(b"-")[0]) / 1000
-
-
-def _words(*words: str | bytes | None) -> bytes:
-    """Words as Redis reads them, with a hole for each that is None."""
-    return b"".join(
-        b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), word)
-        for word in (word.encode() if isinstance(word, str) else word for word in words)
-    )
-
-
-_RESULT = b"*15\r\n" + _words(
-    *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
-    *("success", "1", "output", None, "error", "null"),
-)
-
-
-# A message in three pieces that siblings have in common, with node, config and place after each.
-_BEFORE = b"*%d\r\n" + _words("XADD", None, "*", "run_id", None, "node_id")
-_BETWEEN = _words("token", None, "handler", None, "config")
-_BEHIND = _words("inputs", None, "place")
-_BEHIND_WITH_PARAMS = _words("inputs", None, "params", None, "place")
-_TASK = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n"
-
-
-def _task_messages(tasks: Iterable[Task]) -> list[Command]:
-    """What sends these. Nearly all are alike, and to fill in a form is a third of the work."""
-    messages: list[Command] = []
-    like: Task | None = None
-    before = between = behind = b""
-    for task in tasks:
-        named = task.resource_tag is not None or task.trace is not None
-        unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-        if unusual or task.place is None:
-            messages.append(("XADD", stream_of(task.handler), "*", *task_fields(task)))
-            continue
-        # What became ready together has one token; who has the same parents, one dict of inputs.
-        if (
-            like is None
-            or task.source is not like.source
-            or task.source is None
-            or task.token is not like.token
-            or task.handler != like.handler
-            or task.run_id != like.run_id
-        ):
-            like = task
-            before, between, behind = _common(task)
-        node_id, config, place = (
-            task.node_id.encode(),
-            orjson.dumps(task.config),
-            b"%d" % task.place,
-        )
-        message = (before, len(node_id), node_id, between, len(config), config, behind)
-        messages.append(_TASK % (*message, len(place), place))
-    return messages
-
-
-def _common(task: Task) -> tuple[bytes, bytes, bytes]:
-    run_id, handler, token = task.run_id.encode(), task.handler.encode(), str(task.token).encode()
-    inputs = inputs_text(task)
-    between = _BETWEEN % (len(token), token, len(handler), handler)
-    stream = b"tasks:" + handler
-    where = (len(stream), stream, len(run_id), run_id)
-    if not task.params:
-        return _BEFORE % (17, *where), between, _BEHIND % (len(inputs), inputs)
-    params = orjson.dumps(task.params)
-    behind = _BEHIND_WITH_PARAMS % (len(inputs), inputs, len(params), params)
-    return _BEFORE % (19, *where), between, behind
-
-
-def _result_message(result: Result) -> Command:
-    if not isinstance(result, Complete) or result.cache is not None:
-        return ("XADD", RESULTS, "*", *result_fields(result))
-    run_id, node, token = result.run_id.encode(), result.node.encode(), str(result.token).encode()
-    output = orjson.dumps(result.output)
-    return _RESULT % (
-        *(len(run_id), run_id, len(node), node, len(token), token),
-        *(len(output), output),
-    )
 
 
 class StreamSender:
@@ -183,7 +100,7 @@ class StreamSender:
         to work on that alone.
         """
         by_handler: dict[str, list[Command]] = {}
-        for task, message in zip(tasks, _task_messages(tasks), strict=True):
+        for task, message in zip(tasks, task_messages(tasks), strict=True):
             by_handler.setdefault(task.handler, []).append(message)
         self._sent_to.update(by_handler)
         if len(by_handler) == 1:
@@ -360,13 +277,25 @@ class StreamReader:
             return None
         return self._blocking.ask(commands, patience=COMPANY_SECONDS)
 
-    async def claim_stale(self, stream: str, idle_seconds: float, limit: int) -> list[Message]:
-        """Messages that another consumer has read and not settled for so long."""
-        command = ("XAUTOCLAIM", stream, self._group, self.consumer, int(idle_seconds * 1000))
-        (reply,) = await self._pipe.ask([(*command, "0-0", "COUNT", limit)])
-        if isinstance(reply, hiredis.ReplyError):
-            return []  # no such stream or group: nobody has read anything
-        return await self.understood([(stream, entry) for entry in reply[1]])
+    async def claim_stale(
+        self, streams: Sequence[str], idle_seconds: float, limit: int
+    ) -> list[Message]:
+        """Messages that another consumer has read and not settled for so long, at most so many of
+        each stream."""
+        idle = int(idle_seconds * 1000)
+        replies = await self._pipe.ask(
+            [
+                ("XAUTOCLAIM", stream, self._group, self.consumer, idle, "0-0", "COUNT", limit)
+                for stream in streams
+            ]
+        )
+        return await self.understood(
+            (stream, entry)
+            for stream, reply in zip(streams, replies, strict=True)
+            # No such stream or group: nobody has read anything.
+            if not isinstance(reply, hiredis.ReplyError)
+            for entry in reply[1]
+        )
 
     async def claim_from(self, stream: str, consumer: str, limit: int) -> list[Message]:
         """Messages that this consumer has read, which is known to be gone."""
@@ -475,7 +404,7 @@ class StreamInbox:
         self._full, self._given_at, self._ahead = False, 0.0, 1
         self._sent: tuple[asyncio.Future[list[Any]], list[Command]] | None = None
         self._stale_seconds = stale_seconds
-        self._look_at = time.monotonic() + (stale_seconds or 0) / 2
+        self._look_at = time.monotonic() + LOOK_SECONDS
 
     async def tasks(self, limit: int) -> list[Received]:
         now = time.monotonic()
@@ -530,11 +459,11 @@ class StreamInbox:
         """What a worker has read and then died over, looked for now and then."""
         if self._stale_seconds is None or time.monotonic() < self._look_at:
             return []
-        self._look_at = time.monotonic() + self._stale_seconds / 2
         found: list[Message] = []
         for reader, streams in self._readers:
-            for stream in streams:
-                found += await reader.claim_stale(stream, self._stale_seconds, limit)
+            found += await reader.claim_stale(streams, self._stale_seconds, limit)
+        if len(found) < limit:  # else there may be more, and none has to wait any longer
+            self._look_at = time.monotonic() + LOOK_SECONDS
         return found
 
     async def settle(self, messages: Sequence[Message]) -> None:
@@ -543,7 +472,7 @@ class StreamInbox:
 
     async def send(self, results: Sequence[Result]) -> None:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
-        commands = [_result_message(result) for result in results]
+        commands = [result_message(result) for result in results]
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
         asked = [MULTI, *commands, EXEC] if len(commands) >= FEWEST_TOGETHER else commands
@@ -587,7 +516,7 @@ class StreamInbox:
         self._asked_for = len(self._kept) + len(self._unopened)
         await self.open_more()
         left, self._kept = self._kept, []
-        await self._pipe.many(_task_messages(message.content for message in left))
+        await self._pipe.many(task_messages(message.content for message in left))
         await self._readers[0][0].settle(left)
         for reader, streams in self._readers:
             for stream in streams:

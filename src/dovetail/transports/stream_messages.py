@@ -1,0 +1,102 @@
+"""Messages on streams as they are sent: commands that add them.
+
+Nearly all of a message is the same every time, and to fill in a form is a third of the work. What
+it must not know: who reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import orjson
+
+from dovetail.core.transitions import Complete
+from dovetail.engine.ports import Result, Task
+from dovetail.pipe import Command
+from dovetail.transports.messages import (
+    USUAL_TIMEOUT,
+    inputs_text,
+    result_fields,
+    task_fields,
+)
+
+RESULTS = "wf:stream:results"
+
+
+def stream_of(handler: str) -> str:
+    return f"tasks:{handler}"
+
+
+def _words(*words: str | bytes | None) -> bytes:
+    """Words as Redis reads them, with a hole for each that is None."""
+    return b"".join(
+        b"$%d\r\n%s\r\n" if word is None else b"$%d\r\n%s\r\n" % (len(word), word)
+        for word in (word.encode() if isinstance(word, str) else word for word in words)
+    )
+
+
+_RESULT = b"*15\r\n" + _words(
+    *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
+    *("success", "1", "output", None, "error", "null"),
+)
+
+
+# A message in three pieces that siblings have in common, with node, config and place after each.
+_BEFORE = b"*%d\r\n" + _words("XADD", None, "*", "run_id", None, "node_id")
+_BETWEEN = _words("token", None, "handler", None, "config")
+_BEHIND = _words("inputs", None, "place")
+_BEHIND_WITH_PARAMS = _words("inputs", None, "params", None, "place")
+_TASK = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n"
+
+
+def task_messages(tasks: Iterable[Task]) -> list[Command]:
+    """What sends these."""
+    messages: list[Command] = []
+    like: Task | None = None
+    before = between = behind = b""
+    for task in tasks:
+        named = task.resource_tag is not None or task.trace is not None
+        unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
+        if unusual or task.place is None:
+            messages.append(("XADD", stream_of(task.handler), "*", *task_fields(task)))
+            continue
+        # What became ready together has one token; who has the same parents, one dict of inputs.
+        if (
+            like is None
+            or task.source is not like.source
+            or task.source is None
+            or task.token is not like.token
+            or task.handler != like.handler
+            or task.run_id != like.run_id
+        ):
+            like = task
+            before, between, behind = _common(task)
+        node_id, config = task.node_id.encode(), orjson.dumps(task.config)
+        place = b"%d" % task.place
+        message = (before, len(node_id), node_id, between, len(config), config, behind)
+        messages.append(_TASK % (*message, len(place), place))
+    return messages
+
+
+def _common(task: Task) -> tuple[bytes, bytes, bytes]:
+    run_id, handler, token = task.run_id.encode(), task.handler.encode(), str(task.token).encode()
+    inputs = inputs_text(task)
+    between = _BETWEEN % (len(token), token, len(handler), handler)
+    stream = b"tasks:" + handler
+    where = (len(stream), stream, len(run_id), run_id)
+    if not task.params:
+        return _BEFORE % (17, *where), between, _BEHIND % (len(inputs), inputs)
+    params = orjson.dumps(task.params)
+    behind = _BEHIND_WITH_PARAMS % (len(inputs), inputs, len(params), params)
+    return _BEFORE % (19, *where), between, behind
+
+
+def result_message(result: Result) -> Command:
+    if not isinstance(result, Complete) or result.cache is not None:
+        return ("XADD", RESULTS, "*", *result_fields(result))
+    run_id, node, token = result.run_id.encode(), result.node.encode(), str(result.token).encode()
+    output = orjson.dumps(result.output)
+    return _RESULT % (
+        *(len(run_id), run_id, len(node), node, len(token), token),
+        *(len(output), output),
+    )
