@@ -98,6 +98,15 @@ async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
+async def test_the_run_was_made_and_not_published_and_made_again_by_another(stage: Stage) -> None:
+    await stage.agenda.moved(["r"], LONG_AGO)
+    await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
+    await stage.living.submit(Submit("r", FLOW, {}))
+    assert await stage.tasks() == []
+    await stage.living.sweep()
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
 async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)

@@ -66,8 +66,9 @@ class RedisAgenda:
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
-    async def moved(self, run_ids: Iterable[str], now: float) -> None:
-        await self._add(ACTIVE, [(now, run_id) for run_id in run_ids], "GT")
+    async def moved(self, run_ids: Iterable[str], now: float, *, is_new: bool = False) -> None:
+        how = "NX" if is_new else "GT"
+        await self._add(ACTIVE, [(now, run_id) for run_id in run_ids], how)
 
     async def idle(self, since: float, limit: int) -> list[tuple[str, float]]:
         """Runs that have not moved since then, longest first, and when they last did."""
