@@ -463,7 +463,7 @@ class StreamInbox:
         for reader, streams in self._readers:
             found += await reader.claim_stale(streams, self._stale_seconds, limit)
         if len(found) < limit:  # else there may be more, and none has to wait any longer
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
         return found
 
     async def settle(self, messages: Sequence[Message]) -> None:

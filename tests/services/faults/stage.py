@@ -202,10 +202,13 @@ class Stage:
 
     async def ready(self) -> None:
         """Until the API answers and every worker has said that it is there."""
+        await self.workers_are_there()
+        await self.front.list_runs()
+
+    async def workers_are_there(self) -> None:
         fleet = RedisFleet(self.parts.pipe)
         while len(await fleet.workers()) < len(self.all("worker")):
             await asyncio.sleep(0.05)
-        await self.front.list_runs()
 
     def all(self, kind: str) -> list[Service]:
         return [one for one in self._services if one.kind == kind]

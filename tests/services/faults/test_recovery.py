@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from .conftest import NewStage
+from .side_file import executions
 from .stage import IMPATIENT
 from .storm import Storm
 from .workload import draw_slow
@@ -25,6 +29,29 @@ async def test_a_dead_workers_nodes_start_again_within_its_lease_and_two_seconds
         assert (await storm.calm(wait_for_sweeps=False)).wrong == {}
         assert stage.recovery.workers
         assert max(stage.recovery.workers) < LEASE + 2 + SLACK
+
+
+async def test_all_that_a_busy_worker_leaves_when_it_dies_is_begun_as_soon(
+    new_stage: NewStage,
+) -> None:
+    """It has claimed many nodes a moment ago, and read many more."""
+    lease, runs = 3.0, 1500
+    step = {"handler": "act", "config": {"way": "fine", "seconds": 0, "adds": 1, "of": []}}
+    after = [{"id": f"n{i}", **step, "dependencies": [f"n{i - 1}"]} for i in range(1, 4)]
+    flow = {"name": "flow", "nodes": [{"id": "n0", **step}, *after]}
+    settings = {**IMPATIENT, "lease_seconds": lease, "concurrency": 64}
+    async with new_stage(SEED, settings) as stage:
+        for kind in ("orchestrator", "worker", "worker"):
+            stage.start(kind)
+        await stage.workers_are_there()
+        batch = await stage.commands.batch(flow, [{}] * runs)
+        while len(executions(stage.side)) < runs:
+            await asyncio.sleep(0.01)
+        stage.kill(stage.all("worker")[0])
+        died = time.monotonic()
+        ended = await stage.commands.wait_batch(batch["batch_id"])
+        assert ended["counts"]["COMPLETED"] == runs
+        assert time.monotonic() - died < lease + 2 + SLACK
 
 
 async def test_what_a_worker_says_that_slept_beyond_its_lease_changes_nothing(
