@@ -38,6 +38,8 @@ AT_ONCE = 500
 TOGETHER = 500
 A_PART = 64
 """Results that are taken in before what follows from them is sent out."""
+LOOKED_AFTER = 16
+"""Runs at once."""
 MOST_NOTED = 10_000
 EVER, EVERYBODY = float("inf"), 1_000_000
 BACKLOG_SECONDS = 5.0
@@ -385,17 +387,20 @@ class SharedOrchestrator:
         if lost:
             await self.sweep_all(lost)
         waiting: dict[str, float | None] = {}
-        for run_id, since in await self.agenda.idle(
-            now - self._lease_seconds - BACKLOG_SECONDS, AT_ONCE
-        ):
-            await self.look_after(run_id, since, waiting)
+        before = now - self._lease_seconds - BACKLOG_SECONDS
+        while silent := await self.agenda.idle(before, AT_ONCE):
+            for some in _some_at_a_time(silent):
+                await asyncio.gather(*(self.look_after(*run, waiting) for run in some))
+            if len(silent) < AT_ONCE:
+                return
 
     async def sweep_all(self, lost: Sequence[str] | None = None) -> None:
         """Look after every run that has not ended; publish again what these handlers wait for,
         or everything that is not known to wait."""
         known: dict[str, float | None] = {} if lost is None else dict.fromkeys(lost)
-        for run_id, since in await self.agenda.idle(EVER, EVERYBODY):
-            await self.look_after(run_id, since, dict(known))
+        for some in _some_at_a_time(await self.agenda.idle(EVER, EVERYBODY)):
+            waiting = dict(known)
+            await asyncio.gather(*(self.look_after(*run, waiting) for run in some))
 
     async def look_after(
         self,
@@ -475,6 +480,11 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
             part = []
     if part:
         yield part
+
+
+def _some_at_a_time(runs: Sequence[tuple[str, float]]) -> Iterator[Sequence[tuple[str, float]]]:
+    """To look after one takes several roundtrips, and all of it in memory."""
+    return (runs[at : at + LOOKED_AFTER] for at in range(0, len(runs), LOOKED_AFTER))
 
 
 async def every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
