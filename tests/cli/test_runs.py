@@ -97,6 +97,8 @@ def test_the_list_has_the_newest_run_first_and_says_what_failed(
     assert rows[0].endswith("nobody drives it")
     assert rows[1].endswith("broken: PermanentError: there is no fixed")
     assert hint == "nobody drives 1 unfinished run: dovetail runs resume"
+    page = command("runs", "list", "--limit", "1").out.splitlines()
+    assert page[-2] == "nobody drives 1 unfinished run of these: dovetail runs resume"
 
 
 def test_the_list_can_be_narrowed_and_read_page_by_page(history: History, command: Command) -> None:

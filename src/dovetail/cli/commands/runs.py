@@ -82,9 +82,9 @@ def list_runs(
     for line in lines:
         streams.say(_fitted(line))
     if undriven:
-        streams.say(
-            [(f"{nobody_drives(len(undriven))}: ", "wait"), (command("runs", "resume"), "bold")]
-        )
+        of_these = " of these" if page["next_cursor"] else ""
+        told = f"{nobody_drives(len(undriven))}{of_these}: "
+        streams.say([(told, "wait"), (command("runs", "resume"), "bold")])
     if page["next_cursor"]:
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
 
