@@ -414,3 +414,15 @@ async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
     await desk.hand_back([])
     (again,) = await stage.tasks()
     assert again.token.attempt == 2
+
+
+async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
+    ids = [f"r{i}" for i in range(30)]
+    await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
+    await stage.living.apply([Cancel(run_id) for run_id in ids[:10]])
+    await stage.parts.pipe.call("DEL", ACTIVE)
+    await stage.agenda.moved(["r29"], LONG_AGO)
+    now = stage.parts.clock()
+    await stage.agenda.remember_all(now)
+    found = dict(await stage.agenda.idle(now + 60, 100))
+    assert found == {**dict.fromkeys(ids[10:], pytest.approx(now)), "r29": LONG_AGO}

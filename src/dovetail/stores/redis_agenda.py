@@ -92,10 +92,13 @@ class RedisAgenda:
                 "SCAN", cursor, "MATCH", "wf:{*}:meta", "COUNT", SCANNED
             )
             asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in found]
-            for key, (status, ended) in zip(found, await self._pipe.many(asked), strict=True):
-                if status is not None and not ended:
-                    run_id = key.decode().removeprefix("wf:{").removesuffix("}:meta")
-                    await self._pipe.call("ZADD", ACTIVE, "NX", repr(now), run_id)
+            told = zip(found, await self._pipe.many(asked), strict=True)
+            unfinished = [
+                key.decode().removeprefix("wf:{").removesuffix("}:meta")
+                for key, (status, ended) in told
+                if status is not None and not ended
+            ]
+            await self.moved(unfinished, now, is_new=True)
             if cursor == b"0":
                 return
 
