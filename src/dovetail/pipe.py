@@ -85,6 +85,7 @@ class _Wire(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.heard = True
         """Something came in since this was last set to False."""
+        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -109,6 +110,7 @@ class _Wire(asyncio.Protocol):
                     first.answer.set_result(first.replies)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
         self._on_lost(self)
 
 
@@ -342,6 +344,8 @@ class Pipe:
                     )
                 _, wire = await opening
                 await self._greet(wire, where)
+                if wire.is_lost:  # by a server that was about to die
+                    raise ConnectionResetError("the connection broke at once")
         except (OSError, TimeoutError) as error:
             what = error or "no answer in time"
             raise Unreachable(f"Redis cannot be reached: {what}") from None

@@ -92,6 +92,7 @@ class Engine:
             settle_pending=lambda run_id, now: NOTHING,
             claim=lambda tasks, worker, until, now: [True] * len(tasks),
         )
+        self.store.breaks = 0  # type: ignore[assignment, method-assign]
         self.orchestrator = SharedOrchestrator(
             self.store,  # type: ignore[arg-type]
             Noting(self.told),  # type: ignore[arg-type]

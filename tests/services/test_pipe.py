@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,26 @@ async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
             await asyncio.to_thread(server.start)
             assert await asyncio.wait_for(asyncio.gather(*asked), 10) == [b"kept"] * 5
             assert await pipe.script("return 7", [], []) == 7
+
+
+async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does to a server that is about to die: it is made by the kernel, for nobody."""
+    greet, dying = Pipe._greet, [True]
+
+    async def greet_and_die(self: Pipe, wire: Any, where: Any) -> None:
+        await greet(self, wire, where)
+        if dying:
+            dying.pop()
+            wire.transport.abort()
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Pipe, "_greet", greet_and_die)
+    pipe._break()
+    async with asyncio.timeout(10):
+        assert await pipe.call("PING") in (b"PONG", "PONG")
+    assert dying == []
 
 
 async def test_a_redis_that_is_not_there_is_told_in_words() -> None:

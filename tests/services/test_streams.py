@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import hiredis
 import orjson
 import pytest
 
@@ -128,6 +129,29 @@ async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -
     other = StreamReader(ends.pipe, ends.pipe, WORKERS, "w2")
     assert [m.content for m in await other.claim_stale([stream_of("h")], 0.0, 10)] == [TASK]
     assert await other.claim_stale(["tasks:nobody"], 0.0, 10) == []
+
+
+async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_again(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Complete("run", "node", TOKEN, 1)
+    await ends.inbox.send([result])
+    assert len(await ends.results.read([RESULTS], 10)) == 1
+    same = StreamReader(ends.pipe, ends.pipe, "orchestrators", "o1")
+    await same._open(RESULTS)
+    same._breaks = -1  # the connection broke
+    ask, loading = Pipe.ask, [hiredis.ReplyError("LOADING Redis is loading the dataset in memory")]
+
+    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+        if loading and commands[0][0] == "XREADGROUP":
+            told = asyncio.get_running_loop().create_future()
+            told.set_result([loading.pop()])
+            return told
+        return ask(self, commands, **more)
+
+    monkeypatch.setattr(Pipe, "ask", answer)
+    assert await same.read([RESULTS], 10) == []
+    assert [message.content for message in await same.read([RESULTS], 10)] == [result]
 
 
 async def test_all_that_a_dead_worker_had_read_is_begun_without_a_pause(

@@ -115,6 +115,12 @@ class Notices(Protocol):
 
 
 class SharedStore(Store, Protocol):
+    @property
+    def breaks(self) -> int:
+        """How often the connection to it broke: what was asked then may have been done before it
+        was asked again, and was refused."""
+        ...
+
     async def inputs(self, task: Task) -> dict[str, Any]:
         """The outputs of the node's completed parents by id."""
         ...
@@ -229,9 +235,12 @@ class SharedOrchestrator:
             # Before it is done: a run that has ended is in no index, and if we die over it nobody
             # would know. Ahead, so that nobody whose clock is ahead takes its end for the last.
             await self.agenda.moved(reopened, now + MOST_SKEW_SECONDS)
+        breaks = self._store.breaks
         decisions = await self._store.apply(moves, now, durable=durable)
-        runs = [move.run_id for move in moves]
-        await self._follow(list(zip(runs, decisions, strict=True)), now)
+        decided = list(zip([move.run_id for move in moves], decisions, strict=True))
+        await self._follow(decided, now)
+        if self._store.breaks != breaks:
+            await self._look_after_refused(decided)
         return decisions
 
     async def follow(self, decisions: Iterable[Decision]) -> None:
@@ -316,14 +325,19 @@ class SharedOrchestrator:
 
     async def _take_part(self, results: Sequence[Result], *, again: bool) -> bool:
         now = self._clock()
+        breaks = self._store.breaks
         decisions = await self._store.apply(results, now)
         self._done += [(result.run_id, result.node, result.token) for result in results]
-        runs = [result.run_id for result in results]
-        await self._follow(list(zip(runs, decisions, strict=True)), now)
-        if again:
-            for run_id in {r.run_id for r, d in zip(results, decisions, strict=True) if not d}:
-                await self.look_after(run_id)
+        decided = list(zip([result.run_id for result in results], decisions, strict=True))
+        await self._follow(decided, now)
+        if again or self._store.breaks != breaks:
+            await self._look_after_refused(decided)
         return any(decision.ended or len(decision.changed) > 1 for decision in decisions)
+
+    async def _look_after_refused(self, decided: Sequence[tuple[str, Decision]]) -> None:
+        """They may have been decided before, and nobody has followed."""
+        for run_id in {run_id for run_id, decision in decided if not decision}:
+            await self.look_after(run_id)
 
     async def _release(self) -> None:
         """What has ended needs no lease. It can wait for the next occasion: should we die before,

@@ -146,6 +146,11 @@ class RedisStore:
         self._shells = Shells(pipe)
         self._scenes = Scenes(pipe, self._shells)
 
+    @property
+    def breaks(self) -> int:
+        """How often an answer may have been lost: what was asked then was asked again."""
+        return self._pipe.breaks
+
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
     async def create(self, submit: Submit, now: float) -> Decision:

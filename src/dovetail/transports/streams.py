@@ -199,6 +199,11 @@ end
 """In one step: with what it holds, a consumer would take messages along that nobody reads again."""
 
 
+def _comes_later(reply: Any) -> bool:
+    """Redis starts, or is about to be replaced: this says nothing about what there is."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("UNBLOCKED", *LATER))
+
+
 class StreamReader:
     """One consumer of a group, on a connection of its own: its reads block."""
 
@@ -243,7 +248,8 @@ class StreamReader:
             (reply,) = await self._pipe.ask(
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
-            if found := await self._entries(reply):
+            found = await self._entries(reply)
+            if found or _comes_later(reply):
                 return found  # there may be more: of several breaks, or of a longer read
             self._breaks = breaks
             done = ()
@@ -265,7 +271,7 @@ class StreamReader:
             if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
                 self._known.clear()
                 return []
-            if str(reply).startswith(("UNBLOCKED", *LATER)):
+            if _comes_later(reply):
                 await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
