@@ -26,7 +26,6 @@ from redis.connection import parse_url
 
 from dovetail.pipe import (
     CONNECT_SECONDS,
-    LATER,
     LONGEST_RETRY_SECONDS,
     PATIENCE_SECONDS,
     RETRY_SECONDS,
@@ -155,22 +154,8 @@ class BlockingPipe(Pipe):
                 raise ConnectionResetError("the connection to Redis broke")
             self._reader.feed(data)
 
-    async def _again(self, command: Command, reply: Any, patience: float) -> Any:
-        give_up = time.monotonic() + patience
-        pause = RETRY_SECONDS
-        while isinstance(reply, hiredis.ReplyError):
-            text = str(reply)
-            if text.startswith("NOSCRIPT"):
-                await self.call("SCRIPT", "LOAD", self._sources[str(command[1])])
-            elif text.startswith(LATER) and time.monotonic() < give_up:
-                if text.startswith("READONLY"):
-                    self._break()
-                time.sleep(pause)  # noqa: ASYNC251  (there is no loop to block)
-                pause = min(pause * 2, LONGEST_RETRY_SECONDS)
-            else:
-                raise RedisError(text)
-            (reply,) = await self.ask([command])
-        return reply
+    async def _rest(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  (there is no loop to block)
 
     # ── the connection ───────────────────────────────────────────────────────────────────
 

@@ -51,10 +51,6 @@ def _name(command: Command) -> str:
     return "script" if command[0] == "EVALSHA" else str(command[0])
 
 
-def _is_forgotten(refusal: hiredis.ReplyError) -> bool:
-    return str(refusal).startswith("NOSCRIPT")
-
-
 class RedisError(StoreError):
     """Redis refused a command."""
 
@@ -164,10 +160,10 @@ class Pipe:
 
     async def call(self, *command: Argument, patience: float | None = None) -> Any:
         """The answer to one command; it may be executed twice if the connection breaks."""
-        (reply,) = await self.ask([command])
-        if isinstance(reply, hiredis.ReplyError):
-            return await self._again(command, reply, patience or self._patience)
-        return reply
+        replies = await self.ask([command])
+        if isinstance(replies[0], hiredis.ReplyError):
+            await self._ask_again([command], replies, [0], patience or self._patience)
+        return replies[0]
 
     async def many(self, commands: Sequence[Command], *, now: bool = False) -> list[Any]:
         """The answers to commands that travel together and are executed in this order, but for
@@ -186,16 +182,7 @@ class Pipe:
         if not refused:
             return replies
         self.refusals += len(refused)
-        forgotten = [at for at in refused if _is_forgotten(replies[at])]
-        if forgotten:
-            again = [commands[at] for at in forgotten]
-            for digest in {str(command[1]) for command in again}:
-                await self.call("SCRIPT", "LOAD", self._sources[digest])
-            for at, reply in zip(forgotten, await self.ask(again), strict=True):
-                replies[at] = reply
-        for at in refused:
-            if isinstance(replies[at], hiredis.ReplyError):
-                replies[at] = await self._again(commands[at], replies[at], self._patience)
+        await self._ask_again(commands, replies, refused, self._patience)
         return replies
 
     def together(self, commands: Sequence[Command]) -> Coroutine[Any, Any, list[Any]]:
@@ -290,24 +277,36 @@ class Pipe:
         """Whether it is a node of a cluster: a command may name keys of one slot only there."""
         return b"cluster_enabled:1" in await self.call("INFO", "cluster")
 
-    async def _again(self, command: Command, reply: Any, patience: float) -> Any:
-        """Redis refused: it may have forgotten the script, or will do later."""
+    async def _ask_again(
+        self, commands: Sequence[Command], replies: list[Any], refused: list[int], patience: float
+    ) -> None:
+        """What was refused, all of it at once: Redis may have forgotten a script, or will do later.
+
+        Raises `RedisError` if one of these is refused for good."""
         give_up = self._loop.time() + patience
         pause = RETRY_SECONDS
-        while isinstance(reply, hiredis.ReplyError):
-            text = str(reply)
-            if text.startswith("NOSCRIPT"):  # it was restarted
-                source = self._sources[str(command[1])]
-                await self.call("SCRIPT", "LOAD", source)
-            elif text.startswith(LATER) and self._loop.time() < give_up:
-                if text.startswith("READONLY"):  # our server was replaced: find the new one
-                    self._break()
-                await asyncio.sleep(pause)
+        while refused:
+            later = [at for at in refused if str(replies[at]).startswith(LATER)]
+            forgotten = [at for at in refused if str(replies[at]).startswith("NOSCRIPT")]
+            if later and self._loop.time() < give_up:
+                if any(str(replies[at]).startswith("READONLY") for at in later):
+                    self._break()  # our server was replaced: find the new one
+                await self._rest(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
+            elif forgotten:
+                later = []
             else:
-                raise RedisError(f"{_name(command)}: {text}")
-            (reply,) = await self.ask([command])
-        return reply
+                raise RedisError(f"{_name(commands[refused[0]])}: {replies[refused[0]]}")
+            for digest in {str(commands[at][1]) for at in forgotten}:  # it was restarted
+                await self.call("SCRIPT", "LOAD", self._sources[digest])
+            again = sorted([*later, *forgotten])
+            answers = await self.ask([commands[at] for at in again])
+            for at, reply in zip(again, answers, strict=True):
+                replies[at] = reply
+            refused = [at for at in refused if isinstance(replies[at], hiredis.ReplyError)]
+
+    async def _rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def flush(self) -> None:
         """Send what was asked so far, now."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import hiredis
 import pytest
 
 from dovetail.core.errors import StoreError
@@ -114,6 +115,35 @@ async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
             await asyncio.to_thread(server.start)
             assert await asyncio.wait_for(asyncio.gather(*asked), 10) == [b"kept"] * 5
             assert await pipe.script("return 7", [], []) == 7
+
+
+async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pause for all: each with one of its own would take minutes of a batch."""
+    ask, loads = Pipe.ask, [True, True]
+    rests: list[float] = []
+
+    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+        if not loads:
+            return ask(self, commands, **more)
+        loads.pop()
+        told = asyncio.get_running_loop().create_future()
+        refusal = hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
+        told.set_result([refusal] * len(commands))
+        return told
+
+    async def rest(self: Pipe, seconds: float) -> None:
+        rests.append(seconds)
+
+    monkeypatch.setattr(Pipe, "ask", answer)
+    monkeypatch.setattr(Pipe, "_rest", rest)
+    assert await pipe.many([("INCR", "n")] * 50) == list(range(1, 51))
+    assert len(rests) == 2
+    loads.append(True)
+    with pytest.raises(RedisError, match="LPUSH: WRONGTYPE"):
+        await pipe.many([("INCR", "n"), ("LPUSH", "n", "x"), ("INCR", "n")])
+    assert await pipe.call("GET", "n") == b"52"
 
 
 async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
