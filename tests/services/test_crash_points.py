@@ -426,3 +426,32 @@ async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
     await stage.agenda.remember_all(now)
     found = dict(await stage.agenda.idle(now + 60, 100))
     assert found == {**dict.fromkeys(ids[10:], pytest.approx(now)), "r29": LONG_AGO}
+
+
+async def test_many_runs_were_made_and_not_published(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    ids = [f"r{i}" for i in range(8)]
+    await stage.agenda.moved(ids, LONG_AGO)
+    await stage.store.create_many([Submit(one, FLOW, {}) for one in ids], stage.parts.clock())
+    await stage.living.sweep()
+    assert {task.run_id for task in await stage.tasks()} == set(ids)
+
+
+async def test_a_result_was_applied_and_the_answer_lost(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    result, apply = Complete("r", "a", task.token, 1), stage.store.apply
+    await apply([result], stage.parts.clock())
+
+    async def asked_again(moves: Any, now: float, **more: Any) -> Any:
+        stage.parts.pipe.breaks += 1
+        return await apply(moves, now, **more)
+
+    monkeypatch.setattr(stage.store, "apply", asked_again)
+    await stage.living.take_in([result])
+    monkeypatch.undo()
+    assert (await stage.drive()).status is RunStatus.COMPLETED
