@@ -24,6 +24,7 @@ from dovetail.engine import shared
 from dovetail.engine.ports import Task
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
+from dovetail.stores import redis_shells
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_limits import RedisLimits
@@ -455,3 +456,16 @@ async def test_a_result_was_applied_and_the_answer_lost(
     await stage.living.take_in([result])
     monkeypatch.undo()
     assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_shells, "MOST_SHELLS", 1)
+    starts = []
+    for run_id in ("r", "s"):
+        await stage.living.submit(Submit(run_id, FLOW, {}))
+        (task,) = await stage.tasks()
+        await stage.claim(task)
+        starts.append((run_id, task.node_id, task.token))
+    assert None not in await stage.store.leases(starts)

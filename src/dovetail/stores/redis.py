@@ -354,7 +354,8 @@ class RedisStore:
         await self._shells.look_for(dict.fromkeys(run_id for run_id, _, _ in starts))
         commands: list[Command] = []
         for run_id, name, _ in starts:
-            shell = self._shells.get(run_id)
+            # One that had to make room for another of these is asked for again.
+            shell = self._shells.get(run_id) or await self._shells.find(run_id)
             place = -1 if shell is None else shell.run.graph.index.get(name, -1)
             commands.append(("HGET", keys_of(run_id)[1], place))
         found: list[float | None] = []
