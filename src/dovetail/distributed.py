@@ -31,7 +31,7 @@ from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.restoring import Restorer
 from dovetail.engine.shared import SharedOrchestrator, every
-from dovetail.engine.submissions import Submissions
+from dovetail.engine.submissions import Acceptance, Submissions
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.calls import RegistryCalls
@@ -483,9 +483,12 @@ async def commanding(
                 f"{env_name('database_url')} as it is set for them"
             )
         hot = _records(settings, parts.pipe)
-        acceptance = hot if archive is None else ArchivedAcceptance(archive.records)
+        acceptance: Acceptance = hot
+        past: ArchivedRuns | None = None
+        if archive is not None:
+            acceptance = ArchivedAcceptance(archive.records, archive.restorer)
+            past = ArchivedRuns(archive.runs, archive.restorer)
         records = hot if archive is None else archive.records
-        past = None if archive is None else ArchivedRuns(archive.runs, archive.restorer)
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)

@@ -30,6 +30,7 @@ class Kept:
         self._renamed = renamed
         self.settled: list[Any] = []
         self.left: list[Unmade] = []
+        self.used: KeyUsed | None = None
 
     async def accept(self, submit: Submit, now: float) -> Submit:
         return submit._replace(run_id=self._renamed or submit.run_id)
@@ -37,7 +38,12 @@ class Kept:
     async def accept_batch(
         self, batch_id: str, submits: Sequence[Submit], key: Any, now: float
     ) -> list[Submit]:
+        if self.used is not None:
+            raise self.used
         return list(submits)
+
+    async def unmade_of(self, batch_id: str) -> Unmade | None:
+        return next((left for left in self.left if left.name == batch_id), None)
 
     async def made(self, submit: Submit) -> None:
         self.settled.append(submit.run_id)
@@ -91,6 +97,18 @@ async def test_what_another_one_died_over_is_made_under_its_id() -> None:
     assert (known.value.made, known.value.same_body) == ("first", True)
     assert maker.made == [("first", 1000.0)]
     assert kept.settled == ["first"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_so_is_the_rest_of_a_batch_if_it_is_the_same(same: bool) -> None:
+    kept, maker = Kept(outlives=False), Maker()
+    kept.used = KeyUsed("first", same_body=same)
+    kept.left = [Unmade("first", [ASKED], 980.0)]
+    them, _ = submitting(kept, maker)
+    with pytest.raises(KeyUsed):
+        await them.submit_batch("second", [ASKED._replace(run_id="other")], None, 1000.0)
+    assert maker.made == [("asked", 980.0)] * same
+    assert kept.settled == ["first"] * same
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), NotFound("flushed meanwhile")])

@@ -288,6 +288,24 @@ asyncio.run(main())
 """
 
 
+async def accepted_by_who_dies(
+    hands: Hands, folder: Path, call: str, killed: str = KILLED
+) -> list[str]:
+    """The runs that somebody asked for who is killed before they are made."""
+    script = folder / "killed.py"
+    script.write_text(textwrap.dedent(killed.replace("{call}", call)))
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, script],
+        env={**os.environ, **hands.env},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9
+    return done.stdout.split()
+
+
 @BOTH
 @pytest.mark.parametrize(
     "call",
@@ -300,18 +318,7 @@ async def test_what_its_maker_died_over_is_made(
     commands: Commands, hands: Hands, tmp_path: Path, call: str
 ) -> None:
     await commands.register(flow("left"))
-    script = tmp_path / "killed.py"
-    script.write_text(textwrap.dedent(KILLED.replace("{call}", call)))
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, script],
-        env={**os.environ, **hands.env},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 9
-    accepted = done.stdout.split()
+    accepted = await accepted_by_who_dies(hands, tmp_path, call)
     if hands.database_url is not None:  # a new one looks at once, the others within a minute
         hands.start("orchestrator")
     while True:
@@ -322,6 +329,34 @@ async def test_what_its_maker_died_over_is_made(
             await asyncio.sleep(0.1)
     assert [run.status for run in made] == ["COMPLETED"] * len(accepted)
     assert set(accepted) <= set(await ids(commands, workflow="left"))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "call",
+    [
+        'trigger("asked", {"x": 0}, idempotency_key="k")',
+        'batch("asked", [{"x": n} for n in range(3)], idempotency_key="k")',
+    ],
+)
+async def test_it_is_made_at_once_by_whoever_is_asked_again(
+    commands: Commands, hands: Hands, tmp_path: Path, call: str
+) -> None:
+    await commands.register(flow("asked", max_concurrency=len(call)))  # one for each call
+    just_now = KILLED.replace("- 100", "- 0")
+    accepted = await accepted_by_who_dies(hands, tmp_path, call, just_now)
+    if "trigger" in call:
+        again = await commands.trigger("asked", {"x": 0}, idempotency_key="k")
+        assert (again.run_id, again.created) == (accepted[0], False)
+    else:
+        batch = await commands.batch("asked", [{"x": n} for n in range(3)], idempotency_key="k")
+        assert not batch["created"]
+        runs = (await commands.get_batch(batch["batch_id"]))["runs"]
+        assert [run["run_id"] for run in runs] == accepted
+    assert set(accepted) <= set(await ids(commands, workflow="asked"))
+    async with asyncio.timeout(5):  # an orchestrator would look for them after ten seconds
+        made = [await commands.wait(run_id) for run_id in accepted]
+    assert [run.status for run in made] == ["COMPLETED"] * len(accepted)
 
 
 # --- batches -------------------------------------------------------------------------------------

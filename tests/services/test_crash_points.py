@@ -28,6 +28,7 @@ from dovetail.stores import redis_shells
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_records import RedisRecords
 from dovetail.transports.messages import read_task, result_fields, task_fields
 from dovetail.transports.stream_messages import RESULTS, stream_of
 from dovetail.transports.streams import ORCHESTRATORS, WORKERS, StreamInbox, StreamReader
@@ -106,6 +107,15 @@ async def test_the_run_was_made_and_not_published_and_made_again_by_another(stag
     assert await stage.tasks() == []
     await stage.living.sweep()
     assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_the_run_was_made_and_not_listed_and_made_again_by_another(stage: Stage) -> None:
+    records = RedisRecords(stage.parts.pipe)
+    await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
+    assert (await records.list_runs())["items"] == []
+    await stage.living.submit(Submit("r", FLOW, {}))
+    (run,) = (await records.list_runs())["items"]
+    assert run["run_id"] == "r"
 
 
 async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -82,14 +82,20 @@ class Restorer:
         before = self._clock() - self._recovery_timeout
         after, restored = None, 0
         while page := await self._archive.unfinished(before, PAGE, after):
-            known = await self._hot.known(page)
-            lost = [run_id for run_id in page if run_id not in known]
-            for first in range(0, len(lost), AT_ONCE):
-                some = lost[first : first + AT_ONCE]
-                restored += sum(await asyncio.gather(*map(self._restore, some)))
+            restored += await self.restore_lost(page)
             after = page[-1]
         if restored:
             log.warning("restored %d runs that Redis did not know", restored)
+        return restored
+
+    async def restore_lost(self, run_ids: Sequence[str]) -> int:
+        """Those of these that are not finished and that Redis does not know, however young."""
+        known = await self._hot.known(run_ids)
+        lost = [run_id for run_id in run_ids if run_id not in known]
+        restored = 0
+        for first in range(0, len(lost), AT_ONCE):
+            some = lost[first : first + AT_ONCE]
+            restored += sum(await asyncio.gather(*map(self._restore, some)))
         return restored
 
     async def bring_back(self, run_id: str) -> None:

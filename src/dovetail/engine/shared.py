@@ -225,8 +225,12 @@ class SharedOrchestrator:
         begun = [submit for submit, decision in made if decision and not decision.ended]
         decided = [(submit.run_id, decision) for submit, decision in made]
         work: list[Awaitable[object]] = [self._follow(decided, are_new=True)]
-        if self.notices is not None and begun:
-            work.append(self.notices.begun(begun, accepted))
+        if self.notices is not None:
+            if begun:
+                work.append(self.notices.begun(begun, accepted))
+            # Made by somebody else, who may be dead by now and have told nobody.
+            if others := [submit.run_id for submit, decision in made if not decision]:
+                work.append(self.notices.moved(others, others))
         await asyncio.gather(*work)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:

@@ -24,6 +24,10 @@ AGE_SECONDS = 10.0
 Key = tuple[str, str, str]
 
 
+def making_seconds(runs: int) -> float:
+    return MAKING_SECONDS + runs * MAKING_SECONDS_EACH
+
+
 class Unmade(NamedTuple):
     """Something that was accepted, with its runs that are not there."""
 
@@ -31,6 +35,8 @@ class Unmade(NamedTuple):
     """Of what was accepted, for whoever keeps it."""
     submits: list[Submit]
     created_at: float
+    there: Sequence[str] = ()
+    """Its other runs: whoever made them may have come no further."""
 
 
 class Acceptance(Protocol):
@@ -55,6 +61,10 @@ class Acceptance(Protocol):
 
     async def unmade(self, accepted_before: float) -> list[Unmade]:
         """What was accepted and whose maker died; `settle` when its runs are there."""
+        ...
+
+    async def unmade_of(self, batch_id: str) -> Unmade | None:
+        """The same of one batch, whenever it was accepted; none if all of it is made."""
         ...
 
     async def settle(self, unmade: Unmade) -> None: ...
@@ -87,7 +97,12 @@ class Submissions:
     async def submit_batch(
         self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> None:
-        accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
+        try:
+            accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
+        except KeyUsed as known:
+            if known.same_body and (left := await self._acceptance.unmade_of(known.made)):
+                await self._make(left)
+            raise
         if await self._made_in_time(accepted, now):
             await self._acceptance.batch_made(batch_id)
 
@@ -100,14 +115,17 @@ class Submissions:
     async def make_up(self) -> None:
         """A duty of orchestrators: make what others have accepted and then died over."""
         for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
-            await self._orchestrator.submit_many(left.submits, left.created_at)
-            await self._acceptance.settle(left)
+            await self._make(left)
+
+    async def _make(self, left: Unmade) -> None:
+        await self._orchestrator.submit_many(left.submits, left.created_at)
+        await self._acceptance.settle(left)
 
     async def _made_in_time(self, submits: Sequence[Submit], now: float) -> bool:
         if not self._acceptance.outlives:
             await self._orchestrator.submit_many(submits, now)
             return True
-        patience = MAKING_SECONDS + len(submits) * MAKING_SECONDS_EACH
+        patience = making_seconds(len(submits))
         try:
             async with asyncio.timeout(patience):
                 await self._orchestrator.submit_many(submits, now)

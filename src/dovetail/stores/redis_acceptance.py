@@ -28,6 +28,8 @@ ACCEPTED = "wf:accepted"
 """What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
 WORDS_AT_ONCE = 2000
 """Of one command: so that a large batch keeps nobody waiting."""
+AT_ONCE = 100
+"""Runs of a batch that are looked for together."""
 
 
 class Acceptance:
@@ -179,19 +181,20 @@ class Acceptance:
         names = await self._pipe.call(
             "ZRANGEBYSCORE", ACCEPTED, "-inf", repr(accepted_before), "LIMIT", 0, limit
         )
-        found = []
-        for name in names:
-            try:
-                left = await self._left_of(name.decode())
-            except NotFound:
-                left = None  # half of it was deleted: nobody can make it, and others wait
-            if left is None:
-                await self._pipe.call("ZREM", ACCEPTED, name)
-            elif not left.submits:
-                await self.settle(name.decode())
-            else:
-                found.append(left)
-        return found
+        found = [await self._left(name.decode()) for name in names]
+        return [left for left in found if left is not None]
+
+    async def unmade_of(self, batch_id: str) -> Unmade | None:
+        return await self._left(batch_key(batch_id))
+
+    async def _left(self, name: str) -> Unmade | None:
+        try:
+            left = await self._left_of(name)
+        except NotFound:
+            left = None  # half of it was deleted: nobody can make it, and others wait
+        if left is None:
+            await self._pipe.call("ZREM", ACCEPTED, name)
+        return left
 
     async def _left_of(self, name: str) -> Unmade | None:
         todo, key, body = await self._pipe.call("HMGET", name, "todo", "key", "body")
@@ -213,9 +216,8 @@ class Acceptance:
         graph = self._definitions.graph(
             int(kept["definition"], 16), kept["retries"].encode(), lambda: content
         )
-        submits = []
-        for run_id, params, place in kept["runs"]:
-            submit = Submit(
+        submits = [
+            Submit(
                 run_id,
                 graph,
                 params,
@@ -223,11 +225,21 @@ class Acceptance:
                 key=own_key,
                 place=None if place is None else (batch_number(place[0]), place[1]),
             )
-            try:
-                submits.append(await self.accept(submit, kept["created_at"]))
-            except KeyUsed:
-                continue  # it is there
-        return Unmade(name, submits, kept["created_at"])
+            for run_id, params, place in kept["runs"]
+        ]
+        unmade: list[Submit] = []
+        there: list[str] = []
+        for first in range(0, len(submits), AT_ONCE):
+            some = submits[first : first + AT_ONCE]
+            accepting = (self.accept(submit, kept["created_at"]) for submit in some)
+            for accepted in await asyncio.gather(*accepting, return_exceptions=True):
+                if isinstance(accepted, Submit):
+                    unmade.append(accepted)
+                elif isinstance(accepted, KeyUsed):
+                    there.append(accepted.made)
+                else:
+                    raise accepted
+        return Unmade(name, unmade, kept["created_at"], there)
 
     async def settle(self, name: str) -> None:
         await self._pipe.many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])

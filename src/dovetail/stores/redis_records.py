@@ -351,8 +351,12 @@ class RedisRecords:
         """What was accepted before that time and whose maker died; see `settle`."""
         return await self._acceptance.unmade(accepted_before)
 
+    async def unmade_of(self, batch_id: str) -> Unmade | None:
+        return await self._acceptance.unmade_of(batch_id)
+
     async def settle(self, unmade: Unmade) -> None:
-        """The runs that were left unmade are there."""
+        """The runs that were left unmade are there, and those that were there are listed."""
+        await self.refresh(unmade.there)
         await self._acceptance.settle(str(unmade.name))
 
     # ── batches ──────────────────────────────────────────────────────────────────────────

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
+from dovetail.core.states import FINAL
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Seen
+from dovetail.engine.ports import KeyUsed, Seen
 from dovetail.engine.restoring import Restorer
-from dovetail.engine.submissions import Key, Unmade
+from dovetail.engine.submissions import Key, Unmade, making_seconds
 from dovetail.engine.views import timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.listing import page_size, place_in_list, summary_of
@@ -229,18 +230,45 @@ class ArchivedAcceptance:
 
     outlives = True
 
-    def __init__(self, records: PostgresRecords) -> None:
+    def __init__(self, records: PostgresRecords, restorer: Restorer) -> None:
         self._records = records
+        self._restorer = restorer
 
     async def accept(self, submit: Submit, now: float) -> Submit:
-        await self._records.accept(submit, now)
+        try:
+            await self._records.accept(submit, now)
+        except KeyUsed as known:
+            if known.same_body:
+                await self._asked_again([known.made])
+            raise
         return submit
 
     async def accept_batch(
         self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> list[Submit]:
-        await self._records.accept_batch(batch_id, submits, key, now)
+        try:
+            await self._records.accept_batch(batch_id, submits, key, now)
+        except KeyUsed as known:
+            if known.same_body:
+                await self._asked_again(await self._going_on(known.made))
+            raise
         return list(submits)
+
+    async def _asked_again(self, run_ids: Sequence[str]) -> None:
+        """Whoever made them may have died before they were in Redis."""
+        with suppress(StoreError, TimeoutError):  # then orchestrators find them, later
+            async with asyncio.timeout(making_seconds(len(run_ids))):
+                await self._restorer.restore_lost(run_ids)
+
+    async def _going_on(self, batch_id: str) -> list[str]:
+        found: list[str] = []
+        cursor = None
+        while True:
+            page = await self._records.get_batch(batch_id, limit=1000, cursor=cursor, counts=False)
+            found += [run["run_id"] for run in page["runs"] if run["status"] not in FINAL]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
 
     async def made(self, submit: Submit) -> None:
         """Its row is not needed any less."""
@@ -251,6 +279,10 @@ class ArchivedAcceptance:
     async def unmade(self, accepted_before: float) -> list[Unmade]:
         """They are restored with all others that Redis does not know."""
         return []
+
+    async def unmade_of(self, batch_id: str) -> Unmade | None:
+        """The same; until then they are listed from here."""
+        return None
 
     async def settle(self, unmade: Unmade) -> None: ...
 

@@ -34,17 +34,27 @@ class Front:
         answer = await self._answer("POST", "/runs", body, key)
         return str(answer["run_id"])
 
+    async def batch(self, key: str, definition: dict[str, Any], items: list[Any]) -> list[str]:
+        """The ids of the runs that this key stands for."""
+        answer = await self._answer(
+            "POST", "/batches", {"definition": definition, "items": items}, key
+        )
+        made = [run["run_id"] for run in await self.list_runs(f"&batch={answer['batch_id']}")]
+        if len(made) != len(items):
+            self.complaints.append(f"of batch {answer} {len(made)} runs are listed")
+        return made
+
     async def cancel(self, run_id: str) -> None:
         await self._answer("POST", f"/runs/{run_id}/cancel", {})
 
     async def retry(self, run_id: str, first: str | None) -> None:
         await self._answer("POST", f"/runs/{run_id}/retry", {"from": first} if first else {})
 
-    async def list_runs(self) -> list[dict[str, Any]]:
+    async def list_runs(self, which: str = "") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         cursor = ""
         while True:
-            page = await self._answer("GET", f"/runs?limit=100{cursor}")
+            page = await self._answer("GET", f"/runs?limit=100{which}{cursor}")
             found += page["items"]
             if page["next_cursor"] is None:
                 return found

@@ -11,6 +11,7 @@ What it must not know: how a fault is done, or what must hold of a run.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from .workload import Plan, draw
 SERVICES = ("serve", "orchestrator", "orchestrator", "worker", "worker")
 CROWD = 12
 """So many runs are under way at once."""
+MOST_LOOKED_AT = 200
 PATIENCE = 60.0
 """Once nothing breaks any more every run must end within these seconds, beyond a few leases."""
 LEFT_OVER_SECONDS = 15.0
@@ -100,10 +102,12 @@ class Storm:
         known: Mapping[str, tuple[int, Fault]] = EVERY,
         plan: Callable[[random.Random], Plan] = draw,
         crowd: int = CROWD,
+        batch: int = 1,
         orders: bool = True,
     ) -> None:
         """`known` says how each of the faults is done. `plan` draws the runs, of which `crowd`
-        are under way at once; with `orders` some are cancelled and retried."""
+        are under way at once, `batch` of each plan; with `orders` some are cancelled and retried.
+        """
         self._stage = stage
         self._known = known
         # One source each, so that a seed gives the same runs and the same faults in the same
@@ -113,6 +117,8 @@ class Storm:
         )
         self._draw = plan
         self._crowd = crowd
+        self._batch = batch
+        self._keys = itertools.count()
         self._orders_given = orders
         self._faults = list(faults)
         self.tried: set[str] = set()
@@ -168,16 +174,23 @@ class Storm:
         while self._rages:
             while len(self._open) < self._crowd and self._rages:
                 plan = self._draw(self._plans)
-                key = f"run {len(self.plans)}"
-                run_id = await front.trigger(key, plan.definition, plan.params)
-                self.plans[run_id] = plan  # answered: from now on it must not be lost
-                self._open.add(run_id)
+                key = f"trigger {next(self._keys)}"
+                if self._batch == 1:
+                    made = [await front.trigger(key, plan.definition, plan.params)]
+                else:
+                    items = [plan.params] * self._batch
+                    made = await front.batch(key, plan.definition, items)
+                self.plans |= dict.fromkeys(made, plan)  # answered: they must not be lost
+                self._open.update(made)
             await asyncio.sleep(0.2)
             await self._look()
 
     async def _look(self) -> None:
-        """Which runs have ended?"""
-        runs = await asyncio.gather(*(self._load(one) for one in sorted(self._open)))
+        """Which runs have ended? Of a crowd, as many as do not keep Redis from its work."""
+        some = sorted(self._open)
+        if len(some) > MOST_LOOKED_AT:
+            some = random.sample(some, MOST_LOOKED_AT)
+        runs = await asyncio.gather(*map(self._load, some))
         self._open.difference_update(run.id for run in runs if run is not None and run.finished)
 
     async def _load(self, run_id: str) -> RunState | None:

@@ -78,6 +78,28 @@ def draw_slow(chance: random.Random) -> Plan:
     return Plan({"name": "storm", "on_failure": "continue", "nodes": nodes}, {"x": 0})
 
 
+def draw_quick(chance: random.Random) -> Plan:
+    """Nodes that take no time, so that there can be thousands of them."""
+    nodes: list[dict[str, Any]] = []
+    for number in range(chance.randrange(3, 7)):
+        above = [node["id"] for node in nodes]
+        parents = sorted(chance.sample(above, min(len(above), chance.choice((1, 1, 2)))))
+        config = {
+            "adds": chance.randrange(1, 5),
+            "of": [f"{{{{ {parent}.n | default(0) }}}}" for parent in parents],
+            "seconds": 0,
+            "way": "works",
+        }
+        node = {"id": f"n{number}", "handler": "act", "dependencies": parents, "config": config}
+        if chance.random() < 0.1:
+            node |= {"max_retries": 1, "retry": {"base_delay_seconds": 0.1}}
+            config |= {"way": "flaky", "fails": 1}
+        if chance.random() < 0.1 and parents:
+            node["condition"] = f"{{{{ {parents[0]}.n | default(0) > {chance.randrange(6)} }}}}"
+        nodes.append(node)
+    return Plan({"name": "storm", "on_failure": "continue", "nodes": nodes}, {"x": 0})
+
+
 def _node(chance: random.Random, name: str, parents: list[str]) -> dict[str, Any]:
     way = chance.choice(WAYS)
     seconds = chance.choice((0, 0, 0, 0.01, 0.05, chance.uniform(0.1, 1.5)))
