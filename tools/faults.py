@@ -3,12 +3,13 @@
     ./dev faults                     ten minutes
     ./dev faults --minutes 60        longer
     ./dev faults --seed 7            the same runs and faults again, as far as time allows
-    ./dev faults --only storms       or recovery, or floods
+    ./dev faults --only storms       or recovery, crowds, floods
     ./dev faults --transport celery  the same over Celery, whose broker breaks too; has no floods
 
-`recovery` measures at the default settings how long a death holds up runs; `storms` are short
-rounds of all faults at once, with short leases; `floods` empty a Redis that has PostgreSQL behind
-it. It exits 1 if anything is lost, stuck, done twice or too slow, and says where the evidence is.
+`recovery` measures at the default settings how long a death holds up runs, `crowds` the same while
+there are a thousand of them; `storms` are short rounds of all faults at once, with short leases;
+`floods` empty a Redis that has PostgreSQL behind it. It exits 1 if anything is lost, stuck, done
+twice or too slow, and says where the evidence is.
 What it must not know: how a fault is done, or what must hold of a run; tests/services/faults does.
 """
 
@@ -49,14 +50,18 @@ from tests.services.faults.storm import (  # noqa: E402
     Report,
     Storm,
 )
-from tests.services.faults.workload import draw, draw_slow  # noqa: E402
+from tests.services.faults.workload import draw, draw_quick, draw_slow  # noqa: E402
 
 from dovetail.config import Settings  # noqa: E402
 
 EVIDENCE = ROOT / ".cache" / "faults"
-PARTS = ("recovery", "floods", "storms")
+PARTS = ("recovery", "crowds", "floods", "storms")
 STORM_SECONDS = 40.0
 FLOOD_SECONDS = 40.0
+CROWD_SECONDS = 15.0
+CROWD_PAUSE = (3.0, 5.0)
+BATCH = 100
+"""Runs of a crowd that are asked for together."""
 FLOODED = {**IMPATIENT, "recovery_timeout": 1.0, "checkpoint_interval": 2.0}
 KILLS = ("a worker dies", "an orchestrator dies", "the API dies")
 LEASE = float(Settings.model_fields["lease_seconds"].default)
@@ -86,6 +91,10 @@ CELERY_TRIALS: Trials = {
 }
 CROWDS = {"workers": 20, "tasks": 20}
 """Runs at once: those that are held up wait for a while, and others shall run meanwhile."""
+
+
+NOT_IN_A_CROWD = ("a worker oversleeps", "a connection falls silent")
+"""What waits for a node that takes its time, and what holds up everybody for many seconds."""
 
 
 @dataclass
@@ -135,6 +144,11 @@ async def run(
         say(f"\nrecovery at the default settings (a lease is {LEASE:g} s)")
         for kind in over.trials:
             slow |= not await recover(kind, seed, tally, over)
+    if "crowds" in parts:
+        say(f"\nthe same with {over.many} quick runs at once, then all that can happen to them")
+        for kind in over.trials:
+            slow |= not await recover(kind, seed, tally, over, crowded=True)
+        await rage(seed, tally, over, crowded=True)
     if "floods" in parts and over is STREAMS:
         say("\nflood: the same over PostgreSQL, which is killed too, and Redis is emptied")
         await flood(seed, tally)
@@ -151,27 +165,41 @@ async def run(
 # ── parts ────────────────────────────────────────────────────────────────────────────────
 
 
-async def recover(kind: str, seed: int, tally: Tally, over: Transport) -> bool:
+async def recover(
+    kind: str, seed: int, tally: Tally, over: Transport, *, crowded: bool = False
+) -> bool:
     """One fault again and again, at the settings that everybody has; whether it is in time."""
     faults, seconds, pause = over.trials[kind]
     plan = draw_slow if kind == "workers" else draw
     async with over.stage(seed, {"concurrency": over.concurrency}) as stage:
-        crowd = over.crowds.get(kind, 6)
-        storm = Storm(stage, faults, known=over.known, plan=plan, crowd=crowd)
-        await storm.rage(seconds, pause)
+        if crowded:
+            storm = crowd(stage, faults, over)
+            await storm.rage(CROWD_SECONDS, CROWD_PAUSE)
+        else:
+            many = over.crowds.get(kind, 6)
+            storm = Storm(stage, faults, known=over.known, plan=plan, crowd=many)
+            await storm.rage(seconds, pause)
         report = await storm.calm()
         if kind != "workers" and report.lost and over is STREAMS:
             report.blame("", [f"{report.lost} starts were lost, and no worker was"])
-        await judge(f"recovery of {kind}", seed, storm, report)
+        await judge(f"{'crowd' if crowded else 'recovery'} of {kind}", seed, storm, report)
         tally.add(stage, report)
         return figure(kind, getattr(stage.recovery, kind), over.limits[kind])
 
 
-async def rage(seed: int, tally: Tally, over: Transport) -> None:
+def crowd(stage: Stage, faults: Sequence[str], over: Transport) -> Storm:
+    return Storm(stage, faults, known=over.known, plan=draw_quick, crowd=over.many, batch=BATCH)
+
+
+async def rage(seed: int, tally: Tally, over: Transport, *, crowded: bool = False) -> None:
     async with over.stage(seed, over.impatient) as stage:
-        storm = Storm(stage, over.faults, known=over.known, crowd=over.crowd)
-        await storm.rage(STORM_SECONDS)
-        await end("storm", seed, stage, storm, tally)
+        if crowded:
+            storm = crowd(stage, [one for one in over.faults if one not in NOT_IN_A_CROWD], over)
+            await storm.rage(CROWD_SECONDS)
+        else:
+            storm = Storm(stage, over.faults, known=over.known, crowd=over.crowd)
+            await storm.rage(STORM_SECONDS)
+        await end("crowd" if crowded else "storm", seed, stage, storm, tally)
 
 
 async def flood(seed: int, tally: Tally) -> None:
@@ -233,6 +261,7 @@ class Transport:
     concurrency: int
     crowd: int
     crowds: Mapping[str, int]
+    many: int
 
 
 STREAMS = Transport(
@@ -245,6 +274,7 @@ STREAMS = Transport(
     concurrency=32,
     crowd=20,
     crowds=CROWDS,
+    many=1000,
 )
 CELERY = Transport(
     stage=celery_stage_for,
@@ -257,6 +287,7 @@ CELERY = Transport(
     crowd=12,
     # No more than there are processes: who waits for one is held up by that, not by the fault.
     crowds={"workers": 1, "broker": 3, "tasks": 6},
+    many=200,
 )
 TRANSPORTS = {"streams": STREAMS, "celery": CELERY}
 

@@ -73,6 +73,10 @@ FLOODS: dict[str, tuple[int, Fault]] = {
 EVERY = {**FAULTS, **SLOW_FAULTS, **FLOODS}
 
 
+Lost = dict[tuple[str, str], float]
+"""When the message of a node with that token was last lost."""
+
+
 @dataclass(slots=True)
 class Report:
     """What a storm came to."""
@@ -254,6 +258,9 @@ class Storm:
         executed = self._executed()
         report.executions = sum(map(len, executed.values()))
         times: list[tuple[str, float]] = []
+        lost: dict[str, Lost] = {}
+        for at, run_id, node, token in stage.lost_tasks:
+            lost.setdefault(run_id, {})[node, token] = at
         for run_id in self.plans:
             try:
                 evidence = await self._evidence(run_id, executed.get(run_id, []))
@@ -268,7 +275,7 @@ class Storm:
             types = [event.type for event in evidence.events]
             report.refused += types.count("result.refused")
             report.lost += types.count("node.lost")
-            self._measure(run_id, evidence.events)
+            self._measure(evidence.events, lost.get(run_id, {}))
             times += [(event.type, event.time) for event in evidence.events]
         self._stage.recovery.redis += _gone_on(self._stage.redis_deaths, times)
         self._stage.recovery.broker += _gone_on(self._stage.broker_deaths, times)
@@ -322,7 +329,7 @@ class Storm:
                     break
         return found
 
-    def _measure(self, run_id: str, events: list[Event]) -> None:
+    def _measure(self, events: list[Event], lost: Lost) -> None:
         """From a worker's death, or the loss of a message, to the start that made it good."""
         recovery = self._stage.recovery
         starts = {
@@ -336,12 +343,10 @@ class Storm:
                 worker = f"{(event.data or {}).get('worker')}/"
                 died = [at for at, name in self._stage.deaths if name in worker and at < event.time]
                 recovery.workers += [again - at for at in died]
-        # What was lost twice is held up since the second time.
-        lost = {(run, node, token): at for at, run, node, token in self._stage.lost_tasks}
-        for (run, node, token), at in lost.items():
+        for (node, token), at in lost.items():
             epoch, attempt, _ = token.split(".")
             begun = starts.get((node, int(epoch), int(attempt)))
-            if run == run_id and begun is not None and begun > at:
+            if begun is not None and begun > at:
                 recovery.tasks.append(begun - at)
 
     async def leave_evidence(self, report: Report, folder: Path) -> None:

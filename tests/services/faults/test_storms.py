@@ -15,6 +15,7 @@ import pytest
 from .conftest import NewStage
 from .stage import IMPATIENT
 from .storm import FAULTS, Storm
+from .workload import draw_quick
 
 SEED = int(os.environ.get("FAULTS_SEED", random.randrange(1 << 32)))
 SECONDS = 4.0
@@ -43,6 +44,19 @@ async def test_every_run_ends_right_though(
         assert report.runs >= 3
         assert report.executions >= 10
         assert storm.tried == set(faults)
+
+
+async def test_so_does_every_run_of_a_crowd(new_stage: NewStage, tmp_path: Path) -> None:
+    """Hundreds at once: what a fault leaves is more than anybody takes up in one go."""
+    print(f"FAULTS_SEED={SEED}")
+    faults = [fault for fault in FAULTS if "oversleeps" not in fault]
+    async with new_stage(SEED, {**IMPATIENT, "concurrency": 64}) as stage:
+        storm = Storm(stage, faults, plan=draw_quick, crowd=500, batch=100)
+        await storm.rage(SECONDS, pause=(0.2, 0.4))
+        report = await storm.calm()
+        await storm.leave_evidence(report, tmp_path / "evidence")
+        assert report.wrong == {}, f"see {tmp_path / 'evidence'}"
+        assert report.runs >= 500
 
 
 def test_every_fault_has_a_family() -> None:

@@ -29,7 +29,7 @@ def tool() -> ModuleType:
 async def test_a_violation_makes_it_fail(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: int, code: int
 ) -> None:
-    async def rage(seed: int, tally: object, over: object) -> None:
+    async def rage(seed: int, tally: object, over: object, **_: bool) -> None:
         tally.wrong += wrong  # type: ignore[attr-defined]
 
     monkeypatch.setattr(tool, "rage", rage)
@@ -39,12 +39,16 @@ async def test_a_violation_makes_it_fail(
 async def test_so_does_a_recovery_that_takes_too_long(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def recover(kind: str, seed: int, tally: object, over: object) -> bool:
+    async def recover(kind: str, *_: object, **__: bool) -> bool:
         return bool(kind not in ("redis", "broker"))
 
+    async def rage(*_: object, **__: bool) -> None: ...
+
     monkeypatch.setattr(tool, "recover", recover)
-    assert await tool.run(7, 0.0, ["recovery"]) == 1
-    assert await tool.run(7, 0.0, ["recovery"], tool.CELERY) == 1
+    monkeypatch.setattr(tool, "rage", rage)
+    for part in ("recovery", "crowds"):
+        assert await tool.run(7, 0.0, [part]) == 1
+        assert await tool.run(7, 0.0, [part], tool.CELERY) == 1
 
 
 def test_every_trial_has_a_limit_a_meaning_and_faults_that_are_known(tool: ModuleType) -> None:
