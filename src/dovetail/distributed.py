@@ -124,7 +124,7 @@ async def connected(
         publisher = Publisher(
             store, store, listened, clock, max_config_size=settings.max_config_bytes
         )
-        if listened is sender and sender.sends_ahead:
+        if listened is sender and sender.sends_ahead and pipe.keeps_order:
             store.ahead = Ahead(publisher.rendered, sender.sending)
         orchestrator = SharedOrchestrator(
             store,

@@ -138,6 +138,11 @@ async def await_redis(settings: Settings, on_wait: Callable[[str], None]) -> Non
         try:
             async with Pipe(redis_of(settings)) as pipe:
                 await _in_time(pipe.call("PING"))
+                if settings.transport == "celery" and not pipe.keeps_order:
+                    raise RedisError(
+                        "Celery's workers reach one server only, and this is a cluster of several: "
+                        f"set {env_name('transport')}=streams, or use another Redis"
+                    )
             return
         except Unreachable as error:
             waited = asyncio.get_running_loop().time() - began

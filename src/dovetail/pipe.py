@@ -19,6 +19,7 @@ from typing import Any
 import hiredis
 from redis.connection import parse_url
 
+from dovetail.cluster import EXEC, MULTI, Address, Cluster, owners
 from dovetail.core.errors import StoreError
 
 Argument = str | bytes | int | float
@@ -33,7 +34,6 @@ SILENCE_SECONDS = 8.0
 PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
 FEWEST_TOGETHER = 3
-MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that will do later: one that starts, or is about to be replaced."""
 
@@ -49,6 +49,11 @@ def _name(command: Command) -> str:
     if isinstance(command, bytes):
         return "a message"
     return "script" if command[0] == "EVALSHA" else str(command[0])
+
+
+def as_one(commands: Sequence[Command]) -> Sequence[Command]:
+    """To be carried out as one, so that who waits for what they do finds all of it."""
+    return commands if len(commands) < FEWEST_TOGETHER else [MULTI, *commands, EXEC]
 
 
 class RedisError(StoreError):
@@ -113,9 +118,20 @@ class _Wire(asyncio.Protocol):
 class Pipe:
     """Use `async with`."""
 
-    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: float = PATIENCE_SECONDS,
+        node: Address | None = None,
+        on_break: Callable[[], None] | None = None,
+    ) -> None:
+        """`node` is the one of a cluster to speak to, and to no other."""
         self._url = url
         self._patience = patience
+        self._node = node
+        self._on_break = on_break
+        self._cluster: Cluster[Pipe] | None = None
         self._wire: _Wire | None = None
         self._opening: asyncio.Task[None] | None = None
         self._waiting: deque[_Asked] = deque()
@@ -139,12 +155,28 @@ class Pipe:
         self._loop = asyncio.get_running_loop()
         await self._open()
         self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+        try:
+            await self._find_cluster()
+        except BaseException:
+            self.close()
+            raise
         return self
 
+    def begin(self) -> None:
+        """Open it, with nobody waiting for that."""
+        self._loop = asyncio.get_running_loop()
+        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+        self._opening = self._loop.create_task(self._reopen())
+
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.flush()
         self._closed = True
         self._watch.cancel()
+        if self._cluster is not None:
+            self._cluster.close()
         for again in self._unwatched:
             again.cancel()
         if self._opening is not None:
@@ -188,9 +220,10 @@ class Pipe:
     def together(self, commands: Sequence[Command]) -> Coroutine[Any, Any, list[Any]]:
         """As `many`, carried out as one: who waits for what they do finds all of it. On a cluster
         their keys must be in one slot. Asked for when this returns."""
+        asked = self.ask(as_one(commands))
         if len(commands) < FEWEST_TOGETHER:
-            return self._each(commands, self.ask(commands))
-        return self._whole(commands, self.ask([MULTI, *commands, EXEC]))
+            return self._each(commands, asked)
+        return self._whole(commands, asked)
 
     async def _each(
         self, commands: Sequence[Command], asked: asyncio.Future[list[Any]]
@@ -215,6 +248,8 @@ class Pipe:
         """
         if self._closed:
             raise RedisError("the connection was closed")
+        if self._cluster is not None:
+            return self._cluster.ask(commands, patience=patience, behind=behind)
         packed = b"".join(map(_packed, commands))
         asked = _Asked(packed, len(commands), self._loop.create_future())
         self.commands += len(commands)
@@ -269,9 +304,11 @@ class Pipe:
         return await self.call(*self.evaluation(source, keys, args))
 
     async def server(self) -> bytes:
-        """Which start of which server this is."""
-        told: bytes = await self.call("INFO", "server")
-        return next(line for line in told.splitlines() if line.startswith(b"run_id:"))
+        """Which start of which server this is, or of which servers."""
+        told = [await node.call("INFO", "server") for node in self.nodes()]
+        return b" ".join(
+            line for text in told for line in text.splitlines() if line.startswith(b"run_id:")
+        )
 
     async def clustered(self) -> bool:
         """Whether it is a node of a cluster: a command may name keys of one slot only there."""
@@ -310,6 +347,8 @@ class Pipe:
 
     def flush(self) -> None:
         """Send what was asked so far, now."""
+        if self._cluster is not None:
+            self._cluster.flush()
         self._flushing = False
         if self._later is not None:
             self._later.cancel()
@@ -325,10 +364,71 @@ class Pipe:
         wire.asked.extend(self._waiting)
         self._waiting.clear()
 
+    # ── a cluster ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def keeps_order(self) -> bool:
+        """What is asked one after the other is done so, whatever it is about."""
+        return self._cluster is None
+
+    @property
+    def is_open(self) -> bool:
+        return self._wire is not None
+
+    @property
+    def where(self) -> str:
+        """Of the one server that is asked here, as a person would name it."""
+        known: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
+        host, port = self._node or (known.get("host", "localhost"), known.get("port", 6379))
+        return f"{host}:{port}"
+
+    def nodes(self) -> Sequence[Pipe]:
+        """A connection to each server."""
+        return [self] if self._cluster is None else self._cluster.pipes()
+
+    async def _find_cluster(self) -> None:
+        """Where one node does not have everything, each command goes to the one that it is for."""
+        try:
+            if not await self.clustered():
+                return
+        except RedisError:
+            return  # who may not ask that is told what it may ask
+        where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
+        home = (str(where.get("host", "localhost")), int(where.get("port", 6379)))
+        slots = owners(await self.call("CLUSTER", "SLOTS"), home)
+        if slots is None or len(set(slots)) == 1:
+            return
+        self._cluster = Cluster(slots, self._open_node)
+        wire, self._wire = self._wire, None
+        if wire is not None and wire.transport is not None:
+            wire.transport.close()  # which of them it was does not matter any more
+
+    def _open_node(self, address: Address) -> Pipe:
+        node = Pipe(self._url, patience=self._patience, node=address, on_break=self._node_lost)
+        node.begin()
+        return node
+
+    def _node_lost(self) -> None:
+        self.breaks += 1
+        if self._cluster is not None and not self._closed:
+            self._cluster.learn()
+
+    def bequeath(self, heir: Pipe) -> None:
+        """What was not answered here is asked there; this one is closed."""
+        left, self._waiting = self._waiting, deque()
+        heir.inherit(left)
+        self.close()
+
+    def inherit(self, left: deque[_Asked]) -> None:
+        self._waiting.extendleft(reversed(left))
+        self.flush()
+
     # ── the connection ───────────────────────────────────────────────────────────────────
 
     async def _open(self) -> None:
         where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
+        if self._node is not None:
+            where["host"], where["port"] = self._node
         make = lambda: _Wire(self._lost)  # noqa: E731
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -375,6 +475,8 @@ class Pipe:
             return
         self._wire = None
         self.breaks += 1
+        if self._on_break is not None:
+            self._on_break()
         for asked in wire.asked:
             asked.replies.clear()
         self._waiting.extendleft(reversed(wire.asked))
@@ -392,6 +494,8 @@ class Pipe:
         self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
 
     def _break(self) -> None:
+        if self._cluster is not None:
+            self._cluster.learn()
         if self._wire is not None and self._wire.transport is not None:
             self._wire.transport.abort()
 

@@ -1,7 +1,8 @@
 """On a Redis Cluster: every command touches one slot, over the whole life of runs.
 
-One node has all slots, so nothing has to be redirected, but it refuses whatever touches two. It
-also counts what it refuses, so that an error that somebody swallows is found as well.
+Where one node has all slots nothing has to be redirected, but it refuses whatever touches two. It
+also counts what it refuses, so that an error that somebody swallows is found as well. What several
+nodes are for themselves is in test_cluster_nodes.py.
 """
 
 from __future__ import annotations

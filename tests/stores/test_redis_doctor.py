@@ -10,11 +10,13 @@ import pytest
 
 from dovetail.config import Settings, load_settings
 from dovetail.engine.ports import Finding
-from dovetail.pipe import Pipe
+from dovetail.fleet import await_redis
+from dovetail.pipe import Pipe, RedisError
 from dovetail.stores.redis_doctor import disagreements, examine, reach
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.transports.peers import Peers
 
+from ..servers.redis_cluster import RedisCluster
 from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
 
@@ -127,7 +129,11 @@ class Told:
         self._pipe = pipe
         self._command = command
         self._answers = answers
-        self.script = pipe.script
+        self.script, self.clustered = pipe.script, pipe.clustered
+        self.keeps_order = pipe.keeps_order
+
+    def nodes(self) -> list[Told]:
+        return [self]
 
     async def call(self, *command: Any) -> Any:
         reply = await self._pipe.call(*command)
@@ -140,15 +146,30 @@ class Told:
         return text.encode()
 
 
-async def test_a_cluster_that_one_connection_does_not_reach_is_told() -> None:
+async def test_a_cluster_that_does_not_serve_all_slots_is_told() -> None:
     with RedisServer(cluster=True) as server:
         async with Pipe(server.url) as pipe:
-            for answers in (
-                {"cluster_size:1": "cluster_size:3"},
-                {"cluster_state:ok": "cluster_state:fail"},
-            ):
-                found = await found_of(Told(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
-                assert not found["cluster"].ok
+            answers = {"cluster_state:ok": "cluster_state:fail"}
+            found = await found_of(Told(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
+            assert not found["cluster"].ok
+
+
+async def test_of_several_nodes_each_is_looked_at() -> None:
+    with RedisCluster() as cluster:
+        known = settings(redis_url=cluster.url, **SAFE)
+        found = by_check(await reach(known))
+        assert found["cluster"].message == "a cluster of 3"
+        assert found["eviction"].ok
+        other = cluster.nodes[2]
+        other.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        found = by_check(await reach(known))
+        assert found["eviction"].message.startswith(f"127.0.0.1:{other.port}: maxmemory-policy is")
+        celery = known.model_copy(update={"transport": "celery"})
+        found = by_check(await reach(celery))
+        assert not found["cluster"].ok
+        with pytest.raises(RedisError, match="a cluster of several"):
+            await await_redis(celery, print)
+        await await_redis(known, print)
 
 
 async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(pipe: Pipe) -> None:

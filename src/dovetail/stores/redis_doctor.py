@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dovetail.config import Settings, env_name
@@ -29,15 +29,33 @@ async def examine(
     pipe: Pipe, settings: Settings, clock: Callable[[], float] = time.time
 ) -> list[Finding]:
     """Everything there is to say about the Redis of this connection."""
-    info = await _info(pipe)
-    found = [_server(info)]
-    found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
-    found += [await _cluster(pipe, info), _memory(info), _role(info), await _clock(pipe, clock)]
+    nodes = pipe.nodes()
+    parts = zip(*[await _node(node, settings) for node in nodes], strict=True)
+    found = [_worst(nodes, list(part)) for part in parts]
+    found += [await _cluster(pipe, settings), await _clock(pipe, clock)]
     workers = await RedisFleet(pipe).workers()
     backlog = await _backlog(pipe, workers, settings.max_backlog)
     found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
     found.append(await _dead_letters(pipe))
     return [*found, *disagreements(settings)]
+
+
+async def _node(pipe: Pipe, settings: Settings) -> list[Finding]:
+    """What every node of a cluster has to be."""
+    info = await _info(pipe)
+    found = [_server(info)]
+    found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
+    return [*found, _memory(info), _role(info)]
+
+
+def _worst(nodes: Sequence[Pipe], found: Sequence[Finding]) -> Finding:
+    """What is wrong with one of them, and with which, or what there is to say of the first."""
+    for node, finding in zip(nodes, found, strict=True):
+        if not finding.ok and len(nodes) > 1:
+            return finding._replace(message=f"{node.where}: {finding.message}")
+        if not finding.ok:
+            return finding
+    return found[0]
 
 
 async def reach(settings: Settings, clock: Callable[[], float] = time.time) -> list[Finding]:
@@ -110,21 +128,20 @@ async def _eviction(pipe: Pipe, info: dict[str, str]) -> Finding:
     return Finding("eviction", True, "nothing is evicted (noeviction)")
 
 
-async def _cluster(pipe: Pipe, info: dict[str, str]) -> Finding:
-    if info.get("cluster_enabled") != "1":
+async def _cluster(pipe: Pipe, settings: Settings) -> Finding:
+    if not await pipe.clustered():
         return Finding("cluster", True, "a single server")
     told = (await pipe.call("CLUSTER", "INFO")).decode()
     state = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
     if state.get("cluster_state") != "ok":
         message = f"the cluster's state is {state.get('cluster_state')}"
         return Finding("cluster", False, message, "redis-cli CLUSTER INFO says which slots lack")
-    if state.get("cluster_size") != "1":
-        message = (
-            f"a cluster of {state.get('cluster_size')}: one connection reaches only one of them"
-        )
-        fix = f"let {env_name('redis_url')} name a proxy of the cluster, or a single server"
+    size = f"a cluster of {state.get('cluster_size')}"
+    if settings.transport == "celery" and not pipe.keeps_order:
+        message = f"{size}: Celery's workers reach only one of them"
+        fix = f"set {env_name('transport')}=streams, or let {env_name('redis_url')} name one server"
         return Finding("cluster", False, message, fix)
-    return Finding("cluster", True, "a cluster of 1")
+    return Finding("cluster", True, size)
 
 
 def _memory(info: dict[str, str]) -> Finding:

@@ -22,16 +22,7 @@ from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
-from dovetail.pipe import (
-    EXEC,
-    FEWEST_TOGETHER,
-    LATER,
-    MULTI,
-    RETRY_SECONDS,
-    Command,
-    Pipe,
-    RedisError,
-)
+from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError, as_one
 from dovetail.transports.messages import read_result, read_task, shown
 from dovetail.transports.stream_messages import (
     RESULTS,
@@ -481,7 +472,7 @@ class StreamInbox:
         commands = [result_message(result) for result in results]
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = [MULTI, *commands, EXEC] if len(commands) >= FEWEST_TOGETHER else commands
+        asked = as_one(commands)
         # On the connection that is used next: with the next read, or the claims of what is kept,
         # and behind these, as handlers wait for them.
         reply = None
