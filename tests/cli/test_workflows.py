@@ -125,6 +125,7 @@ def test_a_trigger_that_cannot_be_is_told(shell: Shell, command: Command) -> Non
     assert nobody.code == 1
     assert "nobody" in nobody.err
     shell.write("flow.yaml", FLOW)
+    assert "`dovetail run flow.yaml` runs it" in shell("trigger", "flow.yaml").err
     command("workflows", "register", "flow.yaml")
     wrong = shell("trigger", "flow", "-p", "depth=deep")
     assert wrong.code == 2

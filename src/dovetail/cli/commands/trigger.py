@@ -6,6 +6,7 @@ Where services drive runs it only says which one it made.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dovetail.cli import streams
@@ -18,7 +19,7 @@ from dovetail.cli.params import read_params, tell_violations
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.text import plain
-from dovetail.core.errors import InvalidParams
+from dovetail.core.errors import InvalidParams, NotFound
 from dovetail.engine.commands import Accepted, Commands
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
@@ -52,7 +53,15 @@ def _trigger(
     wanted = int(version) if version is not None and version.isdecimal() else version
 
     async def schema_of(commands: Commands) -> Mapping[str, Any] | None:
-        found = await commands.workflow(name, wanted)
+        try:
+            found = await commands.workflow(name, wanted)
+        except NotFound as error:
+            if not Path(name).is_file():
+                raise
+            raise NotFound(
+                f"{error}: it is a file; `dovetail run {name}` runs it, "
+                f"`dovetail workflows register {name}` registers it"
+            ) from None
         schema: Mapping[str, Any] | None = found["definition"].get("params")
         return schema
 
