@@ -142,7 +142,7 @@ class Cluster(Generic[AnyNode]):
             nonlocal waited_for
             waited_for -= 1
             if answer.done():
-                told.cancelled() or told.exception()
+                told.cancelled() or told.exception()  # looked at, so that nobody complains
             elif told.cancelled():
                 answer.cancel()
             elif (error := told.exception()) is not None:

@@ -415,6 +415,7 @@ class Pipe:
 
     def bequeath(self, heir: Pipe) -> None:
         """What was not answered here is asked there; this one is closed."""
+        self.flush()  # what would go behind, too
         left, self._waiting = self._waiting, deque()
         heir.inherit(left)
         self.close()

@@ -52,11 +52,13 @@ def _trigger(
     settings = settings_of_this_place()
     wanted = int(version) if version is not None and version.isdecimal() else version
 
+    is_file = Path(name).is_file()
+
     async def schema_of(commands: Commands) -> Mapping[str, Any] | None:
         try:
             found = await commands.workflow(name, wanted)
         except NotFound as error:
-            if not Path(name).is_file():
+            if not is_file:
                 raise
             raise NotFound(
                 f"{error}: it is a file; `dovetail run {name}` runs it, "
