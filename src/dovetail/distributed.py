@@ -64,7 +64,8 @@ from dovetail.transports.streams import (
 )
 from dovetail.wiring import buckets, definition_limits
 
-MOST_RESULTS = 500
+MOST_MESSAGES = 128
+"""With results that are read at once: each may tell dozens."""
 FEW, MANY = 16, 128
 GATHER_SECONDS = 0.002
 SINGLES_SECONDS = 0.02
@@ -216,7 +217,7 @@ async def _take_results(
     done: list[Message] = []
     async with _Beside() as beside:
         while stopping is None or not stopping.is_set():
-            messages = await reader.read([RESULTS], MOST_RESULTS, done)
+            messages = await reader.read([RESULTS], MOST_MESSAGES, done)
             done = []
             await beside.done()
             if len(messages) >= MANY:  # while Redis is busy with these, the next are read
@@ -272,7 +273,7 @@ async def _take_from_the_dead(reader: StreamReader, parts: Parts, peers: Peers) 
     """Results that an orchestrator has read whose lease then lapsed."""
     while True:
         for name in await peers.beat():
-            while messages := await reader.claim_from(RESULTS, name, MOST_RESULTS):
+            while messages := await reader.claim_from(RESULTS, name, MOST_MESSAGES):
                 await _take_again(reader, parts, messages)
             await reader.dismiss(RESULTS, name)
             await peers.forget(name)
@@ -283,7 +284,7 @@ async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) ->
     """The same of whoever is not known: results that were read long ago and not settled."""
     while True:
         idle = settings.stale_result_timeout
-        while messages := await reader.claim_stale([RESULTS], idle, MOST_RESULTS):
+        while messages := await reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
             await _take_again(reader, parts, messages)
         await asyncio.sleep(settings.stale_claim_interval)
 

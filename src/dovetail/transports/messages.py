@@ -7,7 +7,7 @@ carries a message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ _PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK[:-1], b"params", b"place"]
 USUAL_TIMEOUT = 300.0
 """Not told, like params that there are none of."""
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
+_PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
 MOST_INPUTS = 64 << 10
 """Bytes of a node's inputs that travel with its task: it may have thousands of parents."""
@@ -122,11 +123,32 @@ def _object(name: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def read_result(fields: Sequence[bytes]) -> Result:
-    if fields[::2] == _PLAIN_RESULT and fields[7] == b"1":  # nearly every one
-        found = (fields[1].decode(), fields[3].decode(), _token(fields[5]))
-        return new_tuple(Complete, (*found, orjson.loads(fields[9]), None))
+def read_results(fields: Sequence[bytes]) -> list[Result]:
+    """What a message tells: one result, and `more` of them that travel with it."""
+    names = fields[::2]
+    if names in (_PLAIN_RESULT, _PACKED_RESULT) and fields[7] == b"1":  # nearly every one
+        named = (fields[1].decode(), fields[3].decode(), _token(fields[5]))
+        found: list[Result] = [new_tuple(Complete, (*named, orjson.loads(fields[9]), None))]
+        return [*found, *_more(fields[13])] if len(fields) > 12 else found
     given = _given(fields, RESULT_FIELDS)
+    return [_result(given), *_more(given.get("more", b"[]"))]
+
+
+def _more(text: bytes) -> Iterator[Result]:
+    """Completed nodes as [run_id, token, node, output, node, output, …], …"""
+    for run_id, token, *told in orjson.loads(text):
+        start = (_text(run_id), _token(_text(token).encode()))
+        for node, output in zip(told[::2], told[1::2], strict=True):
+            yield new_tuple(Complete, (start[0], _text(node), start[1], output, None))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise Malformed(f"{value!r} is no text")
+    return value
+
+
+def _result(given: dict[str, bytes]) -> Result:
     run_id, node = given["run_id"].decode(), given["node_id"].decode()
     token = _token(given["token"])
     if given["success"] in (b"1", b"true", b"True"):

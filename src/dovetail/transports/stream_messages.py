@@ -6,7 +6,9 @@ it must not know: who reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import orjson
 
@@ -21,6 +23,11 @@ from dovetail.transports.messages import (
 )
 
 RESULTS = "wf:stream:results"
+FEWEST_PACKED, MOST_PACKED = 8, 64
+"""Results that travel in one message. So many that what it costs to send, read and settle one is
+shared, and so few that workers can begin with what follows from the first."""
+MOST_PACKED_BYTES = 4096
+"""Of one output: a larger one costs more than its message."""
 
 
 def stream_of(handler: str) -> str:
@@ -38,6 +45,12 @@ def _words(*words: str | bytes | None) -> bytes:
 _RESULT = b"*15\r\n" + _words(
     *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
     *("success", "1", "output", None, "error", "null"),
+)
+
+
+_PACKED = b"*17\r\n" + _words(
+    *("XADD", RESULTS, "*", "run_id", None, "node_id", None, "token", None),
+    *("success", "1", "output", None, "error", "null", "more", None),
 )
 
 
@@ -91,12 +104,55 @@ def _common(task: Task) -> tuple[bytes, bytes, bytes]:
     return _BEFORE % (19, *where), between, behind
 
 
-def result_message(result: Result) -> Command:
+def result_messages(results: Sequence[Result]) -> list[Command]:
+    """What sends these: many that are told together, as few messages."""
+    if len(results) < FEWEST_PACKED:
+        return [_result_message(result) for result in results]
+    messages: list[Command] = []
+    small: list[tuple[Complete, bytes]] = []
+    for result in results:
+        if not isinstance(result, Complete) or result.cache is not None:
+            messages.append(_result_message(result))
+            continue
+        output = orjson.dumps(result.output)
+        if len(output) > MOST_PACKED_BYTES:
+            messages.append(_plain_message(result, output))
+        else:
+            small.append((result, output))
+    packs = (small[at : at + MOST_PACKED] for at in range(0, len(small), MOST_PACKED))
+    return [*messages, *map(_packed_message, packs)]
+
+
+def _result_message(result: Result) -> Command:
     if not isinstance(result, Complete) or result.cache is not None:
         return ("XADD", RESULTS, "*", *result_fields(result))
-    run_id, node, token = result.run_id.encode(), result.node.encode(), str(result.token).encode()
-    output = orjson.dumps(result.output)
-    return _RESULT % (
-        *(len(run_id), run_id, len(node), node, len(token), token),
-        *(len(output), output),
-    )
+    return _plain_message(result, orjson.dumps(result.output))
+
+
+def _plain_message(result: Complete, output: bytes) -> Command:
+    return _RESULT % tuple(_sized(*_names(result), output))
+
+
+def _packed_message(pack: Sequence[tuple[Complete, bytes]]) -> Command:
+    """The first as if it were alone, the others behind it, as `read_results` takes them."""
+    (first, output), *others = pack
+    if not others:
+        return _plain_message(first, output)
+    more = [
+        [run_id, str(token), *(part for told in those for part in (told[2], told[3]))]
+        for (run_id, token), those in groupby(
+            ((one.run_id, one.token, one.node, orjson.Fragment(text)) for one, text in others),
+            itemgetter(0, 1),
+        )
+    ]
+    return _PACKED % tuple(_sized(*_names(first), output, orjson.dumps(more)))
+
+
+def _names(result: Complete) -> tuple[bytes, bytes, bytes]:
+    return result.run_id.encode(), result.node.encode(), str(result.token).encode()
+
+
+def _sized(*words: bytes) -> Iterator[int | bytes]:
+    for word in words:
+        yield len(word)
+        yield word

@@ -23,10 +23,10 @@ from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Result, Task
 from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError, as_one
-from dovetail.transports.messages import read_result, read_task, shown
+from dovetail.transports.messages import read_results, read_task, shown
 from dovetail.transports.stream_messages import (
     RESULTS,
-    result_message,
+    result_messages,
     stream_of,
     task_messages,
 )
@@ -53,7 +53,7 @@ FARTHEST_AHEAD = 8
 
 
 class Message(NamedTuple):
-    """A message that was read and is not settled yet."""
+    """A message that was read and is not settled yet, or one of several results that it tells."""
 
     stream: str
     id: str
@@ -317,11 +317,11 @@ class StreamReader:
         self._pipe.soon(self._settling(messages))
 
     def _settling(self, messages: Iterable[Message]) -> list[Command]:
-        by_stream: dict[str, list[str]] = {}
+        by_stream: dict[str, dict[str, None]] = {}
         for message in messages:
-            by_stream.setdefault(message.stream, []).append(message.id)
+            by_stream.setdefault(message.stream, {})[message.id] = None
         commands: list[Command] = []
-        for stream, ids in by_stream.items():
+        for stream, ids in ((stream, list(known)) for stream, known in by_stream.items()):
             if len(ids) <= FEW_SETTLED:
                 commands += [("XACK", stream, self._group, *ids), ("XDEL", stream, *ids)]
                 continue
@@ -345,11 +345,11 @@ class StreamReader:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
             try:
-                content = (read_result if stream == RESULTS else read_task)(fields)
+                told = read_results(fields) if stream == RESULTS else (read_task(fields),)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
-                found.append(new_tuple(Message, (stream, number, content)))
+                found += [new_tuple(Message, (stream, number, content)) for content in told]
         return found
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
@@ -469,7 +469,7 @@ class StreamInbox:
 
     async def send(self, results: Sequence[Result]) -> None:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
-        commands = [result_message(result) for result in results]
+        commands = result_messages(results)
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
         asked = as_one(commands)
