@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -118,6 +119,14 @@ class PostgresServer(Server, Databases):
                     raise
                 (self.folder / "log").rename(self.folder / "log.before")
                 time.sleep(0.02)
+
+    def kill(self) -> None:
+        """With whoever served a connection: an orphan answers until it looks for its parent."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        super().kill()
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
 
     def close(self) -> None:
         if self.pid is None:

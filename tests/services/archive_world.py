@@ -28,6 +28,7 @@ from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_moves import take_counts
 from dovetail.stores.redis_snapshots import RedisSnapshots
 
 LEASE = 10.0
@@ -194,6 +195,7 @@ class World:
             *(self.pipe.call("HGETALL", k) for k in (meta, nodes, out, ends))
         )
         hashes = [dict(zip(found[::2], found[1::2], strict=True)) for found in flat]
+        hashes[0] |= take_counts(hashes[1])
         return {
             "meta": {k.decode(): v.decode() for k, v in hashes[0].items() if k != b"generation"},
             "nodes": {int(k): v.decode() for k, v in hashes[1].items()},

@@ -250,11 +250,11 @@ async def test_a_state_in_redis_that_was_changed_is_found_out(
     commands: Commands, redis_url: str
 ) -> None:
     run = await driven(commands)
-    meta, nodes, *_ = keys_of(run.id)
+    nodes = keys_of(run.id)[1]
     async with Pipe(redis_url) as pipe:
-        kept = await pipe.call("HGET", nodes, 0)
+        kept, counts = await pipe.call("HMGET", nodes, 0, "counts")
         await pipe.call("HSET", nodes, 0, kept.replace(b"C|", b"F|", 1))
-        await pipe.call("HINCRBY", meta, "active", 1)
+        await pipe.call("HSET", nodes, "counts", counts.replace(b"|1|", b"|2|"))
     assert await commands.verify(run.id) == [
         "node 'a' is kept with status FAILED, the log makes it COMPLETED",
         "the run counts 0 failed nodes; there are 1",

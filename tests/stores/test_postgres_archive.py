@@ -25,7 +25,7 @@ from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool, statements
 from dovetail.stores.postgres_records import PostgresRecords
 from dovetail.stores.redis import RedisStore, keys_of
-from dovetail.stores.redis_moves import time_text
+from dovetail.stores.redis_moves import take_counts, time_text
 
 NOW = 1_700_000_000.123456
 GRAPH = build_graph(
@@ -464,6 +464,7 @@ async def kept_by_redis(pipe: Pipe, run_id: str) -> dict[str, Any]:
         flat = await pipe.call("HGETALL", key)
         hashes.append(dict(zip(flat[::2], flat[1::2], strict=True)))
     fields, states, outputs, endings = hashes
+    fields |= take_counts(states)
     return {
         "meta": {name.decode(): value.decode() for name, value in fields.items()},
         "nodes": {int(place): state.decode() for place, state in states.items()},

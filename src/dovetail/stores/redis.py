@@ -66,6 +66,7 @@ from dovetail.stores.redis_moves import (
     node_of,
     request_of,
     run_of,
+    take_counts,
     time_text,
 )
 from dovetail.stores.redis_scene import RedisScene, Scenes
@@ -484,6 +485,7 @@ class RedisStore:
         if b"status" not in fields:  # dropped, or lost with Redis
             self._shells.forget(run_id)
             raise _no_run(run_id)
+        fields |= take_counts(nodes)
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         return run_of(run, fields, nodes, counts, outputs, ends, seq), fields[b"pending"]

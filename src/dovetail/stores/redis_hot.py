@@ -45,8 +45,8 @@ def submit_args(
     size = len(graph.nodes)
     return [
         *(time_text(now), nonce, orjson.dumps(told), ",".join(map(str, graph.roots))),
-        *("1" if shape.conditional_root else "0", graph.max_concurrency or 0),
-        *("limit", graph.max_concurrency or 0, "unfinished", size),
+        *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, size),
+        *("limit", graph.max_concurrency or 0),
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
         *("definition", stored.sha256, "retries", stored.retries),
         *("params", orjson.dumps(submit.params), "created_at", time_text(now)),

@@ -59,6 +59,8 @@ _PHASES = {
 SEPARATOR = "|"
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
+COUNTS = b"counts"
+"""Beside the states of the nodes: see consequences.lua."""
 
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
@@ -290,9 +292,8 @@ def run_of(
     run.started_at = float(meta[b"created_at"])
     run.finished_at = float(meta[b"finished_at"]) if meta[b"finished_at"] else None
     run.seq = seq
-    run.unfinished = int(meta[b"unfinished"])
+    run.unfinished, run.active = int(meta[b"unfinished"]), int(meta[b"active"])
     run.failed, run.cancelled = int(meta[b"failed"]), int(meta[b"cancelled"])
-    run.active = int(meta[b"active"])
     if meta[b"error"]:
         told = orjson.loads(meta[b"error"])
         run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
@@ -309,6 +310,12 @@ def run_of(
         _end(run.nodes[int(key)], ending, run.graph)
     run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]
     return run
+
+
+def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """What is counted of a run, out of what Redis has of its nodes."""
+    unfinished, active, _ = states.pop(COUNTS).split(SEPARATOR.encode())
+    return {b"unfinished": unfinished, b"active": active}
 
 
 def nodes_of(

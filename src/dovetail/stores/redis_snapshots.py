@@ -21,7 +21,7 @@ from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_lists import source
-from dovetail.stores.redis_moves import SEPARATOR, UNIT, time_text
+from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text
 
 PIECE = 1000
 """Of a hash or a list, in one command."""
@@ -195,8 +195,11 @@ class RedisSnapshots:
 def _reading(run_id: str, head: Head | None, answer: Sequence[Any]) -> Reading:
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, *rest = answer
-    meta = {name.decode(): value.decode() for name, value in _pairs(flat)}
     events, nodes, ends = rest or ([], [], [])
+    fields, states = dict(_pairs(flat)), dict(_pairs(nodes))
+    if states:
+        fields |= take_counts(states)
+    meta = {name.decode(): value.decode() for name, value in fields.items()}
     kept = NOTHING if head is None else head.kept
     continues = count >= kept.last_seq
     if continues and kept.last_seq:
@@ -206,7 +209,7 @@ def _reading(run_id: str, head: Head | None, answer: Sequence[Any]) -> Reading:
         run_id=run_id,
         generation=int(meta.pop("generation", "1")),
         meta=meta,
-        nodes={int(place): state.decode() for place, state in _pairs(nodes)},
+        nodes={int(place): state.decode() for place, state in states.items()},
         outputs={},
         ends={int(place): end for place, end in _pairs(ends)},
         first_seq=kept.last_seq + 1,
@@ -245,9 +248,13 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str,
         fields = nodes[held.pop(0)]
         fields[PHASE], fields[NONCE] = "P", nonce
         active += 1
+    meta: dict[str, Any] = {**snapshot.meta, "generation": snapshot.generation}
+    meta.pop("active", None)
+    # Not as plain: whatever happens to it next says whether it is.
+    states: dict[int | str, str] = {"counts": f"{meta.pop('unfinished')}|{active}|0"}
     return {
-        "meta": {**snapshot.meta, "generation": snapshot.generation, "active": active},
-        "nodes": {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
+        "meta": meta,
+        "nodes": states | {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
         "deps": _counts(nodes, graph),
         "out": snapshot.outputs,
         "ends": snapshot.ends,

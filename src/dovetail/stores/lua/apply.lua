@@ -37,6 +37,15 @@ if run.known then
     states[#states + 1] = text_of(nodes[i])
     if nodes[i].s ~= 'W' then forgotten[#forgotten + 1] = i end
   end
+  if #states > 0 or #log > 0 then
+    local is_plain = run.status == 'RUNNING' and run.epoch == 1 and run.failed == 0
+      and run.cancelled == 0 and run.limit == 0 and run.pending == ''
+    states[#states + 1] = 'counts'
+    states[#states + 1] = run.unfinished .. '|' .. run.active .. (is_plain and '|1' or '|0')
+    call('HSET', META, 'status', run.status, 'epoch', run.epoch, 'failed', run.failed,
+      'cancelled', run.cancelled, 'finished_at', run.finished_at, 'error', run.error,
+      'pending', run.pending, 'asked', run.asked)
+  end
   in_pieces('HSET', NODES, states)
   in_pieces('HDEL', DEPS, forgotten)
   local kept, dropped = {}, {}
@@ -53,11 +62,5 @@ if run.known then
   in_pieces('HSET', ENDS, kept)
   in_pieces('HDEL', ENDS, dropped)
   before = in_pieces('RPUSH', EVENTS, log) - #log
-  if #states > 0 or #log > 0 then
-    call('HSET', META, 'status', run.status, 'epoch', run.epoch, 'unfinished', run.unfinished,
-      'failed', run.failed, 'cancelled', run.cancelled, 'active', run.active,
-      'finished_at', run.finished_at, 'error', run.error, 'pending', run.pending,
-      'asked', run.asked)
-  end
 end
 return {go_on, why, before, decisions}

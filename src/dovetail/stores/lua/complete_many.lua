@@ -8,25 +8,20 @@
 -- returns {nodes done, events there are, whether the run has ended, then what became ready: the
 -- number of the node it follows from and its place}
 --
--- In the first epoch, with none failed or cancelled and no verdict pending, a child of a node that
--- runs has not been touched: so it is not read.
+-- Whether it is such a run is told by its counts. A child of a node that runs has not been touched
+-- in it: so it is not read.
 
 local call, match = redis.call, string.match
 local UNIT = 100000
 local now, nonce = ARGV[1], ARGV[2]
-local kept = call('HMGET', KEYS[1], 'status', 'epoch', 'failed', 'cancelled', 'limit', 'pending',
-  'unfinished', 'active')
-if kept[1] ~= 'RUNNING' or kept[2] ~= '1' or kept[3] ~= '0' or kept[4] ~= '0'
-  or kept[5] ~= '0' or kept[6] ~= '' then
-  return {0, 0, 0}
-end
-local unfinished, active = tonumber(kept[7]), tonumber(kept[8])
+local asked = {'counts'}
+for k = 3, #ARGV, 4 do asked[(k + 5) / 4] = ARGV[k] end
+local before = call('HMGET', KEYS[2], unpack(asked))
+local unfinished, active = match(before[1] or '', '^(%d+)|(%d+)|1$')
+if unfinished == nil then return {0, 0, 0} end
 
-local places = {}
-for k = 3, #ARGV, 4 do places[(k + 1) / 4] = ARGV[k] end
-local before = call('HMGET', KEYS[2], unpack(places))
-local answer, states, outputs, log, seen = {0, 0, 0}, {}, {}, {}, {}
-local answers, written, events = 3, 0, 0 -- how long they are; to ask takes longer than to count
+local answer, states, outputs, log, seen = {0, 0, 0}, {'counts', ''}, {}, {}, {}
+local answers, written, events = 3, 2, 0 -- how long they are; to ask takes longer than to count
 local counts, stored = {}, {}
 local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
 local of_queued = '[' .. now .. ',"node.queued",1,'
@@ -35,10 +30,10 @@ local of_completed = '[' .. now .. ',"node.completed",1,'
 -- state, nonce and children looked at last, and what they mean.
 local state, token, becomes, kin
 local children, parents = {}, {}
-for k, place in ipairs(places) do
-  local at = 3 + (k - 1) * 4
-  if before[k] ~= state or ARGV[at + 1] ~= token then
-    state, token, becomes = before[k], ARGV[at + 1], nil
+for k = 1, #asked - 1 do
+  local place, at = asked[k + 1], 3 + (k - 1) * 4
+  if before[k + 1] ~= state or ARGV[at + 1] ~= token then
+    state, token, becomes = before[k + 1], ARGV[at + 1], nil
     local c, n, worker, started = match(state or '',
       '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|')
     if n == token then
@@ -93,36 +88,36 @@ for k, place in ipairs(places) do
 end
 if answer[1] == 0 then return answer end
 
-local function in_pieces(command, key, list)
-  if #list == 0 then return end
-  if #list <= 4000 then return call(command, key, unpack(list)) end
+local function in_pieces(command, key, list, length)
+  if length <= 4000 then return call(command, key, unpack(list, 1, length)) end
   local reply
-  for first = 1, #list, 4000 do
-    reply = call(command, key, unpack(list, first, math.min(first + 3999, #list)))
+  for first = 1, length, 4000 do
+    reply = call(command, key, unpack(list, first, math.min(first + 3999, length)))
   end
   return reply
 end
 
-in_pieces('HSET', KEYS[4], outputs)
-in_pieces('HSET', KEYS[2], states)
-local kept, forgotten = {}, {}
-for child, settled in pairs(counts) do
-  if settled >= 0 then
-    kept[#kept + 1] = child
-    kept[#kept + 1] = settled
-  elseif stored[child] then
-    forgotten[#forgotten + 1] = child
+states[2] = unfinished .. '|' .. active .. (unfinished > 0 and '|1' or '|0')
+in_pieces('HSET', KEYS[4], outputs, 2 * answer[1])
+in_pieces('HSET', KEYS[2], states, written)
+if next(counts) ~= nil then
+  local kept, forgotten = {}, {}
+  for child, settled in pairs(counts) do
+    if settled >= 0 then
+      kept[#kept + 1] = child
+      kept[#kept + 1] = settled
+    elseif stored[child] then
+      forgotten[#forgotten + 1] = child
+    end
   end
+  if #kept > 0 then in_pieces('HSET', KEYS[3], kept, #kept) end
+  if #forgotten > 0 then in_pieces('HDEL', KEYS[3], forgotten, #forgotten) end
 end
-in_pieces('HSET', KEYS[3], kept)
-in_pieces('HDEL', KEYS[3], forgotten)
 if unfinished == 0 then
   answer[3] = 1
-  log[#log + 1] = '[' .. now .. ',"run.completed",1,null,null,null]'
-  call('HSET', KEYS[1], 'unfinished', 0, 'active', active, 'status', 'COMPLETED',
-    'finished_at', now)
-else
-  call('HSET', KEYS[1], 'unfinished', unfinished, 'active', active)
+  events = events + 1
+  log[events] = '[' .. now .. ',"run.completed",1,null,null,null]'
+  call('HSET', KEYS[1], 'status', 'COMPLETED', 'finished_at', now)
 end
-answer[2] = in_pieces('RPUSH', KEYS[5], log)
+answer[2] = in_pieces('RPUSH', KEYS[5], log, events)
 return answer

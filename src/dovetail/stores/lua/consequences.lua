@@ -3,8 +3,10 @@
 -- to every node of every run has a script of its own beside it: submit, claim, complete_many.
 --
 -- All keys belong to one run and share its hash tag:
---   KEYS[1]  wf:{id}:meta    hash  status, epoch, counts, times, error; the definition's digest, params
---   KEYS[2]  wf:{id}:nodes   hash  place -> state (see `parse`); a node that is not there is untouched
+--   KEYS[1]  wf:{id}:meta    hash  status, epoch, times, error; the definition's digest, params
+--   KEYS[2]  wf:{id}:nodes   hash  place -> state (see `parse`); a node that is not there is untouched;
+--                                  counts -> unfinished nodes|active ones|1 if nothing has happened
+--                                  to the run but success, and nothing bounds it: see complete_many
 --   KEYS[3]  wf:{id}:deps    hash  place -> settled parents * UNIT + completed ones, while it waits
 --   KEYS[4]  wf:{id}:out     hash  place -> output, JSON
 --   KEYS[5]  wf:{id}:ends    hash  place -> reason, cause and error, JSON
@@ -29,16 +31,17 @@ local call = redis.call
 
 local run = {}
 do
-  local kept = call('HMGET', META, 'status', 'epoch', 'unfinished', 'failed', 'cancelled',
-    'active', 'finished_at', 'fail_fast', 'limit', 'size', 'error', 'pending', 'asked')
+  local kept = call('HMGET', META, 'status', 'epoch', 'failed', 'cancelled', 'finished_at',
+    'fail_fast', 'limit', 'size', 'error', 'pending', 'asked')
   run.known = kept[1] and true or false
   run.status, run.epoch = kept[1], tonumber(kept[2])
-  run.unfinished, run.failed = tonumber(kept[3]), tonumber(kept[4])
-  run.cancelled, run.active = tonumber(kept[5]), tonumber(kept[6])
-  run.finished_at, run.fail_fast = kept[7], kept[8] == '1'
-  run.limit, run.size = tonumber(kept[9]), tonumber(kept[10])
-  run.error, run.pending = kept[11] or '', kept[12] or ''
-  run.asked = kept[13] or '' -- the nonce of what a user asked for last
+  run.failed, run.cancelled = tonumber(kept[3]), tonumber(kept[4])
+  run.finished_at, run.fail_fast = kept[5], kept[6] == '1'
+  run.limit, run.size = tonumber(kept[7]), tonumber(kept[8])
+  run.error, run.pending = kept[9] or '', kept[10] or ''
+  run.asked = kept[11] or '' -- the nonce of what a user asked for last
+  local unfinished, active = string.match(call('HGET', NODES, 'counts') or '', '^(%d+)|(%d+)|')
+  run.unfinished, run.active = tonumber(unfinished), tonumber(active)
   run.held = 0
   if run.known and run.limit > 0 then run.held = call('ZCARD', HELD) end
 end
@@ -77,7 +80,7 @@ local function all_nodes()
   local kept = call('HGETALL', NODES)
   for k = 1, #kept, 2 do
     local i = tonumber(kept[k])
-    if nodes[i] == nil then nodes[i] = parse(kept[k + 1]) end
+    if i ~= nil and nodes[i] == nil then nodes[i] = parse(kept[k + 1]) end
   end
   for i = 0, run.size - 1 do
     if nodes[i] == nil then nodes[i] = fresh(1) end

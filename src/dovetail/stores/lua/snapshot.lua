@@ -6,7 +6,8 @@
 --   ARGV[1]  the number of the event that is known, or 0
 --   ARGV[2]  the generation that it is of
 -- returns {meta, number of events, events from the known one on, nodes, ends}: hashes flat, and of
---   the last two only what these events name, unless much or everything may have changed;
+--   the last two only what these events name, unless much or everything may have changed, and
+--   the counts;
 --   {} if there is no such run; without events, nodes and ends if the known one is not there
 local UNPACKED = 4000
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'size')
@@ -32,7 +33,7 @@ if count < known then return {meta, count} end
 
 local events = redis.call('LRANGE', KEYS[4], math.max(known - 1, 0), -1)
 whole = whole or count - known >= tonumber(kept[3])
-local places, seen = {}, {}
+local places, seen = {'counts'}, {}
 if not whole then
   for k = 2, #events do
     local place = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')

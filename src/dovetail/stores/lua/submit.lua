@@ -4,8 +4,8 @@
 --   ARGV[1]  now             ARGV[2]  nonce of the tokens
 --   ARGV[3]  data of run.created, JSON
 --   ARGV[4]  roots, as 0,1,2 ARGV[5]  1 if one of them has a condition
---   ARGV[6]  max_concurrency, 0 for none
---   ARGV[7]… fields of meta: limit, unfinished, and those that never change
+--   ARGV[6]  max_concurrency, 0 for none          ARGV[7]  nodes that it has
+--   ARGV[8]… fields of meta: limit, and those that never change
 -- returns {events there are, whether verdicts are pending, the roots that are published}; nothing
 -- if somebody else has made the run. Who made it and asks again is answered again, as long as
 -- its roots are where it left them.
@@ -29,7 +29,7 @@ end
 
 local log = {'[' .. now .. ',"run.created",1,null,null,' .. ARGV[3] .. ']',
   '[' .. now .. ',"run.started",1,null,null,null]'}
-local answer, states, pending = {0, 0}, {}, ''
+local answer, states, pending = {0, 0}, {'counts', ''}, ''
 if ARGV[5] == '1' then
   pending = '{"ready":[' .. ARGV[4] .. '],"queue":[]}'
   answer[2] = 1
@@ -47,14 +47,13 @@ else
     log[#log + 1] = '[' .. now .. ',"node.queued",1,' .. place .. ',0,null]'
   end
 end
+states[2] = ARGV[7] .. '|' .. #answer - 2 .. ((pending == '' and limit == 0) and '|1' or '|0')
 for first = 1, #states, 4000 do
   call('HSET', KEYS[2], unpack(states, first, math.min(first + 3999, #states)))
 end
 for first = 1, #log, 4000 do
   answer[1] = call('RPUSH', KEYS[3], unpack(log, first, math.min(first + 3999, #log)))
 end
--- First what complete_many reads: a small hash is searched from its beginning.
 call('HSET', KEYS[1], 'status', 'RUNNING', 'epoch', 1, 'failed', 0, 'cancelled', 0,
-  'active', #answer - 2, 'pending', pending, ARGV[7], ARGV[8], ARGV[9], ARGV[10],
-  'finished_at', '', 'error', '', unpack(ARGV, 11))
+  'pending', pending, 'finished_at', '', 'error', '', unpack(ARGV, 8))
 return answer
