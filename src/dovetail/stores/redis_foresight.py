@@ -9,6 +9,7 @@ that of any late one. What it must not know: how a message is written, or sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
@@ -41,18 +42,22 @@ def foresee(
     """What these results will publish with this token."""
     graph = run.graph
     index, nodes, count = graph.index, graph.nodes, len(moves)
-    within_reach: dict[int, None] = {}
-    for move in moves:
-        for child, parents in shape.foreseeable[index[move.node]]:
-            if parents <= count:
-                within_reach[child] = None
-    if not within_reach:
-        return None
     outputs = {index[move.node]: move.output for move in moves}
-    ready = [child for child in within_reach if all(p in outputs for p in nodes[child].parents)]
+    ready: dict[int, None] = {}
+    for parent in outputs:
+        for child, parents in shape.foreseeable[parent]:
+            if parents == 1 or (
+                parents <= count
+                and child not in ready
+                and all(p in outputs for p in nodes[child].parents)
+            ):
+                ready[child] = None
+        if len(ready) >= MOST_AHEAD:
+            break
     if not ready:
         return None
     scene = RedisScene(run)
     for place, output in outputs.items():
         scene.add(place, NodeStatus.COMPLETED, output, None)
-    return [Dispatch(run, place, token) for place in ready[:MOST_AHEAD]], scene
+    ahead = islice(ready, MOST_AHEAD)
+    return [Dispatch(run, place, token) for place in ahead], scene
