@@ -18,7 +18,7 @@ from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
 from dovetail.transports import streams
 from dovetail.transports.feeds import StopFeed
-from dovetail.transports.messages import MOST_INPUTS
+from dovetail.transports.messages import MOST_INPUTS, result_fields
 from dovetail.transports.streams import (
     DEAD,
     RESULTS,
@@ -250,6 +250,59 @@ async def test_an_orchestrator_that_waits_is_given_all_that_was_reported_togethe
     told = [Complete("run", f"n{n}", TOKEN, {"n": n}) for n in range(30)]
     await ends.inbox.send(told)
     assert [message.content for message in await reading] == told
+
+
+def many_results() -> list[Any]:
+    """Of several runs and starts, some of them not to be packed."""
+    told: list[Any] = [
+        Complete(
+            f"run{n // 50}", f"n{n}", TOKEN if n % 3 else Token(1, 1, 5), {"n": [n, "ü", None]}
+        )
+        for n in range(150)
+    ]
+    told[7] = Fail("run", "failed", TOKEN, {"type": "E", "message": "m"})
+    told[8] = Complete("run", "cached", TOKEN, 1, ("key", 60.0))
+    told[9] = Complete("run", "large", TOKEN, "x" * 10_000)
+    return told
+
+
+async def test_many_results_travel_in_few_messages_and_arrive_as_they_were_told(
+    ends: Ends,
+) -> None:
+    told = many_results()
+    await ends.inbox.send(told)
+    found = await ends.results.read([RESULTS], 100)
+    assert sorted(map(str, (message.content for message in found))) == sorted(map(str, told))
+    assert await ends.pipe.call("XLEN", RESULTS) == 3 + 3
+    await ends.results.settle(found)
+    assert await ends.pipe.call("XLEN", RESULTS) == 0
+    assert (await ends.pipe.call("XPENDING", RESULTS, "orchestrators"))[0] == 0
+
+
+async def test_few_results_have_a_message_each(ends: Ends) -> None:
+    told = [Complete("run", f"n{n}", TOKEN, n) for n in range(7)]
+    await ends.inbox.send(told)
+    found = await ends.results.read([RESULTS], 100)
+    assert [message.content for message in found] == told
+    assert len({message.id for message in found}) == 7
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("{", "7", "[7]", "[[1,2]]", '[["r"]]', '[["r","1.1.5","n"]]', '[["r","x","n",1]]'),
+        *('[["r","1.1.5",7,1]]', '[[null,"1.1.5","n",1]]'),
+    ],
+)
+async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
+    ends: Ends, more: str
+) -> None:
+    good = Complete("run", "n", TOKEN, 1)
+    await ends.pipe.call("XADD", RESULTS, "*", *result_fields(good), "more", more)
+    assert await ends.results.read([RESULTS], 10) == []
+    (letter,) = await ends.pipe.call("LRANGE", DEAD, 0, -1)
+    assert orjson.loads(letter)["fields"]["more"] == more
+    assert await ends.pipe.call("XLEN", RESULTS) == 0
 
 
 async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:
