@@ -174,8 +174,11 @@ class RunLists:
         # Whoever made it has died before it was listed, or is about to list it.
         new = [run_id for (run_id, _), score in zip(ends, scores, strict=True) if score is None]
         # It was retried meanwhile, and whoever listed that we have just undone.
-        doubtful = [end for end, now in zip(ends, answers, strict=True) if now != _moving(end[1])]
-        await asyncio.gather(self.refresh(new), *(self._set_right(*end) for end in doubtful))
+        doubtful = [
+            end for end, now in zip(ends, answers, strict=True) if now != _moving(*end[1][:3])
+        ]
+        if new or doubtful:
+            await asyncio.gather(self.refresh(new), *(self._set_right(*end) for end in doubtful))
 
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""
@@ -194,7 +197,9 @@ class RunLists:
         # Read again: another one may have listed what came after, and we have just undone it.
         reading = [_reading(run_id, _MOVING) for run_id, _, _ in simple]
         again = zip(simple, await self._list_and_read(simple, reading), strict=True)
-        doubtful += [(run_id, facts) for (run_id, facts, _), now in again if now != _moving(facts)]
+        doubtful += [
+            (run_id, facts) for (run_id, facts, _), now in again if now != _moving(*facts[:3])
+        ]
         await asyncio.gather(*(self._set_right(*one) for one in doubtful))
 
     async def _list_and_read(
@@ -202,12 +207,14 @@ class RunLists:
     ) -> list[Any]:
         """List runs in their first epoch that are known to be so, and may be listed already; what
         is read then."""
-        kinds: dict[_Kind, list[_Named]] = {}
+        kinds: dict[tuple[str, bool, bool, str, str | None, bool], list[_Named]] = {}
         for run_id, (status, finished_at, _, birth), listed in runs:
-            ended = "" if finished_at is None else repr(finished_at)
-            kind = _Kind(status, bool(ended), birth.registered, birth.workflow, birth.batch, listed)
+            ended = _ended(finished_at)
+            kind = (status, bool(ended), birth.registered, birth.workflow, birth.batch, listed)
             kinds.setdefault(kind, []).append((run_id, birth.entry(run_id), ended))
-        writing = [change for kind, alike in kinds.items() for change in _changes(kind, alike)]
+        writing = [
+            change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
+        ]
         if not self._pipe.keeps_order:
             await self._pipe.many(writing)
             return await self._pipe.many(reading)
@@ -227,7 +234,7 @@ class RunLists:
 
     async def _put(self, run_id: str, facts: Facts) -> None:
         entry = facts.born.entry(run_id)
-        ended = "" if facts.finished_at is None else repr(facts.finished_at)
+        ended = _ended(facts.finished_at)
         is_open = facts.born.registered and facts.finished_at is None
         turned = [(s, "0" if s == facts.status else "", entry) for s in TURNED]
         running = (RUNNING, "0" if facts.status == RUNNING else "", entry)
@@ -345,10 +352,15 @@ def _facts_of(answer: Read) -> Facts | None:
     return Facts(status.decode(), ended, int(epoch), born(*birth))
 
 
-def _moving(facts: Facts) -> Read:
-    """What of it may change, as Redis has it."""
-    ended = "" if facts.finished_at is None else repr(facts.finished_at)
-    return [facts.status.encode(), ended.encode(), b"%d" % facts.epoch]
+@lru_cache(64)
+def _moving(status: str, finished_at: float | None, epoch: int) -> Read:
+    """What may change, as Redis has it: the same of many that ended together."""
+    return [status.encode(), _ended(finished_at).encode(), b"%d" % epoch]
+
+
+@lru_cache(64)
+def _ended(finished_at: float | None) -> str:
+    return "" if finished_at is None else repr(finished_at)
 
 
 def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:

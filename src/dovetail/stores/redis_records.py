@@ -249,7 +249,8 @@ class RedisRecords:
                 unclear.append(run_id)
             else:
                 known[run_id] = Facts(status.value, event.time, 1, where)
-        await asyncio.gather(self._lists.refresh(unclear), self._lists.ended(known))
+        await self._lists.refresh(unclear)
+        await self._lists.ended(known)
 
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         await self._lists.begun(submits, created_at)
