@@ -205,8 +205,8 @@ class RunLists:
     async def _list_and_read(
         self, runs: Sequence[tuple[str, Facts, bool]], reading: Sequence[Command]
     ) -> list[Any]:
-        """List runs in their first epoch that are known to be so, and may be listed already; what
-        is read then."""
+        """List runs as they were a moment ago, in their first epoch; of each, whether it is listed
+        already. Returns the answers to what is read behind that."""
         kinds: dict[tuple[str, bool, bool, str, str | None, bool], list[_Named]] = {}
         for run_id, (status, finished_at, _, birth), listed in runs:
             ended = _ended(finished_at)
@@ -215,7 +215,7 @@ class RunLists:
         writing = [
             change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
         ]
-        if not self._pipe.keeps_order:
+        if not self._pipe.keeps_order:  # else it might be read before it is listed
             await self._pipe.many(writing)
             return await self._pipe.many(reading)
         return (await self._pipe.many([*writing, *reading]))[len(writing) :]

@@ -243,12 +243,11 @@ class RedisRecords:
         unclear = list(turned)
         known: dict[str, Facts] = {}
         for run_id, event in (ended or {}).items():
-            status = None if event is None or event.epoch > 1 else RUN_ENDS.get(event.type)
             where = self._born(run_id)
-            if event is None or status is None or where is None:
-                unclear.append(run_id)
+            if event and where and event.epoch == 1 and event.type in RUN_ENDS:
+                known[run_id] = Facts(RUN_ENDS[event.type].value, event.time, 1, where)
             else:
-                known[run_id] = Facts(status.value, event.time, 1, where)
+                unclear.append(run_id)
         await self._lists.refresh(unclear)
         await self._lists.ended(known)
 
