@@ -46,6 +46,7 @@ from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
@@ -136,7 +137,7 @@ async def connected(
             lease_seconds=settings.lease_seconds,
             max_crashes=settings.max_crashes,
             # Without an archive Redis itself lists what runs there are.
-            notices=RedisHints(pipe, clock) if settings.database_url else _records(settings, pipe),
+            notices=_records(settings, pipe, store.born) if listed else RedisHints(pipe, clock),
         )
         publisher.apply = orchestrator.apply
         try:
@@ -578,11 +579,14 @@ class Handlers:
         return iter(self.retries)
 
 
-def _records(settings: Settings, pipe: Pipe) -> RedisRecords:
+def _records(
+    settings: Settings, pipe: Pipe, born: Callable[[str], Born | None] | None = None
+) -> RedisRecords:
     return RedisRecords(
         pipe,
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
+        born=born,
     )
 
 

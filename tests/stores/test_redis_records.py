@@ -13,6 +13,7 @@ from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import KeyUsed
 from dovetail.pipe import Command, Pipe
+from dovetail.stores import redis_lists
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_lists import RUNS, batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
@@ -42,7 +43,7 @@ class RedisKeeper:
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
         self.store = RedisStore(pipe)
-        self.records = RedisRecords(pipe)
+        self.records = RedisRecords(pipe, born=self.store.born)
 
     async def accept(self, asked: Submit, now: float) -> Decision:
         accepted = await self.records.accept(asked, now)
@@ -73,6 +74,14 @@ class RedisKeeper:
         claim = Claim(run.run_id, "a", token, "w", now + 10)
         await self.store.apply([claim, Complete(run.run_id, "a", token, output)], now)
         await self.records.refresh([run.run_id])
+
+    async def follow(self, run: Submit, decision: Decision) -> None:
+        """Tell the lists what was decided, as an orchestrator does."""
+        if decision.ended:
+            last = decision.events[-1] if decision.events else None
+            await self.records.moved([run.run_id], [], {run.run_id: last})
+        else:
+            await self.records.moved([run.run_id], [run.run_id])
 
     async def make_up(self, before: float) -> list[str]:
         """What an orchestrator does for makers that died."""
@@ -214,7 +223,11 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
     keeper: RedisKeeper, server: Any, seed: int
 ) -> None:
     chance = random.Random(seed)
-    runs = [submit(graph(f"w{at % 3}"), version=at % 2 or None) for at in range(30)]
+    batch = batch_number("batch")
+    runs = [
+        submit(graph(f"w{at % 3}"), version=at % 2 or None, place=(batch, at) if at > 20 else None)
+        for at in range(30)
+    ]
     async with Pipe(server.url) as second, Pipe(server.url) as third:
         crowd = [keeper, RedisKeeper(second), RedisKeeper(third)]
 
@@ -225,15 +238,17 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
                 one, pause = chance.choice(crowd), chance.random() * 0.003
                 move = chance.choice([Cancel, Retry])(run.run_id)
                 if step == 0:
-                    await one.store.create(run, NOW)
-                elif not (await one.store.apply([move], NOW + step))[0]:
+                    decision = await one.store.create(run, NOW)
+                else:
+                    (decision,) = await one.store.apply([move], NOW + step)
+                if not decision:
                     continue
                 await asyncio.sleep(pause)
-                late.append(asyncio.create_task(one.records.refresh([run.run_id])))
+                late.append(asyncio.create_task(one.follow(run, decision)))
             await asyncio.gather(*late)
 
         await asyncio.gather(*map(life, runs))
-    wheres = {"wf:list:{runs}": runs}
+    wheres = {"wf:list:{runs}": runs, "wf:batch:{batch}": [run for run in runs if run.place]}
     for name in ("w0", "w1", "w2"):
         wheres[f"wf:workflow:{{{name}}}"] = [run for run in runs if run.graph.name == name]
     states = {run.run_id: await keeper.store.load(run.run_id) for run in runs}
@@ -246,6 +261,8 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
         assert await listed(f"{where}:all") == {run.run_id for run in some}
         for status in ("RUNNING", "CANCELLED"):
             expected = {run.run_id for run in some if states[run.run_id].status == status}
+            if "batch" in where and status == "RUNNING":
+                expected = set()  # of which a batch has no list
             assert await listed(f"{where}:{status}") == expected
     unfinished = {run.run_id for run in runs if not states[run.run_id].finished}
     assert await listed("wf:list:{runs}:finished") == set(states) - unfinished
@@ -269,8 +286,110 @@ async def test_a_run_that_begins_or_ends_costs_two_reads_and_its_share_of_few_co
         await keeper.store.apply([Cancel(run.run_id) for run in runs], NOW + 1)
 
 
+@pytest.mark.parametrize("count", [1, 100])
+async def test_an_end_that_is_known_costs_one_read_and_one_roundtrip(
+    keeper: RedisKeeper, count: int
+) -> None:
+    number = batch_number("batch")
+    runs = [submit(version=1, place=(number, at)) for at in range(count)]
+    for run in runs:
+        await keeper.store.create(run, NOW)
+    await keeper.records.begun(runs, NOW)
+    decided = await keeper.store.apply([Cancel(run.run_id) for run in runs], NOW + 1.1)
+    before = keeper.pipe.commands, keeper.pipe.roundtrips
+    ends = {run.run_id: one.events[-1] for run, one in zip(runs, decided, strict=True)}
+    await keeper.records.moved([*ends], [], ends)
+    assert keeper.pipe.commands - before[0] <= count + 9
+    assert keeper.pipe.roundtrips - before[1] == 1
+    assert len(await keeper.statuses(status="CANCELLED")) == count
+    for where in (RUNS, "wf:batch:{batch}"):
+        last = await keeper.pipe.call("ZREVRANGE", f"{where}:finished", 0, 0, "WITHSCORES")
+        assert float(last[1]) == NOW + 1.1
+
+
+async def test_an_end_that_is_known_and_was_retried_meanwhile_is_not_listed(
+    keeper: RedisKeeper,
+) -> None:
+    async def retry() -> None:
+        await keeper.store.apply([Retry(run.run_id)], NOW + 2)
+        await keeper.records.refresh([run.run_id])
+
+    run = submit(version=1, place=(batch_number("batch"), 0))
+    await keeper.accept(run, NOW)
+    (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+    slow = RedisRecords(Overtaken(keeper.pipe, retry), born=keeper.store.born)  # type: ignore[arg-type]
+    await slow.moved([run.run_id], [], {run.run_id: decision.events[-1]})
+    assert await keeper.statuses(status="RUNNING") == [run.run_id]
+    for where in (RUNS, "wf:workflow:{test}", "wf:batch:{batch}"):
+        assert await keeper.pipe.call("EXISTS", f"{where}:CANCELLED", f"{where}:finished") == 0
+    assert await keeper.pipe.call("ZCARD", "wf:workflow:{test}:open") == 1
+
+
+async def test_an_end_that_is_known_lists_a_run_whose_maker_died_before_it_did(
+    keeper: RedisKeeper,
+) -> None:
+    run = submit(version=1)
+    await keeper.store.create(run, NOW)
+    (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+    await keeper.follow(run, decision)
+    assert await keeper.statuses() == [run.run_id]
+    assert await keeper.statuses(status="CANCELLED", workflow="test") == [run.run_id]
+    assert await keeper.records.find_run(run.run_id[:8]) == run.run_id
+
+
+async def test_an_end_without_a_word_and_one_of_a_later_epoch_are_read(
+    keeper: RedisKeeper,
+) -> None:
+    two = graph("two", nodes=[{"id": "a", "handler": "h"}, {"id": "b", "handler": "h"}])
+    silent, again = submit(two), submit()
+    moves = []
+    for one in (await keeper.accept(silent, NOW)).dispatch:
+        name = two.nodes[one.place].id
+        await keeper.store.apply([Claim(silent.run_id, name, one.token, "w", NOW + 10)], NOW)
+        moves.append(Fail(silent.run_id, name, one.token, {"type": "E", "message": "m"}))
+    for at, move in enumerate(moves, 1):
+        (decision,) = await keeper.store.apply([move], NOW + at)
+        await keeper.follow(silent, decision)
+    assert (decision.ended, decision.events[-1].type) == (True, "node.failed")
+    await keeper.accept(again, NOW)
+    for at, move in enumerate((Cancel, Retry, Cancel), 3):
+        (decision,) = await keeper.store.apply([move(again.run_id)], NOW + at)
+        await keeper.follow(again, decision)
+    assert await keeper.statuses(status="FAILED") == [silent.run_id]
+    assert await keeper.statuses(status="CANCELLED") == [again.run_id]
+    ended = await keeper.pipe.call("ZRANGE", f"{RUNS}:finished", 0, -1, "WITHSCORES")
+    assert [float(at) for at in ended[1::2]] == [NOW + 2, NOW + 5]
+
+
+async def test_where_nodes_have_no_order_the_second_look_waits_for_the_changes(
+    keeper: RedisKeeper,
+) -> None:
+    class Unordered(Overtaken):
+        keeps_order = False
+
+        async def many(self, commands: Sequence[Command]) -> Any:
+            asked.append({str(command[0]) for command in commands})
+            return await super().many(commands)
+
+    async def nothing() -> None: ...
+
+    asked: list[set[str]] = []
+    run = submit()
+    await keeper.store.create(run, NOW)
+    records = RedisRecords(Unordered(keeper.pipe, nothing), born=keeper.store.born)  # type: ignore[arg-type]
+    await records.begun([run], NOW)
+    (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
+    await records.moved([run.run_id], [], {run.run_id: decision.events[-1]})
+    await records.refresh([run.run_id])
+    reads, writes = {"HMGET", "ZMSCORE"}, {"ZADD", "ZREM"}
+    assert all(not some & reads or not some & writes for some in asked)
+    assert await keeper.statuses(status="CANCELLED") == [run.run_id]
+
+
 class Overtaken:
     """A connection of a process that is held up between reading a run and listing it."""
+
+    keeps_order = True
 
     def __init__(self, pipe: Pipe, meanwhile: Callable[[], Awaitable[None]]) -> None:
         self.call = pipe.call
@@ -317,6 +436,32 @@ async def test_a_batch_of_one_workflow_has_no_runs_of_another(keeper: RedisKeepe
     assert len(await keeper.statuses(batch="batch", workflow="test")) == 2
     assert await keeper.statuses(batch="batch", workflow="other") == []
     assert len(await keeper.statuses(batch="batch", status="RUNNING")) == 2
+
+
+async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
+    keeper: RedisKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_lists, "AT_ONCE", 3)
+    runs = [submit() for _ in range(20)]
+    await keeper.accept_batch("batch", runs, None, NOW)
+    for at in (*range(4, 12), 19):
+        await keeper.cancel(runs[at], NOW + 1)
+    await keeper.store.apply([Cancel(runs[2].run_id)], NOW + 2)  # and its orchestrator dies
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = await keeper.records.list_runs(
+            status="RUNNING", batch="batch", limit=4, cursor=cursor
+        )
+        seen += [item["run_id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+        assert len(page["items"]) == 4
+    assert seen == [runs[at].run_id for at in (*range(18, 11, -1), 3, 1, 0)]
+    assert (await keeper.records.get_batch("batch"))["counts"] == {"RUNNING": 11, "CANCELLED": 9}
+    await keeper.records.refresh([runs[2].run_id])
+    assert (await keeper.records.get_batch("batch"))["counts"] == {"RUNNING": 10, "CANCELLED": 10}
 
 
 async def test_a_workflow_can_be_deleted_though_the_list_is_behind(keeper: RedisKeeper) -> None:

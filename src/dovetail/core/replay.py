@@ -147,7 +147,7 @@ def _before(run: RunState, entry: Entry) -> None:
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────
 
-_RUN_ENDS = {
+RUN_ENDS = {
     "run.completed": RunStatus.COMPLETED,
     "run.failed": RunStatus.FAILED,
     "run.cancelled": RunStatus.CANCELLED,
@@ -167,7 +167,7 @@ def _run_fact(run: RunState, event: Event, entry: Entry) -> None:
             run.unfinished += run.nodes[place].status in FINISHED
             run.nodes[place] = NodeState(run.epoch, 0)
     else:
-        run.status = _RUN_ENDS[event.type]
+        run.status = RUN_ENDS[event.type]
         run.error = data.get("error")
 
 

@@ -468,20 +468,17 @@ class Commands:
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
-        sampled, pauses = False, iter(BATCH_POLL_SECONDS)
+        # Some from all over it: when these have ended, most have. To wait for each would be to
+        # read them all, so that is left for when the first few tell nothing any more.
+        count = (await self.get_batch(batch_id, limit=1, counts=False))["count"]
+        await asyncio.gather(*map(self.ended, await self._some_of(batch_id, count)))
+        pauses = iter(BATCH_POLL_SECONDS)
         while True:
             batch = await self.get_batch(batch_id)
             if batch["finished_at"] is not None:
                 return batch
-            # Some from all over it: when these have ended, most have. To wait for each would be
-            # to read them all, so that is left for when the first few tell nothing any more.
-            if sampled:
-                runs = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
-                going_on = runs[:: -max(1, len(runs) // WAITED_FOR)]
-            else:
-                going_on = await self._some_of(batch_id, batch["count"])
-            sampled = True
-            if going_on:
+            runs = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
+            if going_on := runs[:: -max(1, len(runs) // WAITED_FOR)]:
                 await asyncio.gather(*map(self.ended, going_on))
             else:
                 await asyncio.sleep(next(pauses, BATCH_POLL_SECONDS[-1]))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from dovetail.core.errors import NotFound
-from dovetail.core.events import Token
+from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
@@ -102,8 +102,14 @@ class Notices(Protocol):
     every_move: bool
     """Not only that their status is another."""
 
-    async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
-        """These have new events; of `turned` the status is another, or they are new.
+    async def moved(
+        self,
+        run_ids: Sequence[str],
+        turned: Sequence[str],
+        ended: Mapping[str, Event | None] | None = None,
+    ) -> None:
+        """These have new events; of `turned` the status is another, or they are new. Those that
+        `ended` just now are told with their last event, if that is known.
 
         Told before such a run leaves the agenda: if the teller dies, the sweep tells it again.
         """
@@ -264,7 +270,7 @@ class SharedOrchestrator:
         wakes: list[tuple[float, Wake]] = []
         moved: dict[str, None] = {}
         turned: dict[str, None] = {}
-        ended: dict[str, None] = {}
+        ended: dict[str, Event | None] = {}
         work: list[Awaitable[object]] = []
         for run_id, decision in decided:
             if decision is TAKEN:
@@ -274,11 +280,12 @@ class SharedOrchestrator:
             wakes += decision.wake
             work += [self._transport.stop(order) for order in decision.stop]
             if run_id and decision:
-                (ended if decision.ended else moved)[run_id] = None
-                # A run that failed at once ends without a word when its last node does.
-                if decision.ended or (
-                    not are_new and any(event.node is None for event in decision.events)
-                ):
+                if decision.ended:
+                    # A run that failed at once ends without a word when its last node does.
+                    ended[run_id] = decision.events[-1] if decision.events else None
+                    continue
+                moved[run_id] = None
+                if not are_new and any(event.node is None for event in decision.events):
                     turned[run_id] = None
         if wakes:
             work.append(self.agenda.delay(wakes))
@@ -287,8 +294,8 @@ class SharedOrchestrator:
         ]:
             work.append(self.agenda.moved(still, now))
         every_move = self.notices is not None and self.notices.every_move and not are_new
-        if self.notices is not None and (turned or (every_move and moved)):
-            work.append(self.notices.moved([*moved, *ended], [*turned]))
+        if self.notices is not None and (turned or ended or (every_move and moved)):
+            work.append(self.notices.moved([*moved, *ended], [*turned], ended))
         if dispatches:
             work.append(self._transport.publish(dispatches))
         if len(work) == 1:

@@ -57,6 +57,7 @@ from dovetail.stores.redis_hot import (
     submit_args,
     submitted,
 )
+from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_moves import (
     FEW,
     Fields,
@@ -221,6 +222,11 @@ class RedisStore:
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
         await self._shells.look_for(run_ids)
+
+    def born(self, run_id: str) -> Born | None:
+        """Where a run is listed, if that is known here."""
+        shell = self._shells.get(run_id)
+        return None if shell is None else shell.born
 
     async def sent(self) -> None:
         """Returns when what goes out ahead has arrived."""
@@ -500,12 +506,21 @@ class RedisStore:
                 return run
 
     async def ended(self, run_id: str) -> None:
-        while not await self._is_finished(run_id):
-            await self._news(run_id)
-        for pause in LISTED_SECONDS:  # it leaves the agenda when it is listed as what it is
-            if await self._pipe.call("ZSCORE", ACTIVE, run_id) is None:
+        asking: list[Command] = [
+            ("HGET", keys_of(run_id)[0], "finished_at"),
+            ("ZSCORE", ACTIVE, run_id),  # it leaves the agenda when it is listed as what it is
+        ]
+        pauses = iter(LISTED_SECONDS)
+        while True:
+            finished_at, on_agenda = await self._pipe.many(asking)
+            if finished_at is None:
+                raise _no_run(run_id)
+            if not finished_at:
+                await self._news(run_id)
+            elif on_agenda is None or (pause := next(pauses, None)) is None:
                 return
-            await asyncio.sleep(pause)
+            else:
+                await asyncio.sleep(pause)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         shell = await self._known(run_id)

@@ -19,9 +19,13 @@ from dovetail.pipe import Command, Pipe
 SCANNED = 1000
 DELAYED, LEASES, ACTIVE = "wf:delayed", "wf:leases", "wf:active"
 _ENDED = """
-for k = 2, #ARGV do
-  local moved = redis.call('ZSCORE', KEYS[1], ARGV[k])
-  if moved and tonumber(moved) <= tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
+local since = tonumber(ARGV[1])
+for first = 2, #ARGV, 4000 do
+  local names, over = {unpack(ARGV, first, math.min(first + 3999, #ARGV))}, {}
+  for k, moved in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(names))) do
+    if moved and tonumber(moved) <= since then over[#over + 1] = names[k] end
+  end
+  if #over > 0 then redis.call('ZREM', KEYS[1], unpack(over)) end
 end
 """
 

@@ -7,8 +7,9 @@ run is, or how it is archived.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from dovetail.core.events import Event
 from dovetail.core.transitions import Submit
 from dovetail.engine.archiver import Claim, Entry
 from dovetail.engine.clock import Clock
@@ -31,7 +32,12 @@ class RedisHints:
 
     # ── what has moved ───────────────────────────────────────────────────────────────────
 
-    async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None:
+    async def moved(
+        self,
+        run_ids: Sequence[str],
+        turned: Sequence[str] = (),
+        ended: Mapping[str, Event | None] | None = None,
+    ) -> None:
         """The archive is behind with these, from now on unless it was before."""
         await self._add(Entry(run_id, self._clock()) for run_id in run_ids)
 

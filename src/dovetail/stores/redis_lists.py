@@ -3,8 +3,10 @@
 Indexes, not truth: a run is what its own keys say. Lists are in other slots than runs, so they are
 written beside a run's script and not within it. `refresh` reads the run and lists it accordingly,
 as often as one likes; it is called for whatever was made or changed its status, before that run
-leaves the agenda: should its caller die in between, the sweep finds the run there. Who reads a
-list looks at each run as well, so that nobody is shown a status that is no longer true.
+leaves the agenda: should its caller die in between, the sweep finds the run there. Who knows what
+became of a run lists it without reading (`begun`, `ended`), and looks afterwards whether that is
+still so. Who reads a list looks at each run as well, so that nobody is shown a status that is no
+longer true.
 
 What it must not know: any rule.
 """
@@ -13,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from importlib import resources
-from typing import Any, NamedTuple
+from itertools import chain, repeat
+from typing import Any, NamedTuple, TypeVar
 
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.states import RunStatus
@@ -24,16 +27,22 @@ from dovetail.core.transitions import Submit
 from dovetail.pipe import Argument, Command, Pipe
 
 RUNS = "wf:list:{runs}"
+_BATCHES = "wf:batch:"
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
 """A run is stored once it was started."""
-RUNNING = RunStatus.RUNNING.value.encode()
+RUNNING = RunStatus.RUNNING.value
+TURNED = [status for status in STATUSES if status != RUNNING]
+"""Those that a batch has lists of: its other runs are running."""
 Read = Sequence[Any]
 """What Redis answers to `_reading`."""
+BIRTH = ("created_at", "workflow", "batch", "place", "version")
+"""What `born` takes."""
 _MOVING = ("status", "finished_at", "epoch")
-_FACTS = (*_MOVING, "version", "created_at", "workflow", "batch", "place")
-_BEGUN = [RUNNING, b"", b"1"]
+_FACTS = (*_MOVING, *BIRTH)
+_BEGUN = [RUNNING.encode(), b"", b"1"]
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 AT_ONCE = 500
+T = TypeVar("T")
 
 
 def workflow_key(name: str) -> str:
@@ -41,7 +50,7 @@ def workflow_key(name: str) -> str:
 
 
 def batch_key(batch_id: str) -> str:
-    return f"wf:batch:{{{batch_id}}}"
+    return f"{_BATCHES}{{{batch_id}}}"
 
 
 def batch_number(batch_id: str) -> int:
@@ -49,6 +58,7 @@ def batch_number(batch_id: str) -> int:
     return int.from_bytes(batch_id.encode(), "big")
 
 
+@lru_cache(64)
 def batch_of(number: int) -> str:
     return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
 
@@ -65,23 +75,38 @@ class Born(NamedTuple):
     workflow: str
     batch: str | None
     place: int
+    registered: bool
+
+    @classmethod
+    def of(cls, submit: Submit, created_at: float) -> Born:
+        batch, place = None, 0
+        if submit.place is not None:
+            batch, place = batch_of(submit.place[0]), submit.place[1]
+        return cls(created_at, submit.graph.name, batch, place, submit.version is not None)
 
     def entry(self, run_id: str) -> str:
-        return _entry(run_id, self.created_at, self.place)
+        """In the order of the alphabet, entries are in the order of time and place."""
+        return f"{_stamp(self.created_at)}{self.place:08d}-{run_id}"
 
 
-def _entry(run_id: str, created_at: float, place: int) -> str:
-    """In the order of the alphabet, entries are in the order of time and place."""
-    return f"{int(created_at * 1e6):017d}{place:08d}-{run_id}"
+@lru_cache(64)
+def _stamp(created_at: float) -> str:
+    return f"{int(created_at * 1e6):017d}"
 
 
 def run_id_of(entry: bytes) -> str:
     return entry[26:].decode()
 
 
-def born(created_at: bytes, workflow: bytes, batch: bytes | None, place: bytes | None) -> Born:
+def born(
+    created_at: bytes,
+    workflow: bytes,
+    batch: bytes | None,
+    place: bytes | None,
+    version: bytes | None,
+) -> Born:
     batch_id = None if batch is None else batch.decode()
-    return Born(float(created_at), workflow.decode(), batch_id, int(place or 0))
+    return Born(float(created_at), workflow.decode(), batch_id, int(place or 0), bool(version))
 
 
 class Facts(NamedTuple):
@@ -90,20 +115,23 @@ class Facts(NamedTuple):
     status: str
     finished_at: float | None
     epoch: int
-    registered: bool
     born: Born
 
 
 class _Kind(NamedTuple):
     """What runs have in common that go into the same lists and out of the same."""
 
-    status: bytes
+    status: str
     finished: bool
     registered: bool
-    workflow: bytes
-    batch: bytes | None
+    workflow: str
+    batch: str | None
     listed: bool
     """As one that there is; for the rest see `_changes`."""
+
+
+_Named = tuple[str, str, str]
+"""Of a run: its id, its entry, when it ended."""
 
 
 class RunLists:
@@ -114,63 +142,87 @@ class RunLists:
 
     async def refresh(self, run_ids: Iterable[str]) -> None:
         """List these runs as they are now."""
-        known = list(dict.fromkeys(run_ids))
-        for first in range(0, len(known), AT_ONCE):
-            await self._refresh_some(known[first : first + AT_ONCE])
+        for some in _some(list(dict.fromkeys(run_ids))):
+            await self._refresh_some(some)
 
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         """List runs that were made just now: what is known of them need not be read."""
-        for first in range(0, len(submits), AT_ONCE):
-            await self._list_begun(submits[first : first + AT_ONCE], repr(created_at).encode())
+        for some in _some(submits):
+            await self._list_begun(some, created_at)
 
-    async def _list_begun(self, submits: Sequence[Submit], created_at: bytes) -> None:
-        kinds: dict[_Kind, list[tuple[str, Read]]] = {}
-        for submit in submits:
-            batch, place = None, 0
-            if submit.place is not None:
-                batch, place = batch_of(submit.place[0]).encode(), submit.place[1]
-            workflow, version = submit.graph.name.encode(), submit.version
-            kind = _Kind(RUNNING, False, version is not None, workflow, batch, False)
-            read = (*_BEGUN, version, created_at, workflow, batch, place)
-            kinds.setdefault(kind, []).append((submit.run_id, read))
-        writing = [change for kind, runs in kinds.items() for change in _changes(kind, runs)]
-        reading = [_reading(submit.run_id, _MOVING) for submit in submits]
-        answers = (await self._pipe.many([*writing, *reading]))[len(writing) :]
+    async def ended(self, ends: Mapping[str, Facts]) -> None:
+        """List runs that ended just now, in their first epoch, as it is known how."""
+        for some in _some(list(ends.items())):
+            await self._list_ended(some)
+
+    async def _list_begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        new = [
+            (one.run_id, Facts(RUNNING, None, 1, Born.of(one, created_at)), False)
+            for one in submits
+        ]
+        reading = [_reading(one.run_id, _MOVING) for one in submits]
+        answers = await self._list_and_read(new, reading)
         # Those that have moved on meanwhile, as nobody waited for this.
         await self.refresh(
-            submit.run_id for submit, now in zip(submits, answers, strict=True) if now != _BEGUN
+            one.run_id for one, now in zip(submits, answers, strict=True) if now != _BEGUN
         )
+
+    async def _list_ended(self, ends: Sequence[tuple[str, Facts]]) -> None:
+        reading = [_reading(run_id, _MOVING) for run_id, _ in ends]
+        reading.append(("ZMSCORE", f"{RUNS}:ids", *(run_id for run_id, _ in ends)))
+        *answers, scores = await self._list_and_read([(*end, True) for end in ends], reading)
+        # Whoever made it has died before it was listed, or is about to list it.
+        new = [run_id for (run_id, _), score in zip(ends, scores, strict=True) if score is None]
+        # It was retried meanwhile, and whoever listed that we have just undone.
+        doubtful = [
+            end for end, now in zip(ends, answers, strict=True) if now != _moving(*end[1][:3])
+        ]
+        if new or doubtful:
+            await asyncio.gather(self.refresh(new), *(self._set_right(*end) for end in doubtful))
 
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""
         reading = [_reading(run_id) for run_id in run_ids]
         *read, scores = await self._pipe.many([*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)])
-        kinds: dict[_Kind, list[tuple[str, Read]]] = {}
-        simple: list[tuple[str, Read]] = []
-        doubtful: list[tuple[str, Read]] = []
+        simple: list[tuple[str, Facts, bool]] = []
+        doubtful: list[tuple[str, Facts]] = []
         for run_id, was, score in zip(run_ids, read, scores, strict=True):
-            status, finished_at, epoch, version, _, workflow, batch, _ = was
-            if status is None:
+            facts = _facts_of(was)
+            if facts is None:
                 continue
-            if epoch != b"1":
-                doubtful.append((run_id, was))
-                continue
-            listed = score is not None
-            kind = _Kind(status, bool(finished_at), bool(version), workflow, batch, listed)
-            kinds.setdefault(kind, []).append((run_id, was))
-            simple.append((run_id, was))
-        writing = [change for kind, runs in kinds.items() for change in _changes(kind, runs)]
-        # Read again behind the changes: another one may have listed what came after, and we have
-        # just undone it.
-        reading = [_reading(run_id, _MOVING) for run_id, _ in simple]
-        answers = await self._pipe.many([*writing, *reading])
-        again = zip(simple, answers[len(writing) :], strict=True)
-        doubtful += [(run_id, was) for (run_id, was), now in again if now != was[: len(_MOVING)]]
-        await asyncio.gather(*(self._set_right(run_id, was) for run_id, was in doubtful))
+            if facts.epoch == 1:
+                simple.append((run_id, facts, score is not None))
+            else:
+                doubtful.append((run_id, facts))
+        # Read again: another one may have listed what came after, and we have just undone it.
+        reading = [_reading(run_id, _MOVING) for run_id, _, _ in simple]
+        again = zip(simple, await self._list_and_read(simple, reading), strict=True)
+        doubtful += [
+            (run_id, facts) for (run_id, facts, _), now in again if now != _moving(*facts[:3])
+        ]
+        await asyncio.gather(*(self._set_right(*one) for one in doubtful))
 
-    async def _set_right(self, run_id: str, known: Read) -> None:
+    async def _list_and_read(
+        self, runs: Sequence[tuple[str, Facts, bool]], reading: Sequence[Command]
+    ) -> list[Any]:
+        """List runs as they were a moment ago, in their first epoch; of each, whether it is listed
+        already. Returns the answers to what is read behind that."""
+        kinds: dict[tuple[str, bool, bool, str, str | None, bool], list[_Named]] = {}
+        for run_id, (status, finished_at, _, birth), listed in runs:
+            ended = _ended(finished_at)
+            kind = (status, bool(ended), birth.registered, birth.workflow, birth.batch, listed)
+            kinds.setdefault(kind, []).append((run_id, birth.entry(run_id), ended))
+        writing = [
+            change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
+        ]
+        if not self._pipe.keeps_order:  # else it might be read before it is listed
+            await self._pipe.many(writing)
+            return await self._pipe.many(reading)
+        return (await self._pipe.many([*writing, *reading]))[len(writing) :]
+
+    async def _set_right(self, run_id: str, known: Facts) -> None:
         """Every list there is, until the run is listed as it is."""
-        facts = _facts_of(known)
+        facts: Facts | None = known
         while facts is not None:
             await self._put(run_id, facts)
             again = _facts_of(await self._pipe.call(*_reading(run_id)))
@@ -182,15 +234,16 @@ class RunLists:
 
     async def _put(self, run_id: str, facts: Facts) -> None:
         entry = facts.born.entry(run_id)
-        ended = "" if facts.finished_at is None else repr(facts.finished_at)
-        is_open = facts.registered and facts.finished_at is None
-        by_status = [(s, "0" if s == facts.status else "", entry) for s in STATUSES]
-        common = [("all", "0", entry), *by_status]
+        ended = _ended(facts.finished_at)
+        is_open = facts.born.registered and facts.finished_at is None
+        turned = [(s, "0" if s == facts.status else "", entry) for s in TURNED]
+        running = (RUNNING, "0" if facts.status == RUNNING else "", entry)
+        common = [("all", "0", entry), *turned]
         work = [
-            self._list(RUNS, [*common, ("ids", "0", run_id), ("finished", ended, run_id)]),
+            self._list(RUNS, [*common, running, ("ids", "0", run_id), ("finished", ended, run_id)]),
             self._list(
                 workflow_key(facts.born.workflow),
-                [*common, ("open", "0" if is_open else "", run_id)],
+                [*common, running, ("open", "0" if is_open else "", run_id)],
             ),
         ]
         if facts.born.batch is not None:
@@ -226,13 +279,12 @@ class RunLists:
         show: Callable[[str], Awaitable[dict[str, Any] | None]],
     ) -> dict[str, Any]:
         """Runs of a list, newest first, as `show` makes them; None for one that is gone."""
-        key = f"{where}:{status or 'all'}"
         below = "+" if cursor is None else f"({_checked(cursor)}"
         found: list[tuple[bytes, dict[str, Any]]] = []
         misplaced = []
         while len(found) <= limit:
             wanted = min(limit + 1 - len(found), AT_ONCE)
-            entries = await self._pipe.call("ZREVRANGEBYLEX", key, below, "-", "LIMIT", 0, wanted)
+            entries = await self._entries(where, status, below, wanted)
             shown = await asyncio.gather(*(show(run_id_of(entry)) for entry in entries))
             for entry, view in zip(entries, shown, strict=True):
                 if view is None:
@@ -247,6 +299,30 @@ class RunLists:
         await self.refresh(misplaced)
         more = found[limit - 1][0].decode() if len(found) > limit else None
         return {"items": [view for _, view in found[:limit]], "next_cursor": more}
+
+    async def _entries(self, where: str, status: str | None, below: str, limit: int) -> list[bytes]:
+        """The next of a list; fewer than the limit if there are no more."""
+        if status == RUNNING and where.startswith(_BATCHES):
+            return await self._running(where, below, limit)
+        return await self._newest(f"{where}:{status or 'all'}", below, limit)
+
+    async def _running(self, batch: str, below: str, limit: int) -> list[bytes]:
+        """The same of a batch, which has no list of these: each of its runs is asked."""
+        found: list[bytes] = []
+        while len(found) < limit:
+            entries = await self._newest(f"{batch}:all", below, AT_ONCE)
+            told = await self._pipe.many([_reading(run_id_of(one), ("status",)) for one in entries])
+            found += [one for one, now in zip(entries, told, strict=True) if now == _BEGUN[:1]]
+            if len(entries) < AT_ONCE:
+                break
+            below = f"({entries[-1].decode()}"
+        return found[:limit]
+
+    async def _newest(self, key: str, below: str, limit: int) -> list[bytes]:
+        found: list[bytes] = await self._pipe.call(
+            "ZREVRANGEBYLEX", key, below, "-", "LIMIT", 0, limit
+        )
+        return found
 
     async def beginning_with(self, prefix: str, limit: int) -> list[str]:
         found = await self._pipe.call(
@@ -269,38 +345,57 @@ def _reading(run_id: str, facts: Sequence[str] = _FACTS) -> Command:
 
 
 def _facts_of(answer: Read) -> Facts | None:
-    status, finished_at, epoch, version, *birth = answer
+    status, finished_at, epoch, *birth = answer
     if status is None:
         return None
     ended = float(finished_at) if finished_at else None
-    return Facts(status.decode(), ended, int(epoch), bool(version), born(*birth))
+    return Facts(status.decode(), ended, int(epoch), born(*birth))
 
 
-def _changes(kind: _Kind, runs: Sequence[tuple[str, Read]]) -> Iterator[Command]:
+@lru_cache(64)
+def _moving(status: str, finished_at: float | None, epoch: int) -> Read:
+    """What may change, as Redis has it: the same of many that ended together."""
+    return [status.encode(), _ended(finished_at).encode(), b"%d" % epoch]
+
+
+@lru_cache(64)
+def _ended(finished_at: float | None) -> str:
+    return "" if finished_at is None else repr(finished_at)
+
+
+def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:
     """List runs in their first epoch: they are new, or were running until now."""
-    ids = [run_id for run_id, _ in runs]
-    entries = [_entry(run_id, float(read[4]), int(read[7] or 0)) for run_id, read in runs]
-    scored = [part for entry in entries for part in ("0", entry)]
-    name = workflow_key(kind.workflow.decode())
-    wheres = [RUNS, name]
-    if kind.batch is not None:
-        wheres.append(batch_key(kind.batch.decode()))
+    ids, entries, ends = zip(*runs, strict=True)
+    scored = _scored(entries)
+    name = workflow_key(kind.workflow)
+    both = [RUNS, name]
+    wheres = both if kind.batch is None else [*both, batch_key(kind.batch)]
     # Into a list before out of another one: nothing is ever in none.
-    for where in wheres:
-        yield ("ZADD", f"{where}:{kind.status.decode()}", *scored)
-        if not kind.listed:
-            yield ("ZADD", f"{where}:all", *scored)
+    if not kind.listed:
+        yield from (("ZADD", f"{where}:all", *scored) for where in wheres)
+    if kind.status == RUNNING:
+        yield from (("ZADD", f"{where}:{RUNNING}", *scored) for where in both)
+    else:
+        yield from (("ZADD", f"{where}:{kind.status}", *scored) for where in wheres)
+        yield from (("ZREM", f"{where}:{RUNNING}", *entries) for where in both)
     if kind.registered and not kind.finished:
-        yield ("ZADD", f"{name}:open", *(part for run_id in ids for part in ("0", run_id)))
-    if kind.status != RUNNING:
-        yield from (("ZREM", f"{where}:{RUNNING.decode()}", *entries) for where in wheres)
+        yield ("ZADD", f"{name}:open", *_scored(ids))
     if kind.finished:  # behind its status: who counts it here first counts that right
-        ended = [part for run_id, read in runs for part in (read[1], run_id)]
+        ended = _scored(ids, ends)
         yield from (("ZADD", f"{where}:finished", *ended) for where in wheres if where != name)
         if kind.registered:
             yield ("ZREM", f"{name}:open", *ids)
     if not kind.listed:  # last: who finds it here takes the rest for granted
-        yield ("ZADD", f"{RUNS}:ids", *(part for run_id in ids for part in ("0", run_id)))
+        yield ("ZADD", f"{RUNS}:ids", *_scored(ids))
+
+
+def _scored(names: Sequence[str], scores: Iterable[str] = repeat("0")) -> list[str]:
+    """As ZADD takes them."""
+    return list(chain.from_iterable(zip(scores, names, strict=False)))
+
+
+def _some(those: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (those[first : first + AT_ONCE] for first in range(0, len(those), AT_ONCE))
 
 
 def _checked(cursor: str) -> str:

@@ -8,13 +8,15 @@ run goes when `expire` finds it long finished. What it must not know: how a run 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.events import Event
+from dovetail.core.replay import RUN_ENDS
 from dovetail.core.transitions import Submit
 from dovetail.engine.ports import Finding, Registered, Seen, WorkflowVersion
 from dovetail.engine.submissions import Key, Unmade
@@ -34,8 +36,13 @@ from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_acceptance import Acceptance
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import (
+    BIRTH,
+    RUNNING,
     RUNS,
     STATUSES,
+    TURNED,
+    Born,
+    Facts,
     RunLists,
     batch_key,
     batch_number,
@@ -69,12 +76,15 @@ class RedisRecords:
         limits: RedisLimits | None = None,
         retention_seconds: float = RETENTION_SECONDS,
         examine: Callable[[], Awaitable[list[Finding]]] | None = None,
+        born: Callable[[str], Born | None] | None = None,
     ) -> None:
-        """`examine` is what a doctor finds of this Redis."""
+        """`examine` is what a doctor finds of this Redis; `born` says of a run where it is listed,
+        if its store knows that without asking."""
         self._pipe = pipe
         self._limits = limits or RedisLimits(pipe)
         self._retention_seconds = retention_seconds
         self._examine = examine
+        self._born = born or _nobody_knows
         self._definitions = Definitions()
         self._lists = RunLists(pipe)
         self._acceptance = Acceptance(pipe, self._definitions)
@@ -223,9 +233,23 @@ class RedisRecords:
         """
         await self._lists.refresh(run_ids)
 
-    async def moved(self, run_ids: Sequence[str], turned: Sequence[str]) -> None:
+    async def moved(
+        self,
+        run_ids: Sequence[str],
+        turned: Sequence[str],
+        ended: Mapping[str, Event | None] | None = None,
+    ) -> None:
         """As orchestrators tell it."""
-        await self._lists.refresh(turned)
+        unclear = list(turned)
+        known: dict[str, Facts] = {}
+        for run_id, event in (ended or {}).items():
+            where = self._born(run_id)
+            if event and where and event.epoch == 1 and event.type in RUN_ENDS:
+                known[run_id] = Facts(RUN_ENDS[event.type].value, event.time, 1, where)
+            else:
+                unclear.append(run_id)
+        await self._lists.refresh(unclear)
+        await self._lists.ended(known)
 
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         await self._lists.begun(submits, created_at)
@@ -392,11 +416,13 @@ class RedisRecords:
         if counts:
             where = batch_key(batch_id)
             # In this order: a batch that is finished has no run that is counted as running.
-            counting = (self._lists.count(where, s) for s in ("finished", *STATUSES))
-            (finished, *numbers), ended = await asyncio.gather(
+            counting = (self._lists.count(where, s) for s in ("finished", *TURNED, "all"))
+            (finished, *numbers, there), ended = await asyncio.gather(
                 asyncio.gather(*counting), self._lists.last_end(where)
             )
-            by_status = {s: n for s, n in zip(STATUSES, numbers, strict=True) if n}
+            turned = dict(zip(TURNED, numbers, strict=True))
+            every = {RUNNING: there - sum(numbers), **turned}
+            by_status = {s: every[s] for s in STATUSES if every[s] > 0}
         runs = await self._runs_of(batch_id, first, count, limit + 1)
         return {
             "batch_id": batch_id,
@@ -418,8 +444,8 @@ class RedisRecords:
             places = range(first, min(count, first + limit))
             kept = await self._pipe.call("HMGET", f"{batch_key(batch_id)}:places", *places)
             taken = [(at, r.decode()) for at, r in zip(places, kept, strict=True) if r is not None]
-            statuses = await asyncio.gather(
-                *(self._pipe.call("HGET", keys_of(run_id)[0], "status") for _, run_id in taken)
+            statuses = await self._pipe.many(
+                [("HGET", keys_of(run_id)[0], "status") for _, run_id in taken]
             )
             runs += [
                 {"index": at, "run_id": run_id, "status": status.decode()}
@@ -474,8 +500,7 @@ class RedisRecords:
 
     async def _take_out(self, run_id: str) -> None:
         meta = keys_of(run_id)[0]
-        names = ("key", "created_at", "workflow", "batch", "place")
-        key, *birth = await self._pipe.call("HMGET", meta, *names)
+        key, *birth = await self._pipe.call("HMGET", meta, "key", *BIRTH)
         if key is not None:
             await self._acceptance.unclaim(key.decode(), run_id)
         was = born(*birth)
@@ -512,6 +537,10 @@ def _as_seen(seen: Seen | None) -> str:
         return "nothing"
     others = sorted(f"{alias}={version}" for alias, version in seen.items() if alias != LATEST)
     return f"latest={seen[LATEST]} {' '.join(others)}"
+
+
+def _nobody_knows(_: str) -> None:
+    return None
 
 
 def _not_compiled() -> bytes:

@@ -15,12 +15,13 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_lists import BIRTH, Born, born
 from dovetail.stores.redis_moves import Shape
 
 MOST_SHELLS = 4096
 SMALL_DEFINITION = 4096
 """So few bytes are sent again with each run, in case Redis has lost them."""
-_FACTS = ("definition", "retries", "params", "created_at", "version")
+_FACTS = ("definition", "retries", "params", *BIRTH)
 
 
 class Outline(RunState):
@@ -43,6 +44,7 @@ class Outline(RunState):
 class Shell(NamedTuple):
     run: Outline
     shape: Shape
+    born: Born
 
 
 class Shells:
@@ -68,21 +70,22 @@ class Shells:
         reading: list[Command] = [("HMGET", f"wf:{{{one}}}:meta", *_FACTS) for one in unknown]
         graphs: dict[tuple[bytes, bytes], Graph | None] = {}
         for run_id, told in zip(unknown, await self._pipe.many(reading), strict=True):
-            digest, retries, params, created_at, version = told
+            digest, retries, params, *birth = told
             if digest is None:
                 continue
             if (digest, retries) not in graphs:
                 graphs[digest, retries] = await self._graph(digest, retries)
             graph = graphs[digest, retries]
             if graph is not None:
-                number = int(version) if version else None
-                run = Outline(run_id, graph, orjson.loads(params), float(created_at), number)
-                self.keep(Shell(run, self.shape(graph)))
+                was = born(*birth)
+                number = int(birth[-1]) if was.registered else None
+                run = Outline(run_id, graph, orjson.loads(params), was.created_at, number)
+                self.keep(Shell(run, self.shape(graph), was))
 
     def made(self, submit: Submit, now: float) -> Shell:
         """That of a run that is about to be made."""
         run = Outline(submit.run_id, submit.graph, submit.params, now, submit.version)
-        return Shell(run, self.shape(submit.graph))
+        return Shell(run, self.shape(submit.graph), Born.of(submit, now))
 
     def keep(self, shell: Shell) -> None:
         if len(self._known) >= MOST_SHELLS:
