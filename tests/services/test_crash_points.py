@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.dag import Graph
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import NOTHING, Cancel, Complete, Fail, Renew, Retry, Submit
@@ -416,6 +416,25 @@ async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
     await stage.living.reap()
     assert (await stage.store.load("r")).node("a").crashes == 0
     await asyncio.sleep(2 * LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+@pytest.mark.parametrize("error", [StoreError, NotFound, asyncio.CancelledError])
+async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+
+    async def stop(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "apply", stop)
+        with pytest.raises(error):
+            await stage.living.reap()
     await stage.living.reap()
     assert (await stage.drive()).node("a").crashes == 1
 

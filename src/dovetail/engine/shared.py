@@ -375,14 +375,22 @@ class SharedOrchestrator:
         while run_ids := await self.agenda.expired(now, AT_ONCE):
             if not await self._all_heard():
                 return
-            await self._reap_in(run_ids, now)
+            try:
+                await self._reap_in(run_ids, now)
+            except BaseException:  # we are stopped, or cannot go on: others need not wait that long
+                await self.agenda.lease(run_ids, now)
+                raise
             if len(run_ids) < AT_ONCE:
                 return
 
     async def _reap_in(self, run_ids: Sequence[str], now: float) -> None:
-        """In this order: who claims after we have read says so before, and the list is no more as
-        we have marked it. One whose word came before the mark and whose claim after the reading is
-        found by the sweep. Should we die after the mark, another looks two leases later."""
+        """Reap what was lost in these runs, and say when to look at them again.
+
+        The mark before the reading: who claims what we have not read says so before its claim, and
+        then the mark stands no more. (One who said so before the mark, and whose claim still came
+        after the reading, is found by the sweep.) Should we die after the mark, another looks two
+        leases later.
+        """
         mark = now + 2 * self._lease_seconds
         await self.agenda.put_off(run_ids, mark)
         held = await self._store.running(run_ids)
