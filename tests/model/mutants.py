@@ -168,17 +168,17 @@ def follow_without_publishing(orders: Orders) -> Program:
 
 def take_in_after_ack(message: processes.Message) -> Program:
     _, start, kind, _ = message
-    return (one("ack"), one("apply", (kind, *start), "result"), one("released", start))
+    return (one("ack"), one("apply", (kind, *start), "result"))
 
 
 def take_after_ack(start: Start) -> Program:
     claim = one("apply", ("claim", *start), "claim")
-    return (one("lease", start), one("ack"), claim, one("lease", start), one("run", start))
+    return (one("lease"), one("ack"), claim, one("lease"), one("run", start))
 
 
 def take_without_index_first(start: Start) -> Program:
     claim = one("apply", ("claim", *start), "claim")
-    return (claim, one("ack"), one("lease", start), one("run", start))
+    return (claim, one("ack"), one("lease"), one("run", start))
 
 
 def made_before_it_is(noted: int = 0) -> Program:
@@ -207,6 +207,12 @@ real_apply = Runs._apply
 
 def forget_whatever_its_epoch(book: world.Agenda, name: str, about: Any) -> world.Agenda:
     return book._replace(active=0) if name == "ended" else real_write(book, name, about)
+
+
+def release_whatever_its_mark(book: world.Agenda, name: str, about: Any) -> world.Agenda:
+    if name == "released":
+        return book._replace(leased=False, marked=False)
+    return real_write(book, name, about)
 
 
 def create_again(self: Runs, number: int, move: Move) -> Outcome:
@@ -405,6 +411,12 @@ HARMLESS = (
         Scenario("", scenarios.one, {"kill": 1, "expire": 1}),
         "",
         (process("take", take_without_index_first),),
+    ),
+    Mutant(
+        "a run leaves the list over somebody's claim: the sweep puts it back",
+        Scenario("", scenarios.one, {"kill": 1, "expire": 1, "haste": 1}),
+        "",
+        (lambda: patch.object(world, "write", release_whatever_its_mark),),
     ),
     Mutant(
         "results of the dead are taken like any other: the sweep publishes what they led to",

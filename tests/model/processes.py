@@ -60,16 +60,23 @@ def command(move: Move, epoch: int) -> Program:
 def take_in(message: Message) -> Program:
     """A result; it is settled last, when nobody needs it any more."""
     _, start, kind, again = message
-    applied = one("apply", (kind, *start), "again" if again else "result")
-    return (applied, one("ack"), one("released", start))
+    return (one("apply", (kind, *start), "again" if again else "result"), one("ack"))
 
 
 def wake_due(start: Start) -> Program:
     return (one("apply", ("wake", *start), "command"), one("woken", start))
 
 
-def reap(start: Start) -> Program:
-    return (one("apply", ("reap", *start), "reap"),)
+def reap() -> Program:
+    """The mark before the reading: a claim that this misses is announced after the mark."""
+    return (one("put_off"), one("running"))
+
+
+def reap_in(run: Facts) -> Program:
+    """What was found; the run stays on the list if somebody in it is not lost."""
+    reaps = [one("apply", ("reap", *start), "reap") for start in run.expired]
+    is_held = len(run.running) > len(run.expired)
+    return (*reaps, one("lease" if is_held else "released"))
 
 
 def follow(orders: Orders) -> Program:
@@ -90,7 +97,7 @@ def look_after(run: Facts, noted: int) -> Program:
     """
     if not run.known or run.finished:
         return (one("ended", noted),)
-    again = [("lease", start) for start in run.running]
+    again: list[Op] = [("lease",)] if run.running else []
     again += [("publish", start) for start in run.published]
     again += [("delay", start) for start in run.waiting]
     return (
@@ -98,11 +105,6 @@ def look_after(run: Facts, noted: int) -> Program:
         one("verdicts", Orders(epoch=run.epoch)),
         *((tuple(again),) if again else ()),
     )
-
-
-def recheck(run: Facts, start: Start) -> Program:
-    """There was nobody to reap: it has ended, or its lease was renewed."""
-    return (one("lease" if start in run.running else "released", start),)
 
 
 def settling(epoch: int, verdicts: Any, orders: Orders) -> Program:
@@ -130,9 +132,9 @@ def joined(first: Orders, then: Orders) -> Orders:
 
 
 def take(start: Start) -> Program:
-    """The index before the claim: a lease that nobody knows of would never be reaped."""
+    """The index before the claim: in a run that nobody looks at nobody would be reaped."""
     claim = one("apply", ("claim", *start), "claim")
-    return (one("lease", start), claim, one("ack"), one("run", start))
+    return (one("lease"), claim, one("ack"), one("run", start))
 
 
 def park(start: Start) -> Program:
@@ -140,7 +142,8 @@ def park(start: Start) -> Program:
 
 
 def renew(start: Start) -> Program:
-    return (one("apply", ("renew", *start), "renew"), one("lease", start), one("run", start))
+    """The index is not told: who looks at the run finds the lease as it is."""
+    return (one("apply", ("renew", *start), "renew"), one("run", start))
 
 
 def report(start: Start, kind: str) -> Program:
@@ -160,13 +163,10 @@ def go_on(move: Move, then: str, outcome: Outcome, rest: Program) -> Program:
         program: Program = (one("verdicts", outcome.orders),)
     else:
         program = follow(outcome.orders)
-    if then == "command":
+    if then in ("command", "reap"):
         return program + rest
-    if then == "reap":
-        start = (move[1], move[2])
-        if not outcome.taken:
-            return (*program, one("recheck", start))
-        return (*program, one("released", start))
+    if then == "reap" and not outcome.taken:  # renewed meanwhile, or ended: look again
+        return (*program, *rest[:-1], one("lease"))
     # Somebody had this result before, and may have died before anything followed from it.
     if then == "again" and not outcome.orders.moved:
         program += (one("look"),)

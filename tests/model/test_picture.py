@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import (
     NOTHING,
@@ -39,11 +40,10 @@ WORDS = {
     "claim": "apply",
     "settle_pending": "verdicts",
     "load": "look",
-    "leases": "look",
     "settle": "ack",
 }
-STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "released", "woken"}
-STEPS |= {"verdicts", "look", "ack"}
+STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "put_off", "released", "woken"}
+STEPS |= {"verdicts", "look", "running", "ack"}
 
 
 class Noting:
@@ -72,7 +72,7 @@ class Engine:
         self.runs = Runs(GRAPH)
         self.number = NO_RUN
         self.due: list[Wake] = []
-        self.expired: list[Any] = []
+        self.expired: list[str] = []
         self.idle: list[tuple[str, float]] = []
         self._clock = count(100, 50).__next__
         self._nonces = count(1).__next__
@@ -88,7 +88,7 @@ class Engine:
             apply=self._apply,
             create_many=self._create,
             load=lambda run_id: self.run,
-            leases=self._leases,
+            running=lambda run_ids: self._running(),
             settle_pending=lambda run_id, now: NOTHING,
             claim=lambda tasks, worker, until, now: [True] * len(tasks),
         )
@@ -113,9 +113,12 @@ class Engine:
     def _apply(self, moves: list[Transition], now: float, **_: Any) -> list[Any]:
         return [step(self.run, move, now, self._nonces()) for move in moves]
 
-    def _leases(self, starts: list[tuple[str, str, Any]]) -> list[float | None]:
-        nodes = [(self.run.node(name), token) for _, name, token in starts]
-        return [node.lease_until if node.token == token else None for node, token in nodes]
+    def _running(self) -> list[tuple[tuple[str, str, Any], float]]:
+        return [
+            (("r", spec.id, node.token), node.lease_until)
+            for spec, node in zip(GRAPH.nodes, self.run.nodes, strict=True)
+            if node.status is NodeStatus.RUNNING and node.lease_until is not None
+        ]
 
     def step(self, *moves: Transition) -> None:
         """Before the part that is compared."""
@@ -153,9 +156,9 @@ class Engine:
                     rest = processes.follow(about[0]) + rest
                 case "look":
                     rest = processes.look_after(facts, facts.epoch) + rest
-                case "recheck":
-                    rest = processes.recheck(facts, about[0]) + rest
-            yield {"look" if op[0] == "recheck" else op[0] for op in stage}
+                case "running":
+                    rest = processes.reap_in(facts) + rest
+            yield {op[0] for op in stage}
             program = rest
 
     def same(self, program: Program, *, without: str = "ack") -> None:
@@ -199,7 +202,6 @@ async def test_a_result_is_applied_and_then_followed(engine: Engine) -> None:
     await claimed(engine, "a")
     message = ("result", engine.start("a"), "yes", False)
     await engine.orchestrator.take_in([result(engine, "a")])
-    await engine.orchestrator.reap()  # what it releases, it releases at the next occasion
     engine.same(processes.take_in(message))
 
 
@@ -210,7 +212,6 @@ async def test_the_last_result_takes_the_run_off_the_agenda(engine: Engine) -> N
     await claimed(engine, "b")
     message = ("result", engine.start("b"), "yes", False)
     await engine.orchestrator.take_in([result(engine, "b")])
-    await engine.orchestrator.reap()
     engine.same(processes.take_in(message))
 
 
@@ -221,7 +222,6 @@ async def test_a_result_that_somebody_died_over_makes_who_takes_it_look(engine: 
     engine.also(("yes", *engine.start("a")))
     engine.step(late)
     await engine.orchestrator.take_in([late], again=True)
-    await engine.orchestrator.reap()
     engine.same(processes.take_in(message))
 
 
@@ -238,21 +238,20 @@ async def test_a_timer_is_forgotten_after_it_was_applied(engine: Engine) -> None
     engine.same(processes.wake_due(engine.start("b")))
 
 
-async def test_a_lost_lease_is_released_after_it_was_reaped(engine: Engine) -> None:
+async def test_a_run_leaves_the_list_after_what_was_lost_in_it_was_reaped(engine: Engine) -> None:
     await claimed(engine, "a")
-    start = engine.start("a")
-    engine.number = engine.runs.expire(engine.number, start)
-    engine.expired = [("r", "a", engine.token("a"))]
+    engine.number = engine.runs.expire(engine.number, engine.start("a"))
+    engine.expired = ["r"]
     await engine.orchestrator.reap()
-    engine.same(processes.reap(start))
+    engine.same(processes.reap())
 
 
 async def test_a_renewed_lease_is_written_down_again(engine: Engine) -> None:
     await claimed(engine, "a")
     engine.run.node("a").lease_until = 1e9
-    engine.expired = [("r", "a", engine.token("a"))]
+    engine.expired = ["r"]
     await engine.orchestrator.reap()
-    engine.same(processes.reap(engine.start("a")))
+    engine.same(processes.reap())
 
 
 @pytest.mark.parametrize("state", ["published", "running", "finished"])

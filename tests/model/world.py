@@ -71,7 +71,11 @@ class Agenda(NamedTuple):
     somebody is about to open; 0 if it is not on the agenda."""
     made: bool = False
     """What was accepted is made, as its acceptance says."""
-    leases: frozenset[Start] = frozenset()
+    leased: bool = False
+    """The run is on the list of those to look at for leases that have ended."""
+    marked: bool = False
+    """Somebody has put that off to look, and nobody has asked for a look since. The mark of one
+    is not told from another's here: more is taken off the list than really would be."""
     delayed: frozenset[Start] = frozenset()
 
 
@@ -111,7 +115,7 @@ RUN, AGENDA, QUEUE, CREW, WORKERS, LUCK, KEPT = (place * BITS for place in range
 _ROLES = {CREW: "orchestrator", WORKERS: "worker"}
 LOCAL = frozenset(("reads", "wakes", "wants to", "returns", "raises", "renews"))
 """Steps after which a process knows what to do, and nobody else knows that it does."""
-UNDISTURBED = frozenset(("publish", "send", "lease", "released", "moved", "made", "ack"))
+UNDISTURBED = frozenset(("publish", "send", "moved", "made", "ack"))
 """Operations that come to the same before and after whatever somebody else does meanwhile."""
 
 
@@ -292,11 +296,9 @@ class World:
         facts = self.runs.facts[run]
         for start in sorted(agenda.delayed):
             yield ("wakes", start), None, processes.wake_due(start)
-        for start in sorted(agenda.leases):
-            # One that runs and was renewed would only be written down again as it is.
-            if start in facts.expired or start not in facts.running:
-                hasty = None if start in facts.expired else "haste"
-                yield ("reaps", start), hasty, processes.reap(start)
+        # One whose nodes all run and are held would only be written down again as it is.
+        if agenda.leased and (facts.expired or not facts.running):
+            yield ("reaps",), None if facts.expired else "haste", processes.reap()
         if agenda.active and self.scenario.sweeps:
             noted = agenda.active - 1
             # A note that is newer than the run is of somebody who makes or retries it just now.
@@ -330,7 +332,7 @@ class World:
         self, who: str, process: int, run: int, agenda: int, queue: int
     ) -> list[tuple[Any, ...]]:
         stage = self._processes[process].program[0]
-        by_run = stage[0][0] in ("apply", "run", "ack", "verdicts", "settle", "look", "recheck")
+        by_run = stage[0][0] in ("apply", "run", "ack", "verdicts", "settle", "look", "running")
         key = (process, run) if by_run else (process, agenda, queue)
         known = self._advances.get(key)
         if known is None:
@@ -380,8 +382,8 @@ class World:
             case "look":
                 program = processes.look_after(facts, facts.epoch)
                 yield op, None, then(program + rest), None, None, None
-            case "recheck":
-                program = processes.recheck(facts, about[0])
+            case "running":
+                program = processes.reap_in(facts)
                 yield op, None, then(program + rest), None, None, None
             case "ack":
                 self._check_settled(hand, run, rest)
@@ -591,8 +593,8 @@ class World:
             parts.append("messages " + ", ".join(map(self._words, queue)))
         if not agenda.active:
             parts.append("not active")
-        if agenda.leases:
-            parts.append("leases " + ", ".join(map(self._words, sorted(agenda.leases))))
+        if agenda.leased:
+            parts.append("leased, put off" if agenda.marked else "leased")
         if agenda.delayed:
             parts.append("delayed " + ", ".join(map(self._words, sorted(agenda.delayed))))
         return "; ".join(parts)
@@ -630,13 +632,18 @@ def write(book: Agenda, name: str, about: Any) -> Agenda:
             return book._replace(active=max(book.active, about + 1))
         case "ended":
             # A retry may have opened another epoch since this was decided: it is not ended.
-            return book if book.active > about + 1 else book._replace(active=0)
+            if book.active > about + 1:
+                return book
+            return book._replace(active=0, leased=False, marked=False)
         case "made":
             return book._replace(made=True)
         case "lease":
-            return book._replace(leases=book.leases | {about})
+            return book._replace(leased=True, marked=False)
+        case "put_off":
+            return book._replace(marked=book.leased)
         case "released":
-            return book._replace(leases=book.leases - {about})
+            # Who claimed since the mark has lowered it, and must be missed if it dies.
+            return book._replace(leased=False, marked=False) if book.marked else book
         case "delay":
             return book._replace(delayed=book.delayed | {about})
         case "woken":

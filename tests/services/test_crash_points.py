@@ -15,18 +15,18 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.dag import Graph
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
+from dovetail.core.transitions import NOTHING, Cancel, Complete, Fail, Renew, Retry, Submit
 from dovetail.distributed import Parts, connected, orchestrate
 from dovetail.engine import shared
 from dovetail.engine.ports import Task
 from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.engine.shared import SharedOrchestrator
+from dovetail.engine.shared import EVER, SharedOrchestrator
 from dovetail.stores import redis_shells
 from dovetail.stores.redis import RedisStore
-from dovetail.stores.redis_agenda import ACTIVE
+from dovetail.stores.redis_agenda import ACTIVE, LEASES
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.transports.messages import read_task, result_fields, task_fields
@@ -35,6 +35,7 @@ from dovetail.transports.streams import ORCHESTRATORS, WORKERS, StreamInbox, Str
 
 from ..core.walk import graph
 
+LONGEST_LEASE = 60.0
 LEASE = 0.05
 LONG_AGO = 1.0
 FLOW = graph({"a": [], "b": ["a"], "c": ["a", "b"]}, a={"max_retries": 1})
@@ -63,10 +64,26 @@ class Stage:
         (task,) = await self.tasks()
         return task
 
-    async def claim(self, task: Task, lease: float = 60.0) -> None:
+    async def claim(self, task: Task, lease: float = LONGEST_LEASE) -> None:
         now = self.parts.clock()
-        await self.agenda.lease([(task.run_id, task.node_id, task.token)], now + lease)
+        await self.agenda.lease([task.run_id], now + lease)
         assert await self.store.claim([task], "w", now + lease, now) == [True]
+
+    async def renew(self, task: Task, lease: float) -> None:
+        desk = RemoteDesk(
+            *(cast(Any, None), self.store, self.agenda, cast(Any, None), self.parts.clock),
+            self.living.apply,
+            worker_id="w",
+            lease_seconds=lease,
+        )
+        assert await desk.renew([task]) == []
+
+    async def listed(self) -> dict[str, float]:
+        """Runs on the list of leases, and when each is looked at."""
+        found = await self.parts.pipe.call("ZRANGE", LEASES, 0, -1, "WITHSCORES")
+        return {
+            run_id.decode(): float(at) for run_id, at in zip(found[::2], found[1::2], strict=True)
+        }
 
     async def is_forgotten(self) -> None:
         """Nobody has heard of the run for long: the next sweep looks after it."""
@@ -88,7 +105,7 @@ class Stage:
 
 @pytest.fixture
 async def stage(redis_url: str) -> AsyncIterator[Stage]:
-    async with connected(Settings(redis_url=redis_url, lease_seconds=LEASE)) as parts:
+    async with connected(Settings(redis_url=redis_url, lease_seconds=LONGEST_LEASE)) as parts:
         yield Stage(parts)
 
 
@@ -232,13 +249,13 @@ async def test_a_worker_had_claimed_and_not_answered(stage: Stage) -> None:
     await stage.living.reap()
     run = await stage.drive()
     assert (run.status, run.node("a").crashes) == (RunStatus.COMPLETED, 1)
-    assert await stage.agenda.expired(stage.parts.clock() + 3600, 10) == []
+    assert await stage.listed() == {}
 
 
-async def test_a_worker_had_claimed_and_its_lease_is_on_no_list(stage: Stage) -> None:
+async def test_a_worker_had_claimed_and_the_run_is_on_no_list(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
-    await stage.agenda.released([(task.run_id, task.node_id, task.token)])
+    await stage.parts.pipe.call("DEL", LEASES)
     await asyncio.sleep(LEASE)
     await stage.is_forgotten()
     await stage.living.reap()
@@ -271,8 +288,9 @@ async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_a
     assert (await stage.drive()).node("a").attempt == 2
 
 
-async def test_many_leases_end_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of starts that were over: who had to take them off the list died before it did."""
+async def test_many_leases_of_a_run_end_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared, "AT_ONCE", 3)
     wide = graph({f"n{i}": [] for i in range(8)})
     await stage.living.submit(Submit("r", wide, {}))
@@ -282,20 +300,226 @@ async def test_many_leases_end_at_once(stage: Stage, monkeypatch: pytest.MonkeyP
     await stage.store.apply([Complete("r", "n0", tasks[0].token, 1)], stage.parts.clock())
     await asyncio.sleep(LEASE)
     await stage.living.reap()
-    assert await stage.agenda.expired(stage.parts.clock() + 1, 10) == []
+    assert await stage.listed() == {}
     run = await stage.drive()
     assert [node.attempt for node in run.nodes] == [1, *[2] * 7]
+
+
+async def test_leases_of_many_runs_end_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In some of them nothing runs any more, and in one somebody renews it just now."""
+    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    ids = [f"r{i}" for i in range(10)]
+    await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
+    tasks = {task.run_id: task for task in await stage.tasks()}
+    for task in tasks.values():
+        await stage.claim(task, lease=LEASE)
+    over = [Complete(run_id, "a", tasks[run_id].token, 1) for run_id in ids[:4]]
+    await stage.store.apply(over, stage.parts.clock())
+    await asyncio.sleep(LEASE)
+    renewed = stage.parts.clock() + LONGEST_LEASE
+    apply = stage.store.apply
+
+    async def renew_before(moves: Any, now: float, **more: Any) -> Any:
+        if "r9" in {move.run_id for move in moves}:
+            await apply([Renew("r9", "a", tasks["r9"].token, renewed)], now)
+        return await apply(moves, now, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "apply", renew_before)
+        await asyncio.wait_for(stage.living.reap(), 10)
+    runs = [await stage.store.load(run_id) for run_id in ids]
+    assert [run.node("a").crashes for run in runs] == [*[0] * 4, *[1] * 5, 0]
+    (still,) = (await stage.listed()).items()
+    assert still == ("r9", pytest.approx(stage.parts.clock(), abs=1)), "it is looked at soon"
+    await asyncio.sleep(shared.REAP_SECONDS / 2)
+    await stage.living.reap()
+    assert await stage.listed() == {"r9": renewed}
+
+
+async def test_what_is_never_reaped_keeps_nobody_else_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "AT_ONCE", 2)
+    ids = [f"r{i}" for i in range(6)]
+    await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
+    for at, task in enumerate(await stage.tasks()):
+        await stage.claim(task, lease=LEASE + at / 1000)
+    await asyncio.sleep(2 * LEASE)
+    apply = stage.store.apply
+
+    async def refuse(moves: Any, now: float, **more: Any) -> Any:
+        stuck = {move.run_id for move in moves} & set(ids[:5])
+        mine = [move for move in moves if move.run_id not in stuck]
+        decisions = iter(await apply(mine, now, **more))
+        return [NOTHING if move.run_id in stuck else next(decisions) for move in moves]
+
+    monkeypatch.setattr(stage.store, "apply", refuse)
+    for _ in range(2):
+        await asyncio.wait_for(stage.living.reap(), 10)
+    assert (await stage.store.load("r5")).node("a").crashes == 1
+    assert sorted(await stage.listed()) == ids[:5]
+
+
+async def test_of_two_workers_on_a_run_the_one_that_died_is_missed_and_the_other_is_not(
+    stage: Stage,
+) -> None:
+    """Whoever of them came first, and though the one that lives has been renewed since."""
+    await stage.living.submit(Submit("r", graph({"a": [], "b": [], "c": ["a", "b"]}), {}))
+    first, second = await stage.tasks()
+    await stage.claim(first, lease=LEASE)
+    await stage.claim(second, lease=2 * LEASE)
+    await stage.renew(first, LONGEST_LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert [node.crashes for node in run.nodes] == [0, 0, 0]
+    assert await stage.listed() == {"r": run.node("b").lease_until}
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert [node.crashes for node in run.nodes] == [0, 1, 0]
+    assert await stage.listed() == {"r": run.node("a").lease_until}
+    await stage.living.take_in([Complete("r", "a", first.token, 1)])
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_claim_that_comes_while_somebody_looks_keeps_the_run_on_the_list(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.agenda.lease(["r"], LONG_AGO)  # of a start that is over
+    running = stage.store.running
+
+    async def claimed_after(run_ids: Any) -> Any:
+        found = await running(run_ids)
+        await stage.claim(task, lease=LEASE)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "running", claimed_after)
+        await stage.living.reap()
+    until = (await stage.store.load("r")).node("a").lease_until
+    assert await stage.listed() == {"r": until}
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
+    """Another one does, two leases later."""
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.agenda.put_off(["r"], stage.parts.clock() + 2 * LEASE)
+    await stage.living.reap()
+    assert (await stage.store.load("r")).node("a").crashes == 0
+    await asyncio.sleep(2 * LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+@pytest.mark.parametrize("error", [StoreError, NotFound, asyncio.CancelledError])
+async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+
+    async def stop(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "apply", stop)
+        with pytest.raises(error):
+            await stage.living.reap()
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_who_looks_leaves_a_look_that_another_has_put_off_later(stage: Stage) -> None:
+    await stage.submit()
+    await stage.agenda.lease(["r"], LONG_AGO)
+    await stage.agenda.put_off(["r"], 2 * LONG_AGO)
+    await stage.agenda.put_off(["r"], 3 * LONG_AGO)
+    await stage.agenda.released(["r"], 2 * LONG_AGO)
+    assert await stage.listed() == {"r": 3 * LONG_AGO}
+    await stage.agenda.released(["r"], 3 * LONG_AGO)
+    await stage.agenda.put_off(["r"], 4 * LONG_AGO)
+    assert await stage.listed() == {}
+
+
+async def test_renewals_write_nothing_to_the_list_and_a_death_after_them_is_missed_in_time(
+    stage: Stage,
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    listed = await stage.listed()
+    for _ in range(3):
+        await stage.renew(task, 2 * LEASE)
+        assert await stage.listed() == listed
+        await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert run.node("a").crashes == 0
+    assert await stage.listed() == {"r": run.node("a").lease_until}
+    await asyncio.sleep(LEASE)  # nobody renews it any more
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_who_has_not_heard_all_results_looks_at_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    listed = await stage.listed()
+    await asyncio.sleep(LEASE)
+
+    async def of_long_ago() -> float:
+        return LONG_AGO
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.parts.sender, "oldest_result", of_long_ago)
+        await stage.living.reap()
+    assert (await stage.store.load("r")).node("a").crashes == 0
+    assert await stage.listed() == listed
 
 
 async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
-    await stage.agenda.lease([(task.run_id, task.node_id, task.token)], LONG_AGO)
+    await stage.agenda.lease(["r"], LONG_AGO)
     await stage.living.reap()
     assert await stage.agenda.expired(stage.parts.clock() + 30, 10) == []
     assert await stage.agenda.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
     await stage.living.take_in([Complete("r", "a", task.token, 1)])
     assert (await stage.drive()).node("a").crashes == 0
+
+
+async def test_a_run_that_has_ended_is_on_no_list(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert list(await stage.listed()) == ["r"], "it goes on"
+    await stage.drive()
+    assert await stage.listed() == {}
+    assert await stage.agenda.idle(EVER, 10) == []
+
+
+async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list_of_leases(
+    stage: Stage,
+) -> None:
+    await stage.submit()
+    ended = stage.parts.clock()
+    await stage.store.apply([Cancel("r")], ended)
+    await stage.living.apply([Retry("r")])
+    (task,) = await stage.tasks()
+    await stage.claim(task)
+    await stage.agenda.ended(["r"], ended)
+    assert list(await stage.listed()) == ["r"]
 
 
 async def test_a_run_had_ended_and_was_still_on_the_list(stage: Stage) -> None:
@@ -367,7 +591,30 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
         await desk.hand_back([task])
         (task,) = await stage.tasks()
         assert task.token.attempt == attempt + 1
-    assert await stage.agenda.expired(stage.parts.clock() + 100, 10) == []
+    await stage.living.reap()
+    assert await stage.listed() == {}
+
+
+async def test_what_a_worker_wanted_to_hand_back_when_it_died_is_queued_at_once(
+    stage: Stage,
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+
+    async def die(*_: Any) -> None:
+        raise InterruptedError
+
+    desk = RemoteDesk(
+        *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        die,
+        worker_id="w",
+        lease_seconds=60,
+    )
+    with pytest.raises(InterruptedError):
+        await desk.hand_back([task])
+    await stage.living.reap()
+    (again,) = await stage.tasks()
+    assert again.token.attempt == 2
 
 
 class _Given:
@@ -478,4 +725,16 @@ async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_
         (task,) = await stage.tasks()
         await stage.claim(task)
         starts.append((run_id, task.node_id, task.token))
-    assert None not in await stage.store.leases(starts)
+    assert [start for start, _ in await stage.store.running(["r", "s"])] == starts
+
+
+async def test_only_what_runs_is_found_to_run(stage: Stage) -> None:
+    task = await stage.submit()
+    assert await stage.store.running(["r", "ghost"]) == []
+    await stage.claim(task)
+    state = await stage.parts.pipe.call("HGET", "wf:{r}:nodes", 0)
+    await stage.parts.pipe.call("HSET", "wf:{r}:nodes", "not a place", state)
+    until = float(state.split(b"|")[10])
+    assert await stage.store.running(["r", "ghost"]) == [(("r", "a", task.token), until)]
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert await stage.store.running(["r"]) == []

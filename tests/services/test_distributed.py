@@ -19,7 +19,6 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
-from dovetail.core.events import Token
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Submit
@@ -240,11 +239,11 @@ async def test_a_run_that_is_not_there_is_forgotten_and_stops_nobody(redis_url: 
     async with parts_of(redis_url) as parts:
         agenda = parts.orchestrator.agenda
         await agenda.moved(["ghost"], 1.0)  # its maker died before it was made
-        await agenda.lease([("ghost", "a", Token(1, 1, 1))], 1.0)
+        await agenda.lease(["ghost"], 1.0)
         await parts.orchestrator.sweep()
         await parts.orchestrator.reap()
         assert await agenda.idle(2.0, 10) == []
-        assert await agenda.expired(2.0, 10) == []
+        assert await agenda.expired(parts.clock() + 3600, 10) == []
 
 
 async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_url: str) -> None:

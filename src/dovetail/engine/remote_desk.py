@@ -124,9 +124,9 @@ class RemoteDesk:
             return []
         now = self._clock()
         until = now + self._lease_seconds
-        # In this order: a claim that nobody knows the lease of would never be reaped, and a
+        # In this order: a claim in a run that is on nobody's list would be reaped late, and a
         # message that is settled before its claim would have to be sent again.
-        await self._agenda.lease(map(_start, tasks), until, is_new=True)
+        await self._agenda.lease({task.run_id for task in tasks}, until)
         claiming = self._store.claim(tasks, self._worker_id, until, now)
         if self._inbox.has_more:
             claims = asyncio.ensure_future(claiming)
@@ -184,10 +184,12 @@ class RemoteDesk:
             left = await _kept(self._taking)  # also what was granted, and nobody came for
             self._taking = None
         starts = [_start(task) for task in (*tasks, *left)]
-        await self._renew(starts, self._clock())
         if starts:
+            now = self._clock()
+            await self._renew(starts, now)
+            # Should we die before they are queued again, the next reaper does it.
+            await self._agenda.lease({run_id for run_id, _, _ in starts}, now)
             await self._apply([Reap(*start, max_crashes=NO_LIMIT) for start in starts])
-            await self._agenda.released(starts)
 
     async def close(self) -> None:
         """Give back what was read and never claimed."""
@@ -201,7 +203,10 @@ class RemoteDesk:
         await self._limits.slow(tag, until)
 
     async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
-        """Say that these still run; what must stop, because it is ours no longer."""
+        """Say that these still run; what must stop, because it is ours no longer.
+
+        The list of leases is not told: who looks at a run there finds the lease as it is by then.
+        """
         starts = [_start(task) for task in tasks]
         kept = await self._renew(starts, self._clock() + self._lease_seconds)
         return [Stop(*start) for start, mine in zip(starts, kept, strict=True) if not mine]
@@ -211,11 +216,7 @@ class RemoteDesk:
             return []
         moves = [Renew(*start, until) for start in starts]
         decisions = await self._store.apply(moves, self._clock(), durable=True)
-        kept = [bool(decision.changed) for decision in decisions]
-        await self._agenda.lease(
-            (start for start, mine in zip(starts, kept, strict=True) if mine), until
-        )
-        return kept
+        return [bool(decision.changed) for decision in decisions]
 
 
 async def _kept(work: asyncio.Task[list[T]]) -> list[T]:

@@ -59,20 +59,32 @@ class Agenda(Protocol):
     async def due(self, now: float, limit: int) -> list[Wake]: ...
     async def next_due(self) -> float | None: ...
     async def woken(self, wakes: Iterable[Wake]) -> None: ...
-    async def lease(self, starts: Iterable[Start], until: float, *, is_new: bool = False) -> None:
-        """`is_new`: they are about to be claimed. Whoever holds one of them already shall not be
-        missed later for it."""
+    async def lease(self, run_ids: Iterable[str], until: float) -> None:
+        """Look at these runs then, or earlier if somebody else is to be missed earlier."""
         ...
 
-    async def expired(self, now: float, limit: int) -> list[Start]: ...
-    async def released(self, starts: Iterable[Start]) -> None: ...
+    async def expired(self, now: float, limit: int) -> list[str]:
+        """Runs to look at: somebody in them may have been silent for longer than its lease."""
+        ...
+
+    async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
+        """Look at these no earlier than then, but for a `lease` that comes from now on."""
+        ...
+
+    async def released(self, run_ids: Iterable[str], mark: float) -> None:
+        """Nobody is to be missed in these, unless there was a `lease` since they were put off."""
+        ...
+
     async def moved(self, run_ids: Iterable[str], now: float, *, is_new: bool = False) -> None:
         """`is_new`: they are about to be made. One that is there already may be there because its
         maker died over it, and has not moved."""
         ...
 
     async def idle(self, since: float, limit: int) -> list[tuple[str, float]]: ...
-    async def ended(self, run_ids: Iterable[str], since: float) -> None: ...
+    async def ended(self, run_ids: Iterable[str], since: float) -> None:
+        """Neither moves nor leases are to be expected of these, unless one has moved since."""
+        ...
+
     async def remember_all(self, now: float) -> None: ...
 
 
@@ -145,8 +157,8 @@ class SharedStore(Store, Protocol):
         """Which of these starts are this worker's from now on; see `Claim`."""
         ...
 
-    async def leases(self, starts: Sequence[Start]) -> list[float | None]:
-        """Until when each of these is somebody's; None for one that runs no more."""
+    async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
+        """What is somebody's in these runs, and until when."""
         ...
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
@@ -188,8 +200,6 @@ class SharedOrchestrator:
         self._noted: dict[str, float] = {}
         """When the agenda was last told that a run has moved."""
         self._following: set[asyncio.Task[None]] = set()
-        self._done: list[Start] = []
-        """Starts that have ended, whose leases are still on the agenda."""
 
     async def submit(self, submit: Submit, now: float | None = None) -> None:
         await self.submit_many([submit], now)
@@ -324,7 +334,6 @@ class SharedOrchestrator:
 
         `again`: somebody had them before, and may have died over them.
         """
-        await self._release()
         if len(results) <= A_PART:
             return await self._take_part(results, again=again)
         await self._store.look_up({result.run_id for result in results})
@@ -338,7 +347,6 @@ class SharedOrchestrator:
         now = self._clock()
         breaks = self._store.breaks
         decisions = await self._store.apply(results, now)
-        self._done += [(result.run_id, result.node, result.token) for result in results]
         decided = list(zip([result.run_id for result in results], decisions, strict=True))
         await self._follow(decided, now)
         if again or self._store.breaks != breaks:
@@ -349,12 +357,6 @@ class SharedOrchestrator:
         """They may have been decided before, and nobody has followed."""
         for run_id in {run_id for run_id, decision in decided if not decision}:
             await self.look_after(run_id)
-
-    async def _release(self) -> None:
-        """What has ended needs no lease. It can wait for the next occasion: should we die before,
-        the reaper finds nobody to reap."""
-        done, self._done = self._done, []
-        await self.agenda.released(done)
 
     async def wake_due(self) -> None:
         due = await self.agenda.due(self._clock(), AT_ONCE)
@@ -376,34 +378,54 @@ class SharedOrchestrator:
 
     async def reap(self) -> None:
         """Nodes whose worker was not heard of for longer than its lease."""
-        await self._release()
-        while True:
-            gone = await self.agenda.expired(self._clock(), AT_ONCE)
-            if not gone or not await self._all_heard():
+        now = self._clock()  # once: what is looked at is due later, so each run has its turn
+        while run_ids := await self.agenda.expired(now, AT_ONCE):
+            if not await self._all_heard():
                 return
-            moves = [Reap(*start, self._max_crashes) for start in gone]
-            decisions = await self.apply(moves)
-            decided = list(zip(gone, decisions, strict=True))
-            if refused := [start for start, decision in decided if not decision]:
-                await self._recheck(refused)
-            reaped = [start for start, decision in decided if decision]
-            await self.agenda.released(reaped)
-            if len(gone) < AT_ONCE or not reaped:
+            try:
+                await self._reap_in(run_ids, now)
+            except BaseException:  # we are stopped, or cannot go on: others need not wait that long
+                await self.agenda.lease(run_ids, now)
+                raise
+            if len(run_ids) < AT_ONCE:
                 return
+
+    async def _reap_in(self, run_ids: Sequence[str], now: float) -> None:
+        """Reap what was lost in these runs, and say when to look at them again.
+
+        The mark before the reading: who claims what we have not read says so before its claim, and
+        then the mark stands no more. (One who said so before the mark, and whose claim still came
+        after the reading, is found by the sweep.) Should we die after the mark, another looks two
+        leases later.
+        """
+        mark = now + 2 * self._lease_seconds
+        await self.agenda.put_off(run_ids, mark)
+        held = await self._store.running(run_ids)
+        reaped = await self._reap([start for start, until in held if until <= now])
+        looks: dict[str, float] = {}
+        for start, until in held:
+            if start not in reaped:
+                # What was refused, for whatever reason, is for the next time.
+                at = until if until > now else now + REAP_SECONDS / 2
+                looks[start[0]] = min(at, looks.get(start[0], EVER))
+        for run_id, at in looks.items():
+            await self.agenda.lease([run_id], at)
+        await self.agenda.released([one for one in run_ids if one not in looks], mark)
+
+    async def _reap(self, starts: Sequence[Start]) -> set[Start]:
+        """Which of these were lost; who was renewed or has ended meanwhile was not."""
+        reaped = set()
+        for at in range(0, len(starts), AT_ONCE):
+            part = starts[at : at + AT_ONCE]
+            decisions = await self.apply([Reap(*start, self._max_crashes) for start in part])
+            reaped |= {start for start, decided in zip(part, decisions, strict=True) if decided}
+        return reaped
 
     async def _all_heard(self) -> bool:
         """Whether everything that was told a while ago is taken in: a node shall not run again
         because its result has to wait for an orchestrator."""
         oldest = await self._traffic.oldest_result()
         return oldest is None or oldest > self._clock() - HEARD_SECONDS
-
-    async def _recheck(self, starts: Sequence[Start]) -> None:
-        """Nobody to reap: they have ended, or were renewed and only the index is behind."""
-        for start, until in zip(starts, await self._store.leases(starts), strict=True):
-            if until is None:
-                await self.agenda.released([start])
-            else:
-                await self.agenda.lease([start], until)
 
     async def sweep(self) -> None:
         """Runs that nothing was heard of, or whose tasks are lost: is something missing?"""
@@ -449,6 +471,7 @@ class SharedOrchestrator:
         await self._follow([(run_id, await self._store.settle_pending(run_id, now))], now)
         orders = Decision()
         wakes = []
+        leases = []
         for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
             if node.phase is Phase.PUBLISHED:
                 if await self._is_lost(spec.handler, since, waiting):
@@ -456,7 +479,9 @@ class SharedOrchestrator:
             elif node.until is not None:
                 wakes.append((node.until, Wake(run_id, spec.id, node.token)))
             elif node.status is NodeStatus.RUNNING and node.lease_until is not None:
-                await self.agenda.lease([(run_id, spec.id, node.token)], node.lease_until)
+                leases.append(node.lease_until)
+        if leases:
+            await self.agenda.lease([run_id], min(leases))
         orders.wake = wakes
         await self._follow([("", orders)])
 

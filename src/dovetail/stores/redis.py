@@ -31,7 +31,7 @@ import orjson
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -94,7 +94,7 @@ PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
 A_PART = 64
-"""Runs that are made in one go."""
+"""Runs that are made, or looked through, in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -356,19 +356,31 @@ class RedisStore:
             seen.add(start)
         return found
 
-    async def leases(self, starts: Sequence[tuple[str, str, Token]]) -> list[float | None]:
-        """Until when each of these is somebody's; None for one that runs no more."""
-        await self._shells.look_for(dict.fromkeys(run_id for run_id, _, _ in starts))
-        commands: list[Command] = []
-        for run_id, name, _ in starts:
+    async def running(self, run_ids: Sequence[str]) -> list[tuple[tuple[str, str, Token], float]]:
+        """What is somebody's in these runs, and until when."""
+        held: dict[str, list[tuple[int, NodeState]]] = {}
+        for at in range(0, len(run_ids), A_PART):  # a run may be large
+            part = run_ids[at : at + A_PART]
+            asked: list[Command] = [("HGETALL", keys_of(run_id)[1]) for run_id in part]
+            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
+                states = zip(flat[::2], flat[1::2], strict=True)
+                if own := [
+                    (int(place), node_of(state.decode()))
+                    for place, state in states
+                    if state.startswith(b"R|") and place.isdigit()
+                ]:
+                    held[run_id] = own
+        await self._shells.look_for(held)
+        found = []
+        for run_id, own in held.items():
             # One that had to make room for another of these is asked for again.
             shell = self._shells.get(run_id) or await self._shells.find(run_id)
-            place = -1 if shell is None else shell.run.graph.index.get(name, -1)
-            commands.append(("HGET", keys_of(run_id)[1], place))
-        found: list[float | None] = []
-        for (_, _, token), state in zip(starts, await self._pipe.many(commands), strict=True):
-            node = None if state is None else node_of(state.decode())
-            found.append(node.lease_until if node is not None and node.token == token else None)
+            if shell is None:  # it was lost, or dropped, meanwhile
+                continue
+            nodes = shell.run.graph.nodes
+            for place, node in own:
+                if node.lease_until is not None:
+                    found.append(((run_id, nodes[place].id, node.token), node.lease_until))
         return found
 
     async def _place(self, task: Task) -> int | None:

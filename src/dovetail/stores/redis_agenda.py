@@ -1,4 +1,4 @@
-"""What is due when, over all runs in Redis: who waits, whose lease ends, which run moved last.
+"""What is due when, over all runs in Redis: who waits, where a lease ends, which run moved last.
 
 Indexes, not truth: each can be made anew from the runs themselves, which the sweep does for a run
 that nothing was heard of. They have keys of their own, outside every run's slot, so they are
@@ -13,19 +13,28 @@ from typing import Any
 
 from dovetail.core.events import Token, text_of
 from dovetail.core.transitions import Wake
-from dovetail.engine.shared import Start
 from dovetail.pipe import Command, Pipe
 
 SCANNED = 1000
 DELAYED, LEASES, ACTIVE = "wf:delayed", "wf:leases", "wf:active"
 _ENDED = """
-local since = tonumber(ARGV[1])
+local since, gone = tonumber(ARGV[1]), {}
 for first = 2, #ARGV, 4000 do
   local names, over = {unpack(ARGV, first, math.min(first + 3999, #ARGV))}, {}
   for k, moved in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(names))) do
-    if moved and tonumber(moved) <= since then over[#over + 1] = names[k] end
+    if moved and tonumber(moved) <= since then
+      over[#over + 1] = names[k]
+      gone[#gone + 1] = names[k]
+    end
   end
   if #over > 0 then redis.call('ZREM', KEYS[1], unpack(over)) end
+end
+return gone
+"""
+_RELEASED = """
+for k = 2, #ARGV do
+  local at = redis.call('ZSCORE', KEYS[1], ARGV[k])
+  if at and tonumber(at) == tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
 end
 """
 
@@ -40,7 +49,7 @@ class RedisAgenda:
         await self._add(DELAYED, [(at, _name(wake)) for at, wake in wakes])
 
     async def due(self, now: float, limit: int) -> list[Wake]:
-        return [Wake(*_parts(name)) for name in await self._until(DELAYED, now, limit)]
+        return [_wake(name) for name in await self._until(DELAYED, now, limit)]
 
     async def next_due(self) -> float | None:
         """When the next is due that waits by now."""
@@ -50,23 +59,25 @@ class RedisAgenda:
     async def woken(self, wakes: Iterable[Wake]) -> None:
         await self._drop(DELAYED, [_name(wake) for wake in wakes])
 
-    # ── whose lease ends ─────────────────────────────────────────────────────────────────
+    # ── where a lease ends ───────────────────────────────────────────────────────────────
 
-    # These two are in order with whatever is asked of the same connection; nobody waits for them.
-
-    async def lease(self, starts: Iterable[Start], until: float, *, is_new: bool = False) -> None:
+    async def lease(self, run_ids: Iterable[str], until: float) -> None:
+        """In order with whatever is asked of the same connection; nobody waits for it."""
         at = repr(float(until))
-        entries = [part for start in starts for part in (at, _name(start))]
+        entries = [part for run_id in run_ids for part in (at, run_id)]
         if entries:
-            self._pipe.soon([("ZADD", LEASES, *(["NX"] if is_new else []), *entries)])
+            self._pipe.soon([("ZADD", LEASES, "LT", *entries)])
 
-    async def expired(self, now: float, limit: int) -> list[Start]:
-        return [_parts(name) for name in await self._until(LEASES, now, limit)]
+    async def expired(self, now: float, limit: int) -> list[str]:
+        return await self._until(LEASES, now, limit)
 
-    async def released(self, starts: Iterable[Start]) -> None:
-        names = [_name(start) for start in starts]
+    async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
+        await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
+
+    async def released(self, run_ids: Iterable[str], mark: float) -> None:
+        names = list(run_ids)
         if names:
-            self._pipe.soon([("ZREM", LEASES, *names)])
+            await self._pipe.script(_RELEASED, [LEASES], [repr(float(mark)), *names])
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
@@ -83,10 +94,16 @@ class RedisAgenda:
         return [(found[at].decode(), float(found[at + 1])) for at in range(0, len(found), 2)]
 
     async def ended(self, run_ids: Iterable[str], since: float) -> None:
-        """These need no look any more, but for one that has moved since then: it was retried."""
+        """These need no look any more, but for one that has moved since then: it was retried.
+
+        One that is retried and claimed before the second command arrives is not on the list of
+        leases; the sweep puts it there.
+        """
         names = list(run_ids)
         if names:
-            await self._pipe.script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            gone = await self._pipe.script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            if gone:
+                self._pipe.soon([("ZREM", LEASES, *gone)])
 
     async def remember_all(self, now: float) -> None:
         """Put every run on the agenda that has not ended, whatever was lost."""
@@ -124,11 +141,11 @@ class RedisAgenda:
             await self._pipe.call("ZREM", key, *names)
 
 
-def _name(start: Start | Wake) -> str:
-    run_id, node, token = start
+def _name(wake: Wake) -> str:
+    run_id, node, token = wake
     return f"{run_id} {node} {text_of(token)}"
 
 
-def _parts(name: str) -> Start:
+def _wake(name: str) -> Wake:
     run_id, node, token = name.rsplit(" ", 2)
-    return run_id, node, Token.parse(token)
+    return Wake(run_id, node, Token.parse(token))
