@@ -31,7 +31,7 @@ import orjson
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -63,6 +63,7 @@ from dovetail.stores.redis_moves import (
     Fields,
     decision_of,
     event_of,
+    held_of,
     joined,
     node_of,
     request_of,
@@ -358,29 +359,22 @@ class RedisStore:
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[tuple[str, str, Token], float]]:
         """What is somebody's in these runs, and until when."""
-        held: dict[str, list[tuple[int, NodeState]]] = {}
+        held: dict[str, list[tuple[int, Token, float]]] = {}
         for at in range(0, len(run_ids), A_PART):  # a run may be large
             part = run_ids[at : at + A_PART]
             asked: list[Command] = [("HGETALL", keys_of(run_id)[1]) for run_id in part]
             for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
-                states = zip(flat[::2], flat[1::2], strict=True)
-                if own := [
-                    (int(place), node_of(state.decode()))
-                    for place, state in states
-                    if state.startswith(b"R|") and place.isdigit()
-                ]:
+                if own := held_of(flat):
                     held[run_id] = own
         await self._shells.look_for(held)
-        found = []
+        found: list[tuple[tuple[str, str, Token], float]] = []
         for run_id, own in held.items():
             # One that had to make room for another of these is asked for again.
             shell = self._shells.get(run_id) or await self._shells.find(run_id)
             if shell is None:  # it was lost, or dropped, meanwhile
                 continue
             nodes = shell.run.graph.nodes
-            for place, node in own:
-                if node.lease_until is not None:
-                    found.append(((run_id, nodes[place].id, node.token), node.lease_until))
+            found += [((run_id, nodes[place].id, token), until) for place, token, until in own]
         return found
 
     async def _place(self, task: Task) -> int | None:

@@ -344,6 +344,17 @@ def _end(node: NodeState, ending: bytes, graph: Graph) -> None:
     node.error = orjson.loads(error) if error else None
 
 
+def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
+    """Of the hash of a run's nodes, as Redis answers it: what runs, and until when it is held."""
+    found = []
+    for place, state in zip(states[::2], states[1::2], strict=True):
+        if state.startswith(b"R|") and place.isdigit():
+            node = node_of(state.decode())
+            if node.lease_until is not None:
+                found.append((int(place), node.token, node.lease_until))
+    return found
+
+
 def node_of(text: str) -> NodeState:
     s, e, a, c, ta, n, aa, an, p, u, lease, w, st, fi = text.split(SEPARATOR)
     node = NodeState(int(e), 0)
