@@ -161,6 +161,10 @@ class SharedStore(Store, Protocol):
         """What is somebody's in these runs, and until when."""
         ...
 
+    def made_at(self, run_id: str) -> float | None:
+        """When this run was made, if that is known without looking."""
+        ...
+
     async def look_up(self, run_ids: Iterable[str]) -> None:
         """Get to know these in one go, for who will apply something to each of them."""
         ...
@@ -319,8 +323,10 @@ class SharedOrchestrator:
         await self._store.sent()
 
     def _is_news(self, run_id: str, now: float) -> bool:
-        """Whether the agenda should know that a run has moved: to the second is enough."""
-        if now - self._noted.get(run_id, 0.0) < HEARD_SECONDS:
+        """Whether the agenda should know that a run has moved: to the second is enough. Who made
+        it has noted it, too."""
+        noted = self._noted.get(run_id) or self._store.made_at(run_id) or 0.0
+        if now - noted < HEARD_SECONDS:
             return False
         if len(self._noted) >= MOST_NOTED:
             self._noted.clear()

@@ -224,6 +224,10 @@ class RedisStore:
     async def look_up(self, run_ids: Iterable[str]) -> None:
         await self._shells.look_for(run_ids)
 
+    def made_at(self, run_id: str) -> float | None:
+        shell = self._shells.get(run_id)
+        return None if shell is None else shell.run.created_at
+
     def born(self, run_id: str) -> Born | None:
         """Where a run is listed, if that is known here."""
         shell = self._shells.get(run_id)

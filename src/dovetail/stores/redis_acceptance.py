@@ -113,7 +113,7 @@ class Acceptance:
         self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
-        await self._write_batch(batch_id, workflow, count, key, now, todo=b"")
+        await self._write_batch(batch_id, workflow, count, key, now)
         await self._claim_for_batch(batch_id, key)
 
     async def accept_batch(
@@ -127,22 +127,28 @@ class Acceptance:
         placed = [one._replace(place=(number, index)) for index, one in enumerate(submits)]
         todo = await self._todo(placed, batch_id, now)
         workflow = placed[0].graph.name
-        await self._write_batch(batch_id, workflow, len(placed), key, now, todo)
-        await self._claim_for_batch(batch_id, key)
-        # Nobody else has other runs for these places: whoever makes them reads their ids above.
+        # Nobody else has other runs for these places: whoever makes them reads their ids in `todo`.
         taken = [word for index, one in enumerate(placed) for word in (index, one.run_id)]
         places: list[Command] = [
             ("HSET", f"{batch_key(batch_id)}:places", *taken[first : first + WORDS_AT_ONCE])
             for first in range(0, len(taken), WORDS_AT_ONCE)
         ]
-        await self._pipe.many(places)
+        await self._write_batch(batch_id, workflow, len(placed), key, now, todo, places)
+        await self._claim_for_batch(batch_id, key)
         return placed
 
     async def batch_made(self, batch_id: str) -> None:
         await self.settle(batch_key(batch_id))
 
     async def _write_batch(
-        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float, todo: bytes
+        self,
+        batch_id: str,
+        workflow: str,
+        count: int,
+        key: Key | None,
+        now: float,
+        todo: bytes = b"",
+        places: Sequence[Command] = (),
     ) -> None:
         name = batch_key(batch_id)
         fields: list[str | bytes | int] = ["workflow", workflow, "count", count]
@@ -153,7 +159,7 @@ class Acceptance:
         if todo:
             fields += ["todo", todo]
             commands.append(("ZADD", ACCEPTED, repr(now), name))
-        await self._pipe.many([*commands, ("HSET", name, *fields)])
+        await self._pipe.many([*commands, ("HSET", name, *fields), *places])
 
     async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
         if key is None:

@@ -37,8 +37,11 @@ class RedisScene:
 
     def add_completed(self, places: Sequence[int], outputs: Sequence[bytes]) -> None:
         """Add these nodes, from what was stored of them; a join may have thousands of parents."""
+        self._inputs = None
+        nodes, known, completed = self.run.graph.nodes, self._nodes, NodeStatus.COMPLETED
         for place, output in zip(places, orjson.loads(b"[%b]" % b",".join(outputs)), strict=True):
-            self.add(place, NodeStatus.COMPLETED, output, None)
+            name = nodes[place].id
+            known[name] = new_tuple(NodeValue, (name, completed, output, None))
 
     def get(self, name: str) -> Any:
         found = self._nodes.get(name)
@@ -53,8 +56,11 @@ class RedisScene:
         names = self.run.graph.nodes
         parents = names[place].parents
         if self._inputs is None or self._inputs[0] != parents:
-            values = [self._nodes[names[parent].id] for parent in parents]
-            found = {v.id: v.output for v in values if v.status is NodeStatus.COMPLETED}
+            known, completed, found = self._nodes, NodeStatus.COMPLETED, {}
+            for parent in parents:
+                name, status, output, _ = known[names[parent].id]
+                if status is completed:
+                    found[name] = output
             self._inputs = (parents, found)
         return self._inputs[1]
 
