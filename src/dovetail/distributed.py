@@ -67,8 +67,7 @@ from dovetail.wiring import buckets, definition_limits
 
 MOST_MESSAGES = 128
 """With results that are read at once: each may tell dozens."""
-FEW, MANY = 16, 128
-GATHER_SECONDS = 0.002
+MANY = 128
 SINGLES_SECONDS = 0.02
 """Celery's processes tell their results one by one, each as dear as many together."""
 CROWD, CROWD_SECONDS = 32, 0.1
@@ -228,11 +227,7 @@ async def _take_results(
             if messages:
                 followed = await parts.orchestrator.take_in([m.content for m in messages])
             done = messages
-            if len(messages) >= FEW:
-                # More will come, and many cost less than few; but all of one run may be all.
-                if not followed or len({m.content.run_id for m in messages}) > 1:
-                    await asyncio.sleep(GATHER_SECONDS)
-            elif come_as_singles and messages:
+            if come_as_singles and messages:
                 if followed and time.monotonic() - seen_at > CROWD_SECONDS:
                     crowd, seen_at = await parts.sender.waiting(), time.monotonic()
                 if not followed or crowd >= CROWD:

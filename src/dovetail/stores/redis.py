@@ -31,7 +31,7 @@ import orjson
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import NotFound, TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import Phase, RunState
+from dovetail.core.run import RunState
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -63,9 +63,7 @@ from dovetail.stores.redis_moves import (
     Fields,
     decision_of,
     event_of,
-    held_of,
     joined,
-    node_of,
     request_of,
     run_of,
     take_counts,
@@ -73,6 +71,7 @@ from dovetail.stores.redis_moves import (
 )
 from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
+from dovetail.stores.redis_starts import Starts
 
 RULES = (
     "consequences",
@@ -95,7 +94,7 @@ PARTS = ("meta", "nodes", "deps", "out", "ends", "events", "held")
 POLL_SECONDS = 0.02
 LONGEST_POLL_SECONDS = 0.2
 A_PART = 64
-"""Runs that are made, or looked through, in one go."""
+"""Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
@@ -148,6 +147,7 @@ class RedisStore:
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._shells = Shells(pipe)
         self._scenes = Scenes(pipe, self._shells)
+        self._starts = Starts(pipe, self._shells)
 
     @property
     def breaks(self) -> int:
@@ -309,84 +309,13 @@ class RedisStore:
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
-        """Which of these starts are this worker's now; see `Claim`."""
-        by_run: dict[str, list[int]] = {}
-        seen: set[tuple[str, str, Token]] = set()
-        for at, task in enumerate(tasks):
-            start = (task.run_id, task.node_id, task.token)
-            if start not in seen:  # a message that came twice
-                seen.add(start)
-                by_run.setdefault(task.run_id, []).append(at)
-        commands: list[Command] = []
-        asked: list[list[int]] = []
-        for run_id, all_mine in by_run.items():
-            for mine in _pieces(all_mine):
-                places = [tasks[at].place for at in mine]
-                if None in places:
-                    places = [await self._place(tasks[at]) for at in mine]
-                known = [at for at, place in zip(mine, places, strict=True) if place is not None]
-                if not known:
-                    continue
-                nodes, events = f"wf:{{{run_id}}}:nodes", f"wf:{{{run_id}}}:events"
-                there = [place for place in places if place is not None]
-                tokens = [tasks[at].token for at in known]
-                args = claim_args(there, tokens, worker, until, now, again=True)
-                commands.append(self._pipe.evaluation(source("claim"), (nodes, events), args))
-                asked.append(known)
-        granted = [False] * len(tasks)
-        for mine, (_, *answer) in zip(
-            asked, await self._pipe.many(commands, now=True), strict=True
-        ):
-            for at, flag in zip(mine, answer, strict=True):
-                granted[at] = bool(flag)
-        return granted
+        return await self._starts.claim(tasks, worker, until, now)
 
     async def offered(self, tasks: Sequence[Task]) -> list[bool]:
-        """Which of these starts anybody may still claim."""
-        seen: set[tuple[str, str, Token]] = set()
-        commands: list[Command] = []
-        for task in tasks:
-            place = await self._place(task)
-            commands.append(("HGET", keys_of(task.run_id)[1], -1 if place is None else place))
-        found = []
-        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
-            start = (task.run_id, task.node_id, task.token)
-            node = None if state is None else node_of(state.decode())
-            found.append(
-                node is not None
-                and node.phase is Phase.PUBLISHED
-                and node.token == task.token
-                and start not in seen
-            )
-            seen.add(start)
-        return found
+        return await self._starts.offered(tasks)
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[tuple[str, str, Token], float]]:
-        """What is somebody's in these runs, and until when."""
-        held: dict[str, list[tuple[int, Token, float]]] = {}
-        for at in range(0, len(run_ids), A_PART):  # a run may be large
-            part = run_ids[at : at + A_PART]
-            asked: list[Command] = [("HGETALL", keys_of(run_id)[1]) for run_id in part]
-            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
-                if own := held_of(flat):
-                    held[run_id] = own
-        await self._shells.look_for(held)
-        found: list[tuple[tuple[str, str, Token], float]] = []
-        for run_id, own in held.items():
-            # One that had to make room for another of these is asked for again.
-            shell = self._shells.get(run_id) or await self._shells.find(run_id)
-            if shell is None:  # it was lost, or dropped, meanwhile
-                continue
-            nodes = shell.run.graph.nodes
-            found += [((run_id, nodes[place].id, token), until) for place, token, until in own]
-        return found
-
-    async def _place(self, task: Task) -> int | None:
-        """Where the node is in its definition: the message says so, or the run does."""
-        if task.place is not None:
-            return task.place
-        shell = await self._shells.find(task.run_id)
-        return None if shell is None else shell.run.graph.index.get(task.node_id)
+        return await self._starts.running(run_ids)
 
     async def _apply_to(
         self,
@@ -579,10 +508,6 @@ class RedisStore:
         if shell is None:
             raise _no_run(run_id)
         return shell
-
-
-def _pieces(places: list[int]) -> list[list[int]]:
-    return [places[at : at + MOST_AT_ONCE] for at in range(0, len(places), MOST_AT_ONCE)]
 
 
 def _node_of(move: Transition) -> str | None:

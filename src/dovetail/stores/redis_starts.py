@@ -1,0 +1,117 @@
+"""Starts of nodes in Redis, of many runs at once: claimed, still to be had, or somebody's.
+
+What it must not know: any rule, or how a message travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dovetail.core.events import Token
+from dovetail.core.run import Phase
+from dovetail.engine.ports import Task
+from dovetail.pipe import Command, Pipe
+from dovetail.stores.redis_hot import MOST_AT_ONCE, claim_args
+from dovetail.stores.redis_lists import source
+from dovetail.stores.redis_moves import held_of, node_of
+from dovetail.stores.redis_shells import Shells
+
+AT_ONCE = 64
+"""Runs that are looked through in one go."""
+Start = tuple[str, str, Token]
+
+
+class Starts:
+    def __init__(self, pipe: Pipe, shells: Shells) -> None:
+        self._pipe = pipe
+        self._shells = shells
+
+    async def claim(
+        self, tasks: Sequence[Task], worker: str, until: float, now: float
+    ) -> list[bool]:
+        """Which of these starts are this worker's now; see `Claim`."""
+        by_run: dict[str, list[int]] = {}
+        seen: set[Start] = set()
+        for at, task in enumerate(tasks):
+            start = (task.run_id, task.node_id, task.token)
+            if start not in seen:  # a message that came twice
+                seen.add(start)
+                by_run.setdefault(task.run_id, []).append(at)
+        commands: list[Command] = []
+        asked: list[list[int]] = []
+        for run_id, all_mine in by_run.items():
+            for mine in _pieces(all_mine):
+                places = [tasks[at].place for at in mine]
+                if None in places:
+                    places = [await self._place(tasks[at]) for at in mine]
+                known = [at for at, place in zip(mine, places, strict=True) if place is not None]
+                if not known:
+                    continue
+                keys = (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
+                there = [place for place in places if place is not None]
+                tokens = [tasks[at].token for at in known]
+                args = claim_args(there, tokens, worker, until, now, again=True)
+                commands.append(self._pipe.evaluation(source("claim"), keys, args))
+                asked.append(known)
+        granted = [False] * len(tasks)
+        for mine, (_, *answer) in zip(
+            asked, await self._pipe.many(commands, now=True), strict=True
+        ):
+            for at, flag in zip(mine, answer, strict=True):
+                granted[at] = bool(flag)
+        return granted
+
+    async def offered(self, tasks: Sequence[Task]) -> list[bool]:
+        """Which of these starts anybody may still claim."""
+        seen: set[Start] = set()
+        commands: list[Command] = []
+        for task in tasks:
+            place = await self._place(task)
+            commands.append(("HGET", _nodes_of(task.run_id), -1 if place is None else place))
+        found = []
+        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
+            start = (task.run_id, task.node_id, task.token)
+            node = None if state is None else node_of(state.decode())
+            found.append(
+                node is not None
+                and node.phase is Phase.PUBLISHED
+                and node.token == task.token
+                and start not in seen
+            )
+            seen.add(start)
+        return found
+
+    async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
+        """What is somebody's in these runs, and until when."""
+        held: dict[str, list[tuple[int, Token, float]]] = {}
+        for at in range(0, len(run_ids), AT_ONCE):  # a run may be large
+            part = run_ids[at : at + AT_ONCE]
+            asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
+            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
+                if own := held_of(flat):
+                    held[run_id] = own
+        await self._shells.look_for(held)
+        found: list[tuple[Start, float]] = []
+        for run_id, own in held.items():
+            # One that had to make room for another of these is asked for again.
+            shell = self._shells.get(run_id) or await self._shells.find(run_id)
+            if shell is None:  # it was lost, or dropped, meanwhile
+                continue
+            nodes = shell.run.graph.nodes
+            found += [((run_id, nodes[place].id, token), until) for place, token, until in own]
+        return found
+
+    async def _place(self, task: Task) -> int | None:
+        """Where the node is in its definition: the message says so, or the run does."""
+        if task.place is not None:
+            return task.place
+        shell = await self._shells.find(task.run_id)
+        return None if shell is None else shell.run.graph.index.get(task.node_id)
+
+
+def _nodes_of(run_id: str) -> str:
+    return f"wf:{{{run_id}}}:nodes"
+
+
+def _pieces(places: list[int]) -> list[list[int]]:
+    return [places[at : at + MOST_AT_ONCE] for at in range(0, len(places), MOST_AT_ONCE)]
