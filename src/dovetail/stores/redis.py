@@ -23,7 +23,6 @@ from collections.abc import (
     Sequence,
 )
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 import orjson
@@ -57,7 +56,7 @@ from dovetail.stores.redis_hot import (
     submit_args,
     submitted,
 )
-from dovetail.stores.redis_lists import Born
+from dovetail.stores.redis_lists import Born, source
 from dovetail.stores.redis_moves import (
     FEW,
     Fields,
@@ -102,11 +101,6 @@ LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 def script() -> str:
     """The files of `lua/` that make up the rules, joined in this order."""
     return "\n".join(map(source, RULES))
-
-
-@cache
-def source(name: str) -> str:
-    return resources.files("dovetail.stores").joinpath("lua", f"{name}.lua").read_text("utf-8")
 
 
 def keys_of(run_id: str) -> list[str]:
