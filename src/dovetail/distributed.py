@@ -67,7 +67,8 @@ from dovetail.wiring import buckets, definition_limits
 
 MOST_MESSAGES = 128
 """With results that are read at once: each may tell dozens."""
-MANY = 128
+FEW, MANY = 16, 128
+GATHER_SECONDS = 0.002
 SINGLES_SECONDS = 0.02
 """Celery's processes tell their results one by one, each as dear as many together."""
 CROWD, CROWD_SECONDS = 32, 0.1
@@ -227,7 +228,9 @@ async def _take_results(
             if messages:
                 followed = await parts.orchestrator.take_in([m.content for m in messages])
             done = messages
-            if come_as_singles and messages:
+            if len(messages) >= FEW and not followed:
+                await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
+            elif come_as_singles and messages:
                 if followed and time.monotonic() - seen_at > CROWD_SECONDS:
                     crowd, seen_at = await parts.sender.waiting(), time.monotonic()
                 if not followed or crowd >= CROWD:
