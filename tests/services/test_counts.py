@@ -65,7 +65,7 @@ async def main(kind, url):
 asyncio.run(main(*sys.argv[1:]))
 """
 FAN, CHAIN = 1000, 100
-ROUNDTRIPS_PER_NODE = {"fan": 0.1, "chain": 5.0}
+ROUNDTRIPS_PER_NODE = {"fan": 0.1, "chain": 5.5}
 BYTES_PER_NODE = 700
 HMGETS_PER_RUN = 6.5
 """One to claim its node, two to complete it, one to get to know it, and two for the lists."""

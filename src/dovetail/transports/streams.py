@@ -41,7 +41,7 @@ MOST_DEAD = 10_000
 MOST_STOPS = 10_000
 MOST_ENDS, TOLD_AT_ONCE = 250, 16
 """Few: they take memory for good, and who misses one looks by itself a second later."""
-FEW_SETTLED, MOST_SETTLED = 4, 1000
+FEW_AT_ONCE, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
@@ -268,11 +268,14 @@ class StreamReader:
             raise RedisError(f"XREADGROUP: {reply}")
         return [(stream.decode(), entry) for stream, entries in reply or () for entry in entries]
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Along with the next read, on its connection; None while a read blocks that."""
+    def send(self, commands: Sequence[Command], *, now: bool) -> asyncio.Future[list[Any]] | None:
+        """At once or along with the next read, on its connection; None while a read blocks that."""
         if self.is_reading:
             return None
-        return self._blocking.ask(commands, patience=COMPANY_SECONDS)
+        asked = self._blocking.ask(commands, patience=COMPANY_SECONDS)
+        if now:
+            self._blocking.flush()
+        return asked
 
     async def claim_stale(
         self, streams: Sequence[str], idle_seconds: float, limit: int
@@ -322,7 +325,7 @@ class StreamReader:
             by_stream.setdefault(message.stream, {})[message.id] = None
         commands: list[Command] = []
         for stream, ids in ((stream, list(known)) for stream, known in by_stream.items()):
-            if len(ids) <= FEW_SETTLED:
+            if len(ids) <= FEW_AT_ONCE:
                 commands += [("XACK", stream, self._group, *ids), ("XDEL", stream, *ids)]
                 continue
             for at in range(0, len(ids), MOST_SETTLED):
@@ -477,7 +480,8 @@ class StreamInbox:
         # and behind these, as handlers wait for them.
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
-            reply = self._readers[0][0].send(asked)
+            # For few everybody may wait: to put the next read together is a twentieth of a chain.
+            reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
             reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
         self._sent = (reply, commands)
