@@ -18,7 +18,8 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.intake import cache_key
 from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
 
-TOGETHER = 100
+FIRST, MOST_TOGETHER = 100, 400
+"""Tasks that go out in one go: few at first, as workers wait for them."""
 
 
 class Publisher:
@@ -49,6 +50,7 @@ class Publisher:
         tasks: list[Task] = []
         moves: list[Transition] = []
         sending: list[asyncio.Task[None]] = []
+        together = FIRST
         scenes = await self._scenes.scenes(by_run)
         for scene, orders in zip(scenes, by_run.values(), strict=True):
             for order in orders:
@@ -59,7 +61,8 @@ class Publisher:
                     tasks.append(made)
                 else:
                     moves.append(made)
-                if len(tasks) == TOGETHER:  # workers can begin while the rest is made
+                if len(tasks) == together:  # workers can begin while the rest is made
+                    together = min(2 * together, MOST_TOGETHER)
                     sending.append(asyncio.ensure_future(self._sender.send(tasks)))
                     tasks = []
                     for _ in range(2):  # it is asked for, and then goes out
