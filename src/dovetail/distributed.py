@@ -295,13 +295,8 @@ async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Mes
 
 async def _mend(parts: Parts) -> None:
     """What was asked while the connection broke may have been done and not been answered."""
-    seen, server = parts.pipe.breaks, await parts.pipe.server()
-    while True:
-        await asyncio.sleep(PAUSE_SECONDS)
-        if parts.pipe.breaks == seen:
-            continue
-        seen, before, server = parts.pipe.breaks, server, await parts.pipe.server()
-        if server != before:  # it may have come back without its newest writes
+    async for is_another in parts.pipe.after_breaks():
+        if is_another:  # it may have come back without its newest writes
             await parts.orchestrator.agenda.remember_all(parts.clock())
         await parts.orchestrator.sweep_all()
 
@@ -423,6 +418,7 @@ async def working(
                 ),
                 ("orders to stop", lambda: _hear_stops(StopFeed(listening), worker)),
                 ("heartbeat", lambda: _beat(fleet, worker, registry, settings, me)),
+                ("after a break", inbox.mend),
             )
         ]
         try:

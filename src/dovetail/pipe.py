@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 MOMENT_SECONDS = 0.01
+LOOK_SECONDS = 0.1
 SILENCE_SECONDS = 8.0
 """So long nothing may come in while somebody waits; who asks Redis to wait asks for less."""
 PATIENCE_SECONDS = 30.0
@@ -309,6 +310,15 @@ class Pipe:
         return b" ".join(
             line for text in told for line in text.splitlines() if line.startswith(b"run_id:")
         )
+
+    async def after_breaks(self) -> AsyncIterator[bool]:
+        """After every break of the connection: whether it is another start of the server."""
+        seen, server = self.breaks, await self.server()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.breaks != seen:
+                seen, before, server = self.breaks, server, await self.server()
+                yield server != before
 
     async def clustered(self) -> bool:
         """Whether it is a node of a cluster: a command may name keys of one slot only there."""

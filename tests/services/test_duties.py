@@ -18,8 +18,11 @@ from dovetail.engine import submissions
 from dovetail.engine.commands import Commands
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.pipe import RedisError
+from dovetail.pipe import Pipe, RedisError
 from dovetail.stores.redis_records import RedisRecords
+from dovetail.transports.streams import RESULTS
+
+from ..servers.redis_server import RedisServer
 
 SECONDS = 10.0
 FLOW = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
@@ -161,3 +164,25 @@ async def test_a_worker_that_crashed_says_so(
     with pytest.raises(ZeroDivisionError):
         async with working(settings, builtin_registry(settings)) as at_work:
             await asyncio.wait_for(at_work.crashed, SECONDS)
+
+
+async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() -> None:
+    """It was answered before it was written, and then Redis died."""
+    with RedisServer() as server:
+        settings = Settings(redis_url=server.url)
+        async with (
+            Pipe(server.url) as pipe,
+            commanding(settings) as commands,
+            working(settings, builtin_registry(settings)),
+            asyncio.timeout(settings.lease_seconds - 2.0),  # by then nobody is missed yet
+        ):
+            run_id = (await commands.trigger(FLOW)).run_id
+            while not await pipe.call("XLEN", RESULTS):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # it is answered
+            await pipe.call("DEL", RESULTS)
+            await asyncio.to_thread(server.restart)
+            async with beside(settings):
+                run = await commands.wait(run_id)
+    assert run.status == "COMPLETED"
+    assert [node.attempt for node in run.nodes] == [1]

@@ -305,6 +305,37 @@ async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
     assert await ends.pipe.call("XLEN", RESULTS) == 0
 
 
+async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = many_results()
+    await ends.inbox.send(told[:20])
+    monkeypatch.setattr(streams, "TOLD_SECONDS", -1.0)
+    await ends.inbox.send(told[20:30])
+    monkeypatch.undo()
+    await ends.inbox.send(told[30:])
+    await ends.inbox._arrived()
+    await ends.pipe.call("DEL", RESULTS)
+    await ends.inbox.tell_again()
+    found = [message.content for message in await ends.results.read([RESULTS], 100)]
+    assert sorted(map(str, found)) == sorted(map(str, told[30:])), (
+        "what is old is in the log by now"
+    )
+
+
+async def test_what_is_kept_of_what_was_told_is_bounded(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "MOST_TOLD_BYTES", 100_000)
+    for n in range(30):
+        await ends.inbox.send([Complete("run", f"n{n}", TOKEN, "x" * 10_000)])
+    await ends.inbox._arrived()
+    await ends.pipe.call("DEL", RESULTS)
+    await ends.inbox.tell_again()
+    found = [message.content.node for message in await ends.results.read([RESULTS], 100)]
+    assert found == [f"n{n}" for n in range(21, 30)]
+
+
 async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:
     both = [PLAIN, PLAIN._replace(handler="other")]
     await ends.sender.send(both * 5)

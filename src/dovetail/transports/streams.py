@@ -50,6 +50,8 @@ QUICK_SECONDS = 0.05
 COMPANY_SECONDS = 0.001
 """How long results wait for something to travel with."""
 FARTHEST_AHEAD = 8
+TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
+"""While its log is synced, Redis answers up to two seconds before that has what it was told."""
 
 
 class Message(NamedTuple):
@@ -403,6 +405,9 @@ class StreamInbox:
         """Streams that brought something last time."""
         self._full, self._given_at, self._ahead = False, 0.0, 1
         self._sent: tuple[asyncio.Future[list[Any]], list[Command]] | None = None
+        self._told: deque[tuple[float, int, list[Command]]] = deque()
+        """What was sent lately: when, its size, and the messages."""
+        self._told_bytes = 0
         self._stale_seconds = stale_seconds
         self._look_at = time.monotonic() + LOOK_SECONDS
 
@@ -485,6 +490,28 @@ class StreamInbox:
         if reply is None:
             reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
         self._sent = (reply, commands)
+        self._remember(commands)
+
+    def _remember(self, commands: list[Command]) -> None:
+        now = time.monotonic()
+        size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
+        self._told.append((now, size, commands))
+        self._told_bytes += size
+        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MOST_TOLD_BYTES:
+            self._told_bytes -= self._told.popleft()[1]
+            if not self._told:
+                return
+
+    async def mend(self) -> None:
+        """Whenever Redis was restarted, for ever."""
+        async for is_another in self._pipe.after_breaks():
+            if is_another:
+                await self.tell_again()
+
+    async def tell_again(self) -> None:
+        """It may lack the end of its log: what was sent last is sent again. Whatever it still has
+        is refused the second time."""
+        await self._pipe.many([command for _, _, commands in self._told for command in commands])
 
     async def _arrived(self) -> None:
         if self._sent is None:
