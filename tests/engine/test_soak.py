@@ -113,6 +113,7 @@ async def test_every_run_ends_and_no_start_is_executed_twice(concurrency: int) -
         for run in runs:
             check_run(run)
             events = await it.events(run.id)
-            assert [event.seq for event in events] == list(range(1, run.seq + 1))
+            assert [event.seq for event in events] == list(range(1, len(events) + 1))
+            assert len(events) >= run.seq  # on a busy machine something was refused even later
     assert set(executions.values()) == {1}
     assert len({run.status for run in runs}) > 1

@@ -305,6 +305,29 @@ async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
     assert await ends.pipe.call("XLEN", RESULTS) == 0
 
 
+async def test_of_results_that_are_sent_at_once_each_is_sent_again_if_redis_refused_it(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers that wait end by themselves, and each reports while others do."""
+    loading = hiredis.ReplyError("LOADING Redis is loading the dataset in memory")
+
+    def send(_: Any, *, now: bool) -> asyncio.Future[list[Any]]:
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[list[Any]] = loop.create_future()
+        loop.call_later(0.05, reply.set_result, [loading])
+        return reply
+
+    (reader, _), *_ = ends.inbox._readers
+    monkeypatch.setattr(reader, "send", send)
+    told = [Complete("run", f"n{n}", TOKEN, n) for n in range(4)]
+    await ends.inbox.send(told[:1])
+    # The first of these waits until that has arrived, and others come meanwhile.
+    await asyncio.gather(*(ends.inbox.send([one]) for one in told[1:]))
+    await ends.inbox._arrived()
+    found = [message.content for message in await ends.results.read([RESULTS], 100)]
+    assert sorted(one.node for one in found) == ["n0", "n1", "n2", "n3"]
+
+
 async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -404,7 +404,9 @@ class StreamInbox:
         self._busy = 1
         """Streams that brought something last time."""
         self._full, self._given_at, self._ahead = False, 0.0, 1
-        self._sent: tuple[asyncio.Future[list[Any]], list[Command]] | None = None
+        self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
+        """What is on its way. Handlers that end by themselves report by themselves, several at
+        once."""
         self._told: deque[tuple[float, int, list[Command]]] = deque()
         """What was sent lately: when, its size, and the messages."""
         self._told_bytes = 0
@@ -489,7 +491,7 @@ class StreamInbox:
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
             reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
-        self._sent = (reply, commands)
+        self._sent.append((reply, commands))
         self._remember(commands)
 
     def _remember(self, commands: list[Command]) -> None:
@@ -514,15 +516,22 @@ class StreamInbox:
         await self._pipe.many([command for _, _, commands in self._told for command in commands])
 
     async def _arrived(self) -> None:
-        if self._sent is None:
-            return
-        (reply, commands), self._sent = self._sent, None
+        """Everything that was sent before has arrived."""
+        while self._sent:
+            reply, commands = self._sent.popleft()
+            try:
+                await self._deliver(reply, commands)
+            except asyncio.CancelledError:  # who comes next sees to it
+                self._sent.append((reply, commands))
+                raise
+
+    async def _deliver(self, reply: asyncio.Future[list[Any]], commands: list[Command]) -> None:
         again = commands
         with contextlib.suppress(RedisError):
-            told = await reply
+            told = [] if reply.cancelled() else await reply
             if len(told) > len(commands):  # they went as one, and the last answer is of all
                 told = told[-1]
-            if not isinstance(told, hiredis.ReplyError):
+            if told and not isinstance(told, hiredis.ReplyError):
                 answers = zip(commands, told, strict=True)
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
