@@ -316,8 +316,12 @@ class Pipe:
         seen, server = self.breaks, await self.server()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self.breaks != seen:
-                seen, before, server = self.breaks, server, await self.server()
+            if (breaks := self.breaks) != seen:
+                try:
+                    before, server = server, await self.server()
+                except RedisError:
+                    continue  # it is away for long: asked again
+                seen = breaks
                 yield server != before
 
     async def clustered(self) -> bool:

@@ -43,6 +43,7 @@ TASK = Task(
     (Deferred(("a", 0), "{{ secrets.S }}", {"params": {}}),),
     ("key", 60.0),
 )
+NESTED = "[" * 1000 + "]" * 1000
 
 
 class Ends:
@@ -292,6 +293,7 @@ async def test_few_results_have_a_message_each(ends: Ends) -> None:
     [
         *("{", "7", "[7]", "[[1,2]]", '[["r"]]', '[["r","1.1.5","n"]]', '[["r","x","n",1]]'),
         *('[["r","1.1.5",7,1]]', '[[null,"1.1.5","n",1]]'),
+        *(f'[["r","1.1.5","n",{NESTED}]]', f'[[{NESTED},"1.1.5","n",1]]'),
     ],
 )
 async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
@@ -301,7 +303,7 @@ async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
     await ends.pipe.call("XADD", RESULTS, "*", *result_fields(good), "more", more)
     assert await ends.results.read([RESULTS], 10) == []
     (letter,) = await ends.pipe.call("LRANGE", DEAD, 0, -1)
-    assert orjson.loads(letter)["fields"]["more"] == more
+    assert more.startswith(orjson.loads(letter)["fields"]["more"])  # the beginning is shown
     assert await ends.pipe.call("XLEN", RESULTS) == 0
 
 
@@ -357,6 +359,18 @@ async def test_what_is_kept_of_what_was_told_is_bounded(
     await ends.inbox.tell_again()
     found = [message.content.node for message in await ends.results.read([RESULTS], 100)]
     assert found == [f"n{n}" for n in range(21, 30)]
+
+
+@pytest.mark.parametrize("field", [{}, {"hints": "{}"}])
+async def test_an_output_that_is_nested_too_deep_is_a_dead_letter(
+    ends: Ends, field: dict[str, str]
+) -> None:
+    """It can be read, and not be written again: whoever applied it would end over it."""
+    given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "1"}
+    given |= {"output": NESTED, "error": "null", **field}
+    await ends.pipe.call("XADD", RESULTS, "*", *(part for pair in given.items() for part in pair))
+    assert await ends.results.read([RESULTS], 10) == []
+    assert await ends.pipe.call("LLEN", DEAD) == 1
 
 
 async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:

@@ -17,6 +17,7 @@ from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Token
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
+from dovetail.core.values import MAX_DEPTH, is_json
 from dovetail.engine.ports import Result, Task
 
 TASK_FIELDS = ("run_id", "node_id", "token", "handler", "config", "inputs")
@@ -128,7 +129,7 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
     names = fields[::2]
     if names in (_PLAIN_RESULT, _PACKED_RESULT) and fields[7] == b"1":  # nearly every one
         named = (fields[1].decode(), fields[3].decode(), _token(fields[5]))
-        found: list[Result] = [new_tuple(Complete, (*named, orjson.loads(fields[9]), None))]
+        found: list[Result] = [new_tuple(Complete, (*named, _output(fields[9]), None))]
         return [*found, *_more(fields[13])] if len(fields) > 12 else found
     given = _given(fields, RESULT_FIELDS)
     return [_result(given), *_more(given.get("more", b"[]"))]
@@ -136,15 +137,23 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
 
 def _more(text: bytes) -> Iterator[Result]:
     """Completed nodes as [run_id, token, node, output, node, output, …], …"""
-    for run_id, token, *told in orjson.loads(text):
+    for run_id, token, *told in _output(text):
         start = (_text(run_id), _token(_text(token).encode()))
         for node, output in zip(told[::2], told[1::2], strict=True):
             yield new_tuple(Complete, (start[0], _text(node), start[1], output, None))
 
 
+def _output(text: bytes) -> Any:
+    """What is nested deeper than a handler's output may be could be read, and not written again."""
+    value = orjson.loads(text)
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and not is_json(value):
+        raise Malformed(f"an output is nested deeper than {MAX_DEPTH}")
+    return value
+
+
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise Malformed(f"{value!r} is no text")
+    if not isinstance(value, str):  # which is not shown: it may be anything
+        raise Malformed(f"it has {type(value).__name__} where a text belongs")
     return value
 
 
@@ -153,7 +162,7 @@ def _result(given: dict[str, bytes]) -> Result:
     token = _token(given["token"])
     if given["success"] in (b"1", b"true", b"True"):
         cache = orjson.loads(given["cache"]) if "cache" in given else None
-        output = orjson.loads(given["output"])
+        output = _output(given["output"])
         return Complete(
             run_id, node, token, output, None if cache is None else (cache[0], cache[1])
         )
