@@ -38,6 +38,8 @@ AT_ONCE = 500
 TOGETHER = 500
 A_PART = 64
 """Results that are taken in before what follows from them is sent out."""
+MOST_OF_A_RUN = 256
+"""Results of one run in one part. A store has its bounds, beyond which it takes its time."""
 LOOKED_AFTER = 16
 """Runs at once."""
 MOST_NOTED = 10_000
@@ -524,16 +526,17 @@ class SharedOrchestrator:
 
 
 def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
-    """Those of a run in one part: what follows from them together is seen at once."""
+    """Those of a run in as few as can be: what follows from them together is seen at once."""
     by_run: dict[str, list[Result]] = {}
     for result in results:
         by_run.setdefault(result.run_id, []).append(result)
     part: list[Result] = []
     for own in by_run.values():
-        part += own
-        if len(part) >= A_PART:
-            yield part
-            part = []
+        for at in range(0, len(own), MOST_OF_A_RUN):
+            part += own[at : at + MOST_OF_A_RUN]
+            if len(part) >= A_PART:
+                yield part
+                part = []
     if part:
         yield part
 

@@ -157,10 +157,14 @@ class RedisStore:
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
         nonce = _nonce()
-        await self._pipe.many(await self._shells.keeping(submits))
+        definitions = await self._shells.keeping(submits)
+        if not self._pipe.keeps_order:  # else the runs come behind these anyway
+            await self._pipe.many(definitions)
+            definitions = []
         # Each is sent when it is put together, so that workers can begin with the first.
         parts = [submits[at : at + A_PART] for at in range(0, len(submits), A_PART)]
-        made = await asyncio.gather(*(self._create(part, now, nonce) for part in parts))
+        creating = (self._create(part, now, nonce) for part in parts)
+        _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:

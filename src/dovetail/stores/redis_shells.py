@@ -6,6 +6,7 @@ What it must not know: anything of a run that does change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import orjson
@@ -89,7 +90,9 @@ class Shells:
 
     def keep(self, shell: Shell) -> None:
         if len(self._known) >= MOST_SHELLS:
-            del self._known[next(iter(self._known))]
+            # Many at once: to find the first of a dict is to pass all that was before it.
+            for oldest in list(islice(self._known, MOST_SHELLS // 2)):
+                del self._known[oldest]
         self._known[shell.run.id] = shell
 
     def forget(self, run_id: str) -> None:

@@ -13,41 +13,39 @@
 
 local call, match = redis.call, string.match
 local UNIT = 100000
-local now, nonce = ARGV[1], ARGV[2]
-local asked = {'counts'}
-for k = 3, #ARGV, 4 do asked[(k + 5) / 4] = ARGV[k] end
+local now, nonce, many = ARGV[1], ARGV[2], (#ARGV - 2) / 4
+local asked = {'counts', ARGV[3]}
+for k = 2, many do asked[k + 1] = ARGV[4 * k - 1] end
 local before = call('HMGET', KEYS[2], unpack(asked))
 local unfinished, active = match(before[1] or '', '^(%d+)|(%d+)|1$')
 if unfinished == nil then return {0, 0, 0} end
 
 local answer, states, outputs, log, seen = {0, 0, 0}, {'counts', ''}, {}, {}, {}
-local answers, written, events = 3, 2, 0 -- how long they are; to ask takes longer than to count
-local counts, stored = {}, {}
+local done, answers, written, events = 0, 3, 2, 0 -- how long they are: to ask takes longer
+local counts, stored
 local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
 local of_queued = '[' .. now .. ',"node.queued",1,'
 local of_completed = '[' .. now .. ',"node.completed",1,'
 -- Nodes that were claimed together are in the same state, and siblings have the same children: the
 -- state, nonce and children looked at last, and what they mean.
 local state, token, becomes, kin
-local children, parents = {}, {}
-for k = 1, #asked - 1 do
-  local place, at = asked[k + 1], 3 + (k - 1) * 4
-  if before[k + 1] ~= state or ARGV[at + 1] ~= token then
-    state, token, becomes = before[k + 1], ARGV[at + 1], nil
-    local c, n, worker, started = match(state or '',
-      '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*)|([^|]*)|')
+local children, parents, families = {}, {}, 0
+for k = 1, many do
+  local place, at = asked[k + 1], 4 * k
+  if before[k + 1] ~= state or ARGV[at] ~= token then
+    state, token, becomes = before[k + 1], ARGV[at], nil
+    local c, n, whose = match(state or '', '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*|[^|]*|)')
     if n == token then
-      becomes = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. worker .. '|' .. started
-        .. '|' .. now
+      becomes = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. whose .. now
     end
   end
-  if becomes == nil or ARGV[at + 3] == '?' or seen[place] then break end
-  if ARGV[at + 3] ~= kin then
-    kin = ARGV[at + 3]
-    children, parents = {}, {}
+  if becomes == nil or ARGV[at + 2] == '?' or seen[place] then break end
+  if ARGV[at + 2] ~= kin then
+    kin, families = ARGV[at + 2], 0
     for child, count in string.gmatch(kin, '(%d+):(%d+)') do
-      children[#children + 1] = child
-      parents[#children] = tonumber(count)
+      families = families + 1
+      children[families] = child
+      parents[families] = tonumber(count)
     end
   end
   seen[place] = true
@@ -55,13 +53,13 @@ for k = 1, #asked - 1 do
   states[written + 2] = becomes
   written = written + 2
   outputs[2 * k - 1] = place
-  outputs[2 * k] = ARGV[at + 2]
+  outputs[2 * k] = ARGV[at + 1]
   events = events + 1
   log[events] = of_completed .. place .. ',1,null]'
-  unfinished, active = unfinished - 1, active - 1
-  for number, child in ipairs(children) do
-    local ready = parents[number] == 1
+  for number = 1, families do
+    local child, ready = children[number], parents[number] == 1
     if not ready then
+      if counts == nil then counts, stored = {}, {} end
       local settled = counts[child]
       if settled == nil then
         settled = call('HGET', KEYS[3], child)
@@ -77,16 +75,17 @@ for k = 1, #asked - 1 do
       written = written + 2
       events = events + 1
       log[events] = of_queued .. child .. ',0,null]'
-      active = active + 1
-      counts[child] = counts[child] and -1
+      if parents[number] > 1 then counts[child] = -1 end
       answer[answers + 1] = k
       answer[answers + 2] = tonumber(child)
       answers = answers + 2
     end
   end
-  answer[1] = k
+  done = k
 end
-if answer[1] == 0 then return answer end
+if done == 0 then return answer end
+answer[1] = done
+unfinished, active = unfinished - done, active - done + (answers - 3) / 2
 
 local function in_pieces(command, key, list, length)
   if length <= 4000 then return call(command, key, unpack(list, 1, length)) end
@@ -98,9 +97,9 @@ local function in_pieces(command, key, list, length)
 end
 
 states[2] = unfinished .. '|' .. active .. (unfinished > 0 and '|1' or '|0')
-in_pieces('HSET', KEYS[4], outputs, 2 * answer[1])
+in_pieces('HSET', KEYS[4], outputs, 2 * done)
 in_pieces('HSET', KEYS[2], states, written)
-if next(counts) ~= nil then
+if counts ~= nil then
   local kept, forgotten = {}, {}
   for child, settled in pairs(counts) do
     if settled >= 0 then
