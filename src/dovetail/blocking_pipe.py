@@ -81,7 +81,7 @@ class BlockingPipe(Pipe):
         answer.set_result(replies[ahead:])
         return answer
 
-    def soon(self, commands: Sequence[Command]) -> None:
+    def soon(self, commands: Sequence[Command], *, behind: bool = False) -> None:
         self._ahead += map(_packed, commands)
 
     def post(self, commands: Sequence[Command]) -> None:

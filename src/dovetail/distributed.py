@@ -215,11 +215,9 @@ async def _take_results(
 ) -> None:
     come_as_singles = settings.transport == "celery"
     crowd, seen_at = 0, 0.0
-    done: list[Message] = []
     async with _Beside() as beside:
         while stopping is None or not stopping.is_set():
-            messages = await reader.read([RESULTS], MOST_MESSAGES, done)
-            done = []
+            messages = await reader.read([RESULTS], MOST_MESSAGES)
             await beside.done()
             if len(messages) >= MANY:  # while Redis is busy with these, the next are read
                 beside.begin(_take_many(reader, parts, messages))
@@ -227,7 +225,7 @@ async def _take_results(
             followed = False
             if messages:
                 followed = await parts.orchestrator.take_in([m.content for m in messages])
-            done = messages
+                reader.settle_soon(messages)
             if len(messages) >= FEW and not followed:
                 await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
             elif come_as_singles and messages:
@@ -236,7 +234,7 @@ async def _take_results(
                 if not followed or crowd >= CROWD:
                     await asyncio.sleep(SINGLES_SECONDS)
         await beside.done()
-    await reader.settle(done)
+    parts.pipe.flush()  # what is settled is so before we say that we are gone
 
 
 class _Beside:

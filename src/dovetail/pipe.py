@@ -266,13 +266,13 @@ class Pipe:
             self._loop.call_soon(self.flush)
         return asked.answer
 
-    def soon(self, commands: Sequence[Command]) -> None:
-        """Have these done, in this order among what is asked, with nobody waiting for it."""
+    def soon(self, commands: Sequence[Command], *, behind: bool = False) -> None:
+        """Have these done, in this order among what is asked or `behind` all that they travel
+        with, with nobody waiting for it."""
         if not commands or self._closed:
             return
-        self.ask(commands, patience=MOMENT_SECONDS).add_done_callback(
-            partial(self._done_soon, commands)
-        )
+        asked = self.ask(commands, patience=MOMENT_SECONDS, behind=behind)
+        asked.add_done_callback(partial(self._done_soon, commands))
 
     def _done_soon(self, commands: Sequence[Command], answer: asyncio.Future[list[Any]]) -> None:
         if answer.cancelled() or answer.exception() is not None or self._closed:

@@ -218,18 +218,11 @@ class StreamReader:
         self._breaks = blocking.breaks
         self.is_reading = False
 
-    async def read(
-        self, streams: Sequence[str], limit: int, done: Sequence[Message] = ()
-    ) -> list[Message]:
-        """New messages of these streams, at most so many of each; waits a second for some.
+    async def read(self, streams: Sequence[str], limit: int) -> list[Message]:
+        """New messages of these streams, at most so many of each; waits a second for some."""
+        return await self.understood(await self.received(streams, limit))
 
-        `done` are messages to settle on the way.
-        """
-        return await self.understood(await self.received(streams, limit, done))
-
-    async def received(
-        self, streams: Sequence[str], limit: int, done: Sequence[Message] = ()
-    ) -> list[Entry]:
+    async def received(self, streams: Sequence[str], limit: int) -> list[Entry]:
         """The same, as they came."""
         for stream in streams:
             if stream not in self._known:
@@ -237,7 +230,6 @@ class StreamReader:
         command = ("XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", limit)
         if (breaks := self._blocking.breaks) != self._breaks:
             # What was read and never arrived is ours all the same, and nobody else's.
-            await self.settle(done)
             (reply,) = await self._pipe.ask(
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
@@ -245,18 +237,15 @@ class StreamReader:
             if found or _comes_later(reply):
                 return found  # there may be more: of several breaks, or of a longer read
             self._breaks = breaks
-            done = ()
         block: Command = ("BLOCK", BLOCK_MILLISECONDS, "STREAMS", *streams, *[">"] * len(streams))
         reading: Command = (*command, *block)
         self.is_reading = True
         try:
-            asked = self._blocking.ask([*self._settling(done), reading])
+            asked = self._blocking.ask([reading])
             self._blocking.flush()
-            *settled, reply = await asked
+            (reply,) = await asked
         finally:
             self.is_reading = False
-        if any(isinstance(one, hiredis.ReplyError) for one in settled):
-            await self.settle(done)  # Redis has forgotten the script
         return await self._entries(reply)
 
     async def _entries(self, reply: Any) -> list[Entry]:
@@ -319,7 +308,8 @@ class StreamReader:
         await self._pipe.many(self._settling(messages))
 
     def settle_soon(self, messages: Iterable[Message]) -> None:
-        self._pipe.soon(self._settling(messages))
+        """Behind whatever is asked next: its answer alone would wake us for nothing."""
+        self._pipe.soon(self._settling(messages), behind=True)
 
     def _settling(self, messages: Iterable[Message]) -> list[Command]:
         by_stream: dict[str, dict[str, None]] = {}
