@@ -14,6 +14,7 @@ import pytest
 from dovetail.core.events import Token
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail, Stop
+from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
 from dovetail.transports import streams
@@ -371,6 +372,15 @@ async def test_an_output_that_is_nested_too_deep_is_a_dead_letter(
     await ends.pipe.call("XADD", RESULTS, "*", *(part for pair in given.items() for part in pair))
     assert await ends.results.read([RESULTS], 10) == []
     assert await ends.pipe.call("LLEN", DEAD) == 1
+
+
+async def test_results_travel_together_however_deep_an_output_may_be(ends: Ends) -> None:
+    deepest: Any = []
+    for _ in range(MAX_DEPTH - 1):
+        deepest = [deepest]
+    results = [Complete("r", f"n{at}", TOKEN, deepest) for at in range(10)]
+    await ends.inbox.send(results)
+    assert [message.content for message in await ends.results.read([RESULTS], 100)] == results
 
 
 async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:

@@ -51,6 +51,7 @@ from dovetail.stores.redis_hot import (
     MOST_AT_ONCE,
     claim_args,
     claimed,
+    claimed_token,
     complete_args,
     completed,
     submit_args,
@@ -344,7 +345,8 @@ class RedisStore:
     async def _claim(self, shell: Shell, move: Claim, now: float) -> Decision:
         place = shell.run.graph.index[move.node]
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
-        args = claim_args([place], [move.token], move.worker, move.lease_until, now, again=False)
+        args = claim_args(move.worker, move.lease_until, now, again=False)
+        args += (place, claimed_token(move.token))
         answer = await self._pipe.script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 

@@ -89,25 +89,15 @@ def submitted(
     return decision
 
 
-def claim_args(
-    places: Sequence[int],
-    tokens: Sequence[Token],
-    worker: str,
-    until: float,
-    now: float,
-    *,
-    again: bool,
-) -> list[Argument]:
-    """`again`: who asks the same again is answered the same."""
+def claim_args(worker: str, until: float, now: float, *, again: bool) -> list[Argument]:
+    """What all claims of a worker at one time have in common; behind it come the place and token
+    of each node. `again`: who asks the same again is answered the same."""
     name = worker.replace(SEPARATOR, "/")
-    args: list[Argument] = [time_text(now), time_text(until), name, orjson.dumps(name)]
-    args.append("1" if again else "0")
-    last, text = None, ""
-    for place, token in zip(places, tokens, strict=True):
-        if token is not last:  # what became ready together has one
-            last, text = token, "{}|{}|{}".format(*token)
-        args += (place, text)
-    return args
+    return [time_text(now), time_text(until), name, orjson.dumps(name), "1" if again else "0"]
+
+
+def claimed_token(token: Token) -> str:
+    return "{}|{}|{}".format(*token)
 
 
 def claimed(move: Claim, place: int, answer: Sequence[int], now: float) -> Decision:

@@ -11,7 +11,7 @@ from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.engine.ports import Task
 from dovetail.pipe import Command, Pipe
-from dovetail.stores.redis_hot import MOST_AT_ONCE, claim_args
+from dovetail.stores.redis_hot import MOST_AT_ONCE, claim_args, claimed_token
 from dovetail.stores.redis_lists import source
 from dovetail.stores.redis_moves import held_of, node_of
 from dovetail.stores.redis_shells import Shells
@@ -37,26 +37,31 @@ class Starts:
             if start not in seen:  # a message that came twice
                 seen.add(start)
                 by_run.setdefault(task.run_id, []).append(at)
+        same = claim_args(worker, until, now, again=True)
+        claims = source("claim")
         commands: list[Command] = []
         asked: list[list[int]] = []
+        last, token = None, ""
         for run_id, all_mine in by_run.items():
+            keys = (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
             for mine in _pieces(all_mine):
-                places = [tasks[at].place for at in mine]
-                if None in places:
-                    places = [await self._place(tasks[at]) for at in mine]
-                known = [at for at, place in zip(mine, places, strict=True) if place is not None]
-                if not known:
-                    continue
-                keys = (_nodes_of(run_id), f"wf:{{{run_id}}}:events")
-                there = [place for place in places if place is not None]
-                tokens = [tasks[at].token for at in known]
-                args = claim_args(there, tokens, worker, until, now, again=True)
-                commands.append(self._pipe.evaluation(source("claim"), keys, args))
-                asked.append(known)
+                known: list[int] = []
+                args = [*same]
+                for at in mine:
+                    task = tasks[at]
+                    place = await self._place(task) if task.place is None else task.place
+                    if place is None:
+                        continue
+                    if task.token is not last:  # what became ready together has one
+                        last, token = task.token, claimed_token(task.token)
+                    args += (place, token)
+                    known.append(at)
+                if known:
+                    commands.append(self._pipe.evaluation(claims, keys, args))
+                    asked.append(known)
         granted = [False] * len(tasks)
-        for mine, (_, *answer) in zip(
-            asked, await self._pipe.many(commands, now=True), strict=True
-        ):
+        answers = await self._pipe.many(commands, now=True)
+        for mine, (_, *answer) in zip(asked, answers, strict=True):
             for at, flag in zip(mine, answer, strict=True):
                 granted[at] = bool(flag)
         return granted
@@ -114,4 +119,6 @@ def _nodes_of(run_id: str) -> str:
 
 
 def _pieces(places: list[int]) -> list[list[int]]:
+    if len(places) <= MOST_AT_ONCE:
+        return [places]
     return [places[at : at + MOST_AT_ONCE] for at in range(0, len(places), MOST_AT_ONCE)]

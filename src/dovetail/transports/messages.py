@@ -137,16 +137,17 @@ def read_results(fields: Sequence[bytes]) -> list[Result]:
 
 def _more(text: bytes) -> Iterator[Result]:
     """Completed nodes as [run_id, token, node, output, node, output, …], …"""
-    for run_id, token, *told in _output(text):
+    for run_id, token, *told in _output(text, behind=2):
         start = (_text(run_id), _token(_text(token).encode()))
         for node, output in zip(told[::2], told[1::2], strict=True):
             yield new_tuple(Complete, (start[0], _text(node), start[1], output, None))
 
 
-def _output(text: bytes) -> Any:
-    """What is nested deeper than a handler's output may be could be read, and not written again."""
-    value = orjson.loads(text)
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and not is_json(value):
+def _output(text: bytes, behind: int = 0) -> Any:
+    """What is nested deeper than a handler's output may be could be read, and not written again.
+    They may be so deep `behind` brackets of ours."""
+    value, deepest = orjson.loads(text), MAX_DEPTH + behind
+    if text.count(b"[") + text.count(b"{") > deepest and not is_json(value, max_depth=deepest):
         raise Malformed(f"an output is nested deeper than {MAX_DEPTH}")
     return value
 
