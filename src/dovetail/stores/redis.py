@@ -176,17 +176,17 @@ class RedisStore:
             for submit in submits:
                 shell = self._shells.made(submit, now)
                 shells.append(shell)
-                meta, nodes, _, _, _, events, held = keys_of(submit.run_id)
+                own = f"wf:{{{submit.run_id}}}:"
+                keys = (own + "meta", own + "nodes", own + "events", own + "held")
                 stored = self._shells.definitions.stored(submit.graph)
                 args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-                keys = (meta, nodes, events, held)
                 calls.append(self._pipe.evaluation(source("submit"), keys, args))
         decisions = []
         foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
         is_wide = any(shell.shape.is_wide for shell in shells)
         answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
         for submit, shell, sent, answer in zip(submits, shells, aheads, answers, strict=True):
-            decision = submitted(submit, shell.run, answer, now, nonce, sent, events=self._events)
+            decision = submitted(submit, shell.run, answer, now, token, sent, events=self._events)
             if decision:
                 self._shells.keep(shell)
                 if answer[1]:  # verdicts are pending
@@ -269,7 +269,7 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[Shell, list[int], list[Complete]]] = []
-        nonce = _nonce()
+        nonce, complete_many = _nonce(), source("complete_many")
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
             if shell is None:  # it is not there, or had to make room for another of these
@@ -282,9 +282,9 @@ class RedisStore:
             if args is None:
                 left[run_id] = places
                 continue
-            meta, nodes, deps, out, _, events, _ = keys_of(run_id)
-            keys = (meta, nodes, deps, out, events)
-            calls.append(self._pipe.evaluation(source("complete_many"), keys, args))
+            own = f"wf:{{{run_id}}}:"
+            keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
+            calls.append(self._pipe.evaluation(complete_many, keys, args))
             asked.append((shell, places, mine))
         if not calls:
             return left
@@ -296,7 +296,7 @@ class RedisStore:
             done = answer[0]
             run = shell.run
             if done:
-                made = completed(mine, run, answer, now, nonce, sent=sent, events=self._events)
+                made = completed(mine, run, answer, now, token, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
                 if any(child not in sent for child in answer[4::2]):

@@ -59,7 +59,7 @@ def submitted(
     run: RunState,
     answer: Sequence[int],
     now: float,
-    nonce: int,
+    token: Token,
     sent: Container[int],
     *,
     events: bool,
@@ -84,7 +84,6 @@ def submitted(
         if events:
             for seq, root in enumerate(graph.roots, 3):
                 decision.events.append(Event(seq, now, "node.queued", 1, graph.nodes[root].id, 0))
-    token = Token(1, 1, nonce)
     decision.dispatch = [Dispatch(run, place, token) for place in published if place not in sent]
     return decision
 
@@ -132,7 +131,7 @@ def completed(
     run: RunState,
     answer: Sequence[int],
     now: float,
-    nonce: int,
+    token: Token,
     *,
     sent: Container[int],
     events: bool,
@@ -144,14 +143,14 @@ def completed(
     done, length, ended, *ready = answer
     graph: Graph = run.graph
     index, nodes = graph.index, graph.nodes
-    token = Token(1, 1, nonce)
     decisions = [TAKEN] * done
-    followed = {*range(1, done + 1)} if events else {*ready[::2], *([done] if ended else [])}
-    for at in (number - 1 for number in followed):
-        decisions[at] = Decision()
-        decisions[at].changed.append(index[moves[at].node])
+    if events or ended:
+        for at in range(done) if events else (done - 1,):
+            decisions[at] = _moved(index[moves[at].node])
     for number, child in zip(ready[::2], ready[1::2], strict=True):
         decision = decisions[number - 1]
+        if decision is TAKEN:
+            decision = decisions[number - 1] = _moved(index[moves[number - 1].node])
         decision.changed.append(child)
         if child not in sent:
             decision.dispatch.append(Dispatch(run, child, token))
@@ -167,3 +166,9 @@ def completed(
         decisions[-1].ended = True
         decisions[-1].events.append(Event(length, now, "run.completed", 1))
     return decisions
+
+
+def _moved(place: int) -> Decision:
+    decision = Decision()
+    decision.changed.append(place)
+    return decision

@@ -114,16 +114,13 @@ class Shape:
         """Of each node, the children for which the outputs of their parents are enough to make
         their messages, and how many parents they have."""
         self.is_wide = any(len(several) > FEW for several in (graph.roots, *self._children))
+        self.conditional_root = any(conditional[root] for root in graph.roots)
         self.foreseeable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:
             self.foreseeable_roots = []
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]
-
-    @property
-    def conditional_root(self) -> bool:
-        return any(self._conditional[root] for root in self.graph.roots)
 
     @property
     def whole(self) -> bytes:
