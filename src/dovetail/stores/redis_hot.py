@@ -9,6 +9,7 @@ What it must not know: how a call reaches Redis.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from functools import lru_cache
 
 import orjson
 
@@ -41,10 +42,9 @@ def submit_args(
     batch: tuple[Argument, ...] = ()
     if listed and submit.place is not None:
         batch = ("batch", batch_of(submit.place[0]), "place", submit.place[1])
-    told = {"workflow": graph.name, "version": submit.version}
     size = len(graph.nodes)
     return [
-        *(time_text(now), nonce, orjson.dumps(told), ",".join(map(str, graph.roots))),
+        *(time_text(now), nonce, _told(graph.name, submit.version), shape.roots_text),
         *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, size),
         *("limit", graph.max_concurrency or 0),
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
@@ -52,6 +52,12 @@ def submit_args(
         *("params", orjson.dumps(submit.params), "created_at", time_text(now)),
         *("fail_fast", "1" if graph.fail_fast else "0", "size", size, *batch),
     ]
+
+
+@lru_cache(64)
+def _told(workflow: str, version: int | None) -> bytes:
+    """The data of run.created."""
+    return orjson.dumps({"workflow": workflow, "version": version})
 
 
 def submitted(
@@ -67,18 +73,19 @@ def submitted(
     """What a submit decided, unless verdicts are pending: then the beginning of it. Roots that
     were `sent` already are not ordered again.
 
-    Without `events`, only that the run is new is told.
+    Without `events`, only which nodes are queued.
     """
     if not answer:
         return NOTHING
     _, pending, *published = answer
     graph = submit.graph
-    told = {"workflow": graph.name, "version": submit.version}
     decision = Decision()
-    decision.events = [
-        Event(1, now, "run.created", 1, None, None, told),
-        Event(2, now, "run.started", 1),
-    ]
+    if events or pending:
+        told = {"workflow": graph.name, "version": submit.version}
+        decision.events = [
+            Event(1, now, "run.created", 1, None, None, told),
+            Event(2, now, "run.started", 1),
+        ]
     if not pending:
         decision.changed += graph.roots
         if events:

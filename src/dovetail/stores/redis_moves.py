@@ -114,6 +114,7 @@ class Shape:
         """Of each node, the children for which the outputs of their parents are enough to make
         their messages, and how many parents they have."""
         self.is_wide = any(len(several) > FEW for several in (graph.roots, *self._children))
+        self.roots_text = ",".join(map(str, graph.roots))
         self.conditional_root = any(conditional[root] for root in graph.roots)
         self.foreseeable_roots = [root for root in graph.roots if plain[root]]
         if self.conditional_root:

@@ -7,8 +7,6 @@ it must not know: who reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 
 import orjson
 
@@ -138,13 +136,13 @@ def _packed_message(pack: Sequence[tuple[Complete, bytes]]) -> Command:
     (first, output), *others = pack
     if not others:
         return _plain_message(first, output)
-    more = [
-        [run_id, str(token), *(part for told in those for part in (told[2], told[3]))]
-        for (run_id, token), those in groupby(
-            ((one.run_id, one.token, one.node, orjson.Fragment(text)) for one, text in others),
-            itemgetter(0, 1),
-        )
-    ]
+    more: list[list[str | orjson.Fragment]] = []
+    like: Complete | None = None
+    for one, text in others:
+        if like is None or one.run_id != like.run_id or one.token != like.token:
+            like = one
+            more.append([one.run_id, str(one.token)])
+        more[-1] += (one.node, orjson.Fragment(text))
     return _PACKED % tuple(_sized(*_names(first), output, orjson.dumps(more)))
 
 
