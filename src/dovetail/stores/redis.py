@@ -17,7 +17,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Container,
     Iterable,
     Mapping,
     Sequence,
@@ -198,7 +197,7 @@ class RedisStore:
 
     async def _with_ahead(
         self, calls: Sequence[Command], foreseen: Iterable[Foreseen | None], *, is_wide: bool
-    ) -> tuple[list[Any], Sequence[Container[int]]]:
+    ) -> tuple[list[Any], Sequence[Mapping[int, Task]]]:
         """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
         if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
             self._loaded_at = self._pipe.breaks
@@ -299,7 +298,7 @@ class RedisStore:
                 made = completed(mine, run, answer, now, token, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
-                if any(child not in sent for child in answer[4::2]):
+                if len(answer) > 3 and not sent.keys() >= {*answer[4::2]}:
                     self._scenes.at_hand.keep(run, mine[:done])
             if done < len(places):
                 left[run.id] = places[done:]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
@@ -30,7 +31,9 @@ Foreseen = tuple[list[Dispatch], RedisScene]
 def foresee_roots(run: RunState, shape: Shape, token: Token) -> Foreseen | None:
     """What the beginning of this run will publish with this token."""
     roots = shape.foreseeable_roots[:MOST_AHEAD]
-    return ([Dispatch(run, place, token) for place in roots], RedisScene(run)) if roots else None
+    if not roots:
+        return None
+    return [new_tuple(Dispatch, (run, place, token)) for place in roots], RedisScene(run)
 
 
 def foresee(
@@ -40,12 +43,12 @@ def foresee(
     token: Token,
 ) -> Foreseen | None:
     """What these results will publish with this token."""
-    graph = run.graph
+    graph, foreseeable = run.graph, shape.foreseeable
     index, nodes, count = graph.index, graph.nodes, len(moves)
     outputs = {index[move.node]: move.output for move in moves}
     ready: dict[int, None] = {}
     for parent in outputs:
-        for child, parents in shape.foreseeable[parent]:
+        for child, parents in foreseeable[parent]:
             if parents == 1 or (
                 parents <= count
                 and child not in ready
@@ -60,4 +63,4 @@ def foresee(
     for place, output in outputs.items():
         scene.add(place, NodeStatus.COMPLETED, output, None)
     ahead = islice(ready, MOST_AHEAD)
-    return [Dispatch(run, place, token) for place in ahead], scene
+    return [new_tuple(Dispatch, (run, place, token)) for place in ahead], scene

@@ -154,7 +154,8 @@ def completed(
     if events or ended:
         for at in range(done) if events else (done - 1,):
             decisions[at] = _moved(index[moves[at].node])
-    for number, child in zip(ready[::2], ready[1::2], strict=True):
+    pairs = iter(ready)
+    for number, child in zip(pairs, pairs, strict=True):
         decision = decisions[number - 1]
         if decision is TAKEN:
             decision = decisions[number - 1] = _moved(index[moves[number - 1].node])
