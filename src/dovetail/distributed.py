@@ -557,12 +557,17 @@ class Handlers:
     def __init__(self, registry: Registry, fleet: RedisFleet) -> None:
         self._own = registry.default_retries()
         self._fleet = fleet
+        self._heard: dict[str, tuple[float, int]] = {}
+        """When of each, and its retries: a Redis that was emptied knows of none for a moment."""
         self.retries = dict(self._own)
 
     async def learn(self) -> None:
-        announced = await self._fleet.announced()
+        now = time.monotonic()
+        told = {name: (now, many) for name, many in (await self._fleet.announced()).items()}
+        kept = {name: at for name, at in self._heard.items() if now - at[0] < DAY_SECONDS}
+        self._heard = kept | told
         self.retries.clear()
-        self.retries.update(announced | self._own)
+        self.retries.update({name: many for name, (_, many) in self._heard.items()} | self._own)
 
     def __contains__(self, name: object) -> bool:
         return name in self.retries

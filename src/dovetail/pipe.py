@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
@@ -37,6 +38,8 @@ PATIENCE_SECONDS = 30.0
 FEWEST_TOGETHER = 3
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that will do later: one that starts, or is about to be replaced."""
+
+log = logging.getLogger("dovetail.redis")
 
 
 def _packed(command: Command) -> bytes:
@@ -317,11 +320,14 @@ class Pipe:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if (breaks := self.breaks) != seen:
+                log.warning("the connection to Redis at %s broke; waiting for it", self.where)
                 try:
                     before, server = server, await self.server()
                 except RedisError:
                     continue  # it is away for long: asked again
                 seen = breaks
+                again = " after a restart" if server != before else ""
+                log.warning("Redis at %s answers again%s", self.where, again)
                 yield server != before
 
     async def clustered(self) -> bool:

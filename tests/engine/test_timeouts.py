@@ -291,6 +291,23 @@ class TestCancellation:
             types = [event.type for event in await it.events(run_id)]
             assert types[-1] == "result.refused"
 
+    async def test_so_is_that_of_one_in_a_thread(self) -> None:
+        release = threading.Event()
+
+        def deaf(config: dict[str, Any], ctx: Any) -> str:
+            release.wait(10)
+            return "late"
+
+        async with engine(deaf) as it:
+            run_id = await it.trigger({"a": "deaf"})
+            await started(it, run_id)
+            run = await it.commands.cancel(run_id)
+            assert (run.node("a").status, run.node("a").output) == ("CANCELLED", None)
+            release.set()
+            async with asyncio.timeout(10):
+                while (await it.events(run_id))[-1].type != "result.refused":
+                    await asyncio.sleep(0.001)
+
     async def test_claimed_nodes_that_had_not_begun_never_begin(self) -> None:
         began: list[str] = []
 

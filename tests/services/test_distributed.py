@@ -21,8 +21,9 @@ from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.core.transitions import Cancel, Submit
+from dovetail.core.transitions import Cancel, Claim, Submit
 from dovetail.distributed import Parts, connected
+from dovetail.engine import shared
 from dovetail.stores.redis_fleet import RedisFleet
 
 LEASE = 0.6
@@ -244,6 +245,24 @@ async def test_a_run_that_is_not_there_is_forgotten_and_stops_nobody(redis_url: 
         await parts.orchestrator.reap()
         assert await agenda.idle(2.0, 10) == []
         assert await agenda.expired(parts.clock() + 3600, 10) == []
+
+
+async def test_who_could_not_ask_for_long_gives_workers_a_moment_to_say_that_they_live(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(shared, "monotonic", lambda: now)
+    async with parts_of(redis_url) as parts:
+        orchestrator, store = parts.orchestrator, parts.store
+        await orchestrator.reap()
+        await orchestrator.submit(Submit("r", graph({"a": {}}), {}))
+        token = (await store.load("r")).node("a").token
+        await store.apply([Claim("r", "a", token, "w", parts.clock() - 1)], parts.clock())
+        await orchestrator.agenda.lease(["r"], parts.clock() - 1)
+        for leases, lost in ((1.0, 0), (0.4, 0), (0.2, 1)):
+            now += leases * orchestrator._lease_seconds
+            await orchestrator.reap()
+            assert (await store.load("r")).node("a").crashes == lost
 
 
 async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_url: str) -> None:

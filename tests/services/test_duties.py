@@ -14,7 +14,7 @@ from dovetail import distributed
 from dovetail.config import Settings
 from dovetail.core.errors import NotFound
 from dovetail.distributed import commanding, orchestrate, working
-from dovetail.engine import submissions
+from dovetail.engine import shared, submissions
 from dovetail.engine.commands import Commands
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.builtin import builtin_registry
@@ -188,3 +188,28 @@ async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() 
                 run = await commands.wait(run_id)
     assert run.status == "COMPLETED"
     assert [node.attempt for node in run.nodes] == [1]
+
+
+async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_lease(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)  # sooner than anybody renews
+    lease = 1.0
+    flow = {
+        "name": "long",
+        "nodes": [{"id": "a", "handler": "sleep", "config": {"seconds": 4 * lease}}],
+    }
+    with RedisServer() as server:
+        settings = Settings(redis_url=server.url, lease_seconds=lease)
+        async with everything(settings) as commands:
+            made = await commands.trigger(flow)
+            while (await commands.store.load(made.run_id)).node("a").status != "RUNNING":
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.2)  # it is in the log of Redis by now
+            server.kill()
+            await asyncio.sleep(1.5 * lease)
+            server.start()
+            run = await commands.store.wait(made.run_id)
+            assert (run.status, run.node("a").attempt) == ("COMPLETED", 1)
+    assert "broke; waiting for it" in caplog.text
+    assert "answers again after a restart" in caplog.text

@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from dovetail import distributed
 from dovetail import fleet as module
 from dovetail.config import load_settings
 from dovetail.core.errors import StoreError
+from dovetail.distributed import Handlers
 from dovetail.fleet import RemoteFleet, watching
+from dovetail.handlers.registry import Registry
 from dovetail.pipe import Pipe
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_fleet import WORKERS, RedisFleet, WorkerFacts
 
 from ..servers.redis_server import RedisServer
 
@@ -47,6 +50,20 @@ async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_anno
     assert await fleet.backlog() == 0, "a moment old"
     clock.now += module.BACKLOG_SECONDS * 1.01
     assert await fleet.backlog() == 3
+
+
+async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_knows_none(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = Handlers(Registry(), RedisFleet(pipe))
+    await RedisFleet(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1, {"theirs": 2}))
+    await handlers.learn()
+    await pipe.call("DEL", WORKERS)
+    await handlers.learn()
+    assert handlers.retries == {"theirs": 2}
+    monkeypatch.setattr(distributed, "DAY_SECONDS", 0.0)
+    await handlers.learn()
+    assert not handlers.retries
 
 
 async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away() -> None:

@@ -105,7 +105,12 @@ async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
         Complete("run", "node", TOKEN, {"a": [None, "ü"]}),
         Complete("run", "node", TOKEN, None, ("key", 60.0)),
         Fail("run", "node", TOKEN, {"type": "E", "message": "m"}, permanent=True),
-        Fail("run", "node", TOKEN, {"type": "E"}, after=1.5, at_least=2.5, chance=0.25),
+        Fail(
+            *("run", "node", TOKEN, {"type": "E", "message": "m"}),
+            after=1.5,
+            at_least=2.5,
+            chance=0.25,
+        ),
     ],
 )
 async def test_a_result_arrives_as_it_was_sent(ends: Ends, result: Any) -> None:
@@ -370,6 +375,50 @@ async def test_an_output_that_is_nested_too_deep_is_a_dead_letter(
     given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "1"}
     given |= {"output": NESTED, "error": "null", **field}
     await ends.pipe.call("XADD", RESULTS, "*", *(part for pair in given.items() for part in pair))
+    assert await ends.results.read([RESULTS], 10) == []
+    assert await ends.pipe.call("LLEN", DEAD) == 1
+
+
+def failed(error: str, **more: str) -> list[str]:
+    given = {"run_id": "r", "node_id": "n", "token": str(TOKEN), "success": "0"}
+    given |= {"output": "null", "error": error, **more}
+    return [part for pair in given.items() for part in pair]
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "message"),
+    [
+        ('{"type": "E", "message": "m", "where": "x.py:3"}', "E", "m"),
+        ('{"type": 1}', "error", "it did not say how"),
+        ('{"type": "E", "message": {"a": 5}}', "E", '{"a":5}'),
+        ('"a text"', "error", "a text"),
+        ("null", "error", "it did not say how"),
+        ("[1]", "error", "[1]"),
+    ],
+)
+async def test_an_error_has_a_type_and_a_message_whoever_tells_it(
+    ends: Ends, told: str, kind: str, message: str
+) -> None:
+    await ends.pipe.call("XADD", RESULTS, "*", *failed(told))
+    (found,) = await ends.results.read([RESULTS], 10)
+    assert (found.content.error["type"], found.content.error["message"]) == (kind, message)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        failed(NESTED),
+        failed('{"type": "E", "cause": ' + NESTED + "}"),
+        failed("{}", hints='{"after": "soon"}'),
+        failed("{}", hints='{"at_least": -1}'),
+        failed("{}", hints='{"after": true}'),
+        failed("{}", hints="[]"),
+    ],
+)
+async def test_a_failure_that_cannot_be_applied_is_a_dead_letter(
+    ends: Ends, given: list[str]
+) -> None:
+    await ends.pipe.call("XADD", RESULTS, "*", *given)
     assert await ends.results.read([RESULTS], 10) == []
     assert await ends.pipe.call("LLEN", DEAD) == 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -240,7 +241,17 @@ async def keep_leases(
     lease_seconds: float,
 ) -> None:
     """Renew every third of a lease, for ever; stop what was taken from us."""
+    pause = lease_seconds / 3
     while True:
-        await asyncio.sleep(lease_seconds / 3)
+        asked_at = time.monotonic()
         for order in await desk.renew(holding()):
             stop(order)
+        if (now := time.monotonic()) - asked_at > pause:
+            continue  # the store was away: until when we asked to have them is soon, or over
+        await asyncio.sleep(pause)
+        if (late := time.monotonic() - now - pause) > pause:
+            log.warning(
+                "nothing could be done for %.0f s: a handler kept the event loop, or the machine "
+                "stood still; leases may be lost. Handlers that block belong into a plain `def`",
+                late,
+            )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
 from dovetail.core.errors import NotFound
@@ -206,6 +207,9 @@ class SharedOrchestrator:
         self._noted: dict[str, float] = {}
         """When the agenda was last told that a run has moved."""
         self._following: set[asyncio.Task[None]] = set()
+        self._looked_at: float | None = None
+        """When leases were last looked at, by a clock that nobody sets."""
+        self._patient_until = 0.0
 
     async def submit(self, submit: Submit, now: float | None = None) -> None:
         await self.submit_many([submit], now)
@@ -387,7 +391,10 @@ class SharedOrchestrator:
     async def reap(self) -> None:
         """Nodes whose worker was not heard of for longer than its lease."""
         now = self._clock()  # once: what is looked at is due later, so each run has its turn
-        while run_ids := await self.agenda.expired(now, AT_ONCE):
+        run_ids = await self.agenda.expired(now, AT_ONCE)
+        if self._was_away():
+            return
+        while run_ids:
             if not await self._all_heard():
                 return
             try:
@@ -395,8 +402,18 @@ class SharedOrchestrator:
             except BaseException:  # we are stopped, or cannot go on: others need not wait that long
                 await self.agenda.lease(run_ids, now)
                 raise
+            self._looked_at = monotonic()
             if len(run_ids) < AT_ONCE:
                 return
+            run_ids = await self.agenda.expired(now, AT_ONCE)
+
+    def _was_away(self) -> bool:
+        """Whether the store could not be asked for long, or we were stopped, and it is not yet
+        over for long: workers that live could not say so either, and need a moment."""
+        before, self._looked_at = self._looked_at, monotonic()
+        if before is not None and self._looked_at - before > self._lease_seconds / 2:
+            self._patient_until = self._looked_at + self._lease_seconds / 2
+        return self._looked_at < self._patient_until
 
     async def _reap_in(self, run_ids: Sequence[str], now: float) -> None:
         """Reap what was lost in these runs, and say when to look at them again.

@@ -14,7 +14,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+_Job = tuple[
+    Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], None] | None
+]
 
 
 class Threads:
@@ -26,10 +28,13 @@ class Threads:
         self._started = 0
         self._closed = False
 
-    def submit(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    def submit(
+        self, work: Callable[[], Any], late: Callable[[], None] | None = None
+    ) -> asyncio.Future[Any]:
+        """`late` is called, in the loop, if it returns when nobody waits for it any more."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._jobs.put((partial(copy_context().run, work), loop, future))
+        self._jobs.put((partial(copy_context().run, work), loop, future, late))
         if not self._idle.acquire(blocking=False):
             self._started += 1
             name = f"dovetail-handler-{self._started}"
@@ -44,7 +49,7 @@ class Threads:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            work, loop, future = job
+            work, loop, future, late = job
             output: Any = None
             error: BaseException | None = None
             try:
@@ -52,18 +57,25 @@ class Threads:
             except BaseException as raised:
                 error = raised
             try:
-                loop.call_soon_threadsafe(_resolve, future, output, error)
+                loop.call_soon_threadsafe(_resolve, future, late, output, error)
             except RuntimeError:
                 return  # the loop is gone: nobody waits for this any more
-            del job, work, future, output, error  # an idle thread holds nobody's data
+            del job, work, future, late, output, error  # an idle thread holds nobody's data
             if self._closed:
                 return
             self._idle.release()
 
 
-def _resolve(future: asyncio.Future[Any], output: Any, error: BaseException | None) -> None:
-    if future.done():
-        return  # it ran out of time or was stopped
+def _resolve(
+    future: asyncio.Future[Any],
+    late: Callable[[], None] | None,
+    output: Any,
+    error: BaseException | None,
+) -> None:
+    if future.done():  # it ran out of time or was stopped
+        if error is None and late is not None:
+            late()
+        return
     if error is None:
         future.set_result(output)
     elif isinstance(error, StopIteration):  # a future cannot carry it

@@ -233,8 +233,8 @@ class Worker:
             if not running.detached:
                 self._fail(task, call, error)
         else:
-            if running.detached:  # too late: the log shall tell, nothing follows from it
-                self._results.append(Complete(task.run_id, task.node_id, task.token, None))
+            if running.detached:
+                self._note_late(task)
             else:
                 self._succeed(task, call, output)
         if not running.detached:
@@ -247,8 +247,18 @@ class Worker:
         # A thread cannot be stopped from outside: one that is detached is left to itself.
         if self._threads is None:
             self._threads = Threads()
-        output = await self._threads.submit(partial(call.begin, task))
+        output = await self._threads.submit(partial(call.begin, task), partial(self._late, task))
         return await output if inspect.isawaitable(output) else output
+
+    def _note_late(self, task: Task) -> None:
+        """Too late: the log shall tell, nothing follows from it."""
+        self._results.append(Complete(task.run_id, task.node_id, task.token, None))
+
+    def _late(self, task: Task) -> None:
+        """The same of a thread that was left to itself."""
+        if not self._closing:
+            self._note_late(task)
+            self._spawn(self._flush())
 
     def _enter(self, task: Task, call: Call) -> _Running:
         running = _Running(task, call)

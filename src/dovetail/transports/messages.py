@@ -169,9 +169,7 @@ def _result(given: dict[str, bytes]) -> Result:
         )
     if given["success"] not in (b"0", b"false", b"False"):
         raise Malformed(f"its success is {shown(given['success'])!r}")
-    error = orjson.loads(given["error"])
-    if not isinstance(error, dict):
-        error = {"type": "error", "message": str(error)}
+    error = _error(_output(given["error"]))
     hints = orjson.loads(given["hints"]) if "hints" in given else {}
     return Fail(
         run_id,
@@ -179,10 +177,27 @@ def _result(given: dict[str, bytes]) -> Result:
         token,
         error,
         permanent=bool(hints.get("permanent")),
-        after=hints.get("after"),
-        at_least=hints.get("at_least"),
+        after=_seconds(hints.get("after")),
+        at_least=_seconds(hints.get("at_least")),
         chance=float(hints.get("chance") or 0.0),
     )
+
+
+def _seconds(told: Any) -> float | None:
+    if told is None:
+        return None
+    if isinstance(told, bool) or not isinstance(told, int | float) or told < 0:
+        raise Malformed("a pause that it asks for is no number of seconds")
+    return float(told)
+
+
+def _error(told: Any) -> dict[str, Any]:
+    """As everybody may read it: with a type and a message, both texts."""
+    error = told if isinstance(told, dict) else {"message": told}
+    kind, message = error.get("type"), error.get("message")
+    if not isinstance(message, str):
+        message = "it did not say how" if message is None else shown(orjson.dumps(message))
+    return error | {"type": kind if isinstance(kind, str) else "error", "message": message}
 
 
 def read_task(fields: Sequence[bytes]) -> Task:
