@@ -401,3 +401,24 @@ async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_work
     await worker.close()
     assert not crashes
     assert sum(one.output is not None for one in desk.told) == (1 if same_token else 2)
+
+
+async def test_what_was_stopped_on_its_way_here_does_not_begin_and_takes_no_slot() -> None:
+    gate, token = Gate(), Token(1, 1, 7)
+    stopped, other = (
+        Task("run", name, token, "gate", {}, {}, {}, 60.0) for name in ("stopped", "other")
+    )
+    worker = Worker(
+        _Given([stopped, other]),  # type: ignore[arg-type]
+        RegistryCalls(registry_of(gate)),
+        time.time,
+        lambda error: None,
+        concurrency=1,
+    )
+    worker.stop(Stop("run", "stopped", token))
+    worker.start()
+    async with asyncio.timeout(10):
+        while not gate.inside:
+            await asyncio.sleep(0)
+    assert worker.holding() == [other]
+    await worker.close()

@@ -34,6 +34,8 @@ WAKE_SECONDS = 0.1
 PUNCTUAL_SECONDS = (0.001, 0.006)
 """How late a node is woken on purpose."""
 REAP_SECONDS = 1.0
+MISSED_LOOKS = 4
+"""Who comes so late to look at leases was away."""
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
 TOGETHER = 500
@@ -411,7 +413,8 @@ class SharedOrchestrator:
         """Whether the store could not be asked for long, or we were stopped, and it is not yet
         over for long: workers that live could not say so either, and need a moment."""
         before, self._looked_at = self._looked_at, monotonic()
-        if before is not None and self._looked_at - before > self._lease_seconds / 2:
+        long = max(self._lease_seconds / 2, MISSED_LOOKS * REAP_SECONDS)
+        if before is not None and self._looked_at - before > long:
             self._patient_until = self._looked_at + self._lease_seconds / 2
         return self._looked_at < self._patient_until
 

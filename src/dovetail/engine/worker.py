@@ -27,6 +27,7 @@ from typing import Any
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
+from dovetail.core.events import Token
 from dovetail.core.retry import LONGEST_RETRY_AFTER
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
@@ -37,6 +38,7 @@ LEAD_SECONDS = 0.01
 """How long handlers that never wait may keep the event loop from everything else."""
 STOP_GRACE_SECONDS = 1.0
 """How long a handler may take to leave after it was told to stop."""
+MOST_UNMET = 1000
 PROGRESS_SECONDS = 0.05
 """Progress is told at most this often per node: people read it, nothing follows from it."""
 FOREVER = float("inf")
@@ -89,6 +91,9 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reporting: set[asyncio.Task[Any]] = set()
         self._leader: asyncio.Task[None] | None = None
+        self._unmet: set[tuple[str, str, Token]] = set()
+        """Starts that were stopped and are not here. Each is named once, so none is stopped that
+        should not be."""
         self._draining = False
         self._closing = False
 
@@ -217,6 +222,8 @@ class Worker:
             free = self._concurrency - self._busy
             if free > 0:
                 tasks = await self._desk.take(free)
+                if self._unmet:
+                    tasks = [task for task in tasks if _order(task) not in self._unmet]
                 self._busy += len(tasks)
                 self._claimed.extend(tasks)
             else:
@@ -287,12 +294,18 @@ class Worker:
 
     def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
-        for running in [one for one in self._running if _is(one.task, order)]:
+        begun = [one for one in self._running if _order(one.task) == order]
+        unbegun = [one for one in self._claimed if _order(one) == order]
+        for running in begun:
             self._detach(running)
             self._free()
-        for task in [one for one in self._claimed if _is(one, order)]:
+        for task in unbegun:
             self._claimed.remove(task)
             self._free()
+        if not begun and not unbegun:  # it is another one's, or on its way here
+            if len(self._unmet) >= MOST_UNMET:
+                self._unmet.clear()
+            self._unmet.add(order)
 
     # ── results ──────────────────────────────────────────────────────────────────────────
 
@@ -361,8 +374,9 @@ class Worker:
         self._progress[move.run_id, move.node] = move
 
 
-def _is(task: Task, order: Stop) -> bool:
-    return (task.run_id, task.node_id, task.token) == order
+def _order(task: Task) -> tuple[str, str, Token]:
+    """What stops it."""
+    return task.run_id, task.node_id, task.token
 
 
 def failure(
