@@ -73,14 +73,14 @@ def asking(
 def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     asking: Asking, hands: Hands
 ) -> None:
-    path = asking.write("asked", "needs")
+    path = asking.write("inquired", "needs")
     assert "version 1, registered" in asking("workflows", "register", path).out
-    assert "asked" in [w["name"] for w in asking.json("workflows", "list")["items"]]
-    said = asking("trigger", "asked", "-p", "n=3").out
+    assert "inquired" in [w["name"] for w in asking.json("workflows", "list")["items"]]
+    said = asking("trigger", "inquired", "-p", "n=3").out
     short = said.split()[1]
     assert said.splitlines()[1] == f"follow it with:  dovetail runs watch {short}"
     watched = asking.follow("runs", "watch", short, code=1)
-    assert "there is no asked" in watched.out
+    assert "there is no inquired" in watched.out
     assert f"dovetail runs retry {short}" in watched.out
     shown = asking.json("runs", "show", short)
     assert (shown["status"], shown["params"]) == ("FAILED", {"n": 3})
@@ -88,7 +88,7 @@ def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     assert asking.json("runs", "events", short)[-1]["type"] == "run.failed"
     assert asking.json("runs", "verify", short)["items"][0]["divergences"] == []
     assert asking.json("runs", "retry", short, "--dry-run") == {"rerun": ["b"], "reuse": ["a"]}
-    hands.touch("asked")
+    hands.touch("inquired")
     again = json.loads(asking.follow("runs", "retry", short, "--json").out)
     assert (again["status"], again["epoch"]) == ("COMPLETED", 2)
     assert asking.json("runs", "results", short)["outputs"]["b"] == "found"

@@ -252,7 +252,7 @@ async def test_who_could_not_ask_for_long_gives_workers_a_moment_to_say_that_the
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(shared, "monotonic", lambda: now)
-    async with parts_of(redis_url) as parts:
+    async with connected(Settings(redis_url=redis_url)) as parts:
         orchestrator, store = parts.orchestrator, parts.store
         await orchestrator.reap()
         await orchestrator.submit(Submit("r", graph({"a": {}}), {}))
