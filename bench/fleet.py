@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -160,6 +160,7 @@ def cpu_seconds(pid: int) -> float:
     10 ms are too coarse here."""
     nanoseconds, children = 0, ""
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        nanoseconds += int((thread / "schedstat").read_text().split()[0])
-        children += (thread / "children").read_text()
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+            children += (thread / "children").read_text()
     return nanoseconds * NANO + sum(map(cpu_seconds, map(int, children.split())))
