@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -291,7 +291,10 @@ def embedded(folder: str, count: int) -> Iterator[Job]:
 def _of_children() -> float:
     """CPU seconds of the processes that this one has started, and that still run."""
     threads = Path("/proc/self/task").iterdir()
-    children = " ".join((thread / "children").read_text() for thread in threads)
+    children = ""
+    for thread in threads:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            children += f"{(thread / 'children').read_text()} "
     return sum(map(cpu_seconds, map(int, children.split())))
 
 
