@@ -219,7 +219,7 @@ async def test_a_run_is_read_twice_for_the_lists(bench: Bench, commands: Command
 async def test_many_results_of_one_run_are_as_plain_as_few(
     bench: Bench, commands: Commands
 ) -> None:
-    """However many an orchestrator finds: the script of all rules takes four times as long."""
+    """However many an orchestrator finds: the script of all rules costs more."""
     leaves = [f"f{i}" for i in range(FAN)]
     bench.counters[0].pause()
     try:
