@@ -32,14 +32,15 @@ STATUSES = [status.value for status in RunStatus if status is not RunStatus.PEND
 """A run is stored once it was started."""
 RUNNING = RunStatus.RUNNING.value
 TURNED = [status for status in STATUSES if status != RUNNING]
-"""Those that a batch has lists of: its other runs are running."""
+"""Those that a batch has lists of, beside that of all: its other runs are running."""
 Read = Sequence[Any]
 """What Redis answers to `_reading`."""
 BIRTH = ("created_at", "workflow", "batch", "place", "version")
 """What `born` takes."""
 _MOVING = ("status", "finished_at", "epoch")
 _FACTS = (*_MOVING, *BIRTH)
-_BEGUN = [RUNNING.encode(), b"", b"1"]
+_RUNNING = RUNNING.encode()
+_ALL_RUNNING = f"{RUNS}:{RUNNING}"
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 AT_ONCE = 500
 T = TypeVar("T")
@@ -160,25 +161,32 @@ class RunLists:
             (one.run_id, Facts(RUNNING, None, 1, Born.of(one, created_at)), False)
             for one in submits
         ]
-        reading = [_reading(one.run_id, _MOVING) for one in submits]
-        answers = await self._list_and_read(new, reading)
+        reading = [_status(one.run_id) for one in submits]
+        _, answers = await self._list_and_read(new, reading)
         # Those that have moved on meanwhile, as nobody waited for this.
         await self.refresh(
-            one.run_id for one, now in zip(submits, answers, strict=True) if now != _BEGUN
+            one.run_id for one, now in zip(submits, answers, strict=True) if now != _RUNNING
         )
 
     async def _list_ended(self, ends: Sequence[tuple[str, Facts]]) -> None:
-        reading = [_reading(run_id, _MOVING) for run_id, _ in ends]
-        reading.append(("ZMSCORE", f"{RUNS}:ids", *(run_id for run_id, _ in ends)))
-        *answers, scores = await self._list_and_read([(*end, True) for end in ends], reading)
-        # Whoever made it has died before it was listed, or is about to list it.
-        new = [run_id for (run_id, _), score in zip(ends, scores, strict=True) if score is None]
+        reading: list[Command] = [
+            ("HGET", f"wf:{{{run_id}}}:meta", "finished_at") for run_id, _ in ends
+        ]
+        moved, answers = await self._list_and_read([(*end, True) for end in ends], reading)
         # It was retried meanwhile, and whoever listed that we have just undone.
         doubtful = [
-            end for end, now in zip(ends, answers, strict=True) if now != _moving(*end[1][:3])
+            end
+            for end, now in zip(ends, answers, strict=True)
+            if now != _ended(end[1].finished_at).encode()
         ]
-        if new or doubtful:
-            await asyncio.gather(self.refresh(new), *(self._set_right(*end) for end in doubtful))
+        await asyncio.gather(*(self._set_right(*end) for end in doubtful))
+        if moved < len(ends):
+            # Whoever made one of them has died before it was listed, or is about to list it.
+            asked = [run_id for run_id, _ in ends]
+            scores = await self._pipe.call("ZMSCORE", f"{RUNS}:ids", *asked)
+            await self.refresh(
+                run_id for run_id, score in zip(asked, scores, strict=True) if score is None
+            )
 
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""
@@ -196,17 +204,20 @@ class RunLists:
                 doubtful.append((run_id, facts))
         # Read again: another one may have listed what came after, and we have just undone it.
         reading = [_reading(run_id, _MOVING) for run_id, _, _ in simple]
-        again = zip(simple, await self._list_and_read(simple, reading), strict=True)
+        _, again = await self._list_and_read(simple, reading)
         doubtful += [
-            (run_id, facts) for (run_id, facts, _), now in again if now != _moving(*facts[:3])
+            (run_id, facts)
+            for (run_id, facts, _), now in zip(simple, again, strict=True)
+            if now != _moving(*facts[:3])
         ]
         await asyncio.gather(*(self._set_right(*one) for one in doubtful))
 
     async def _list_and_read(
         self, runs: Sequence[tuple[str, Facts, bool]], reading: Sequence[Command]
-    ) -> list[Any]:
+    ) -> tuple[int, list[Any]]:
         """List runs as they were a moment ago, in their first epoch; of each, whether it is listed
-        already. Returns the answers to what is read behind that."""
+        already. Returns how many were listed as running until now, and are not any more, and the
+        answers to what is read behind that."""
         kinds: dict[tuple[str, bool, bool, str, str | None, bool], list[_Named]] = {}
         for run_id, (status, finished_at, _, birth), listed in runs:
             ended = _ended(finished_at)
@@ -215,10 +226,16 @@ class RunLists:
         writing = [
             change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
         ]
-        if not self._pipe.keeps_order:  # else it might be read before it is listed
-            await self._pipe.many(writing)
-            return await self._pipe.many(reading)
-        return (await self._pipe.many([*writing, *reading]))[len(writing) :]
+        if self._pipe.keeps_order:
+            answers = await self._pipe.many([*writing, *reading])
+        else:  # it might be read before it is listed
+            answers = [*await self._pipe.many(writing), *await self._pipe.many(reading)]
+        moved = sum(
+            answer
+            for change, answer in zip(writing, answers, strict=False)
+            if change[:2] == ("ZREM", _ALL_RUNNING)
+        )
+        return moved, answers[len(writing) :]
 
     async def _set_right(self, run_id: str, known: Facts) -> None:
         """Every list there is, until the run is listed as it is."""
@@ -237,30 +254,31 @@ class RunLists:
         ended = _ended(facts.finished_at)
         is_open = facts.born.registered and facts.finished_at is None
         turned = [(s, "0" if s == facts.status else "", entry) for s in TURNED]
-        running = (RUNNING, "0" if facts.status == RUNNING else "", entry)
-        common = [("all", "0", entry), *turned]
+        statuses = [*turned, (RUNNING, "0" if facts.status == RUNNING else "", entry)]
         work = [
-            self._list(RUNS, [*common, running, ("ids", "0", run_id), ("finished", ended, run_id)]),
+            self._list(RUNS, [*statuses, ("ids", "0", run_id), ("finished", ended, run_id)]),
             self._list(
                 workflow_key(facts.born.workflow),
-                [*common, running, ("open", "0" if is_open else "", run_id)],
+                [*statuses, ("open", "0" if is_open else "", run_id)],
             ),
         ]
         if facts.born.batch is not None:
             batch = batch_key(facts.born.batch)
-            work.append(self._list(batch, [*common, ("finished", ended, run_id)]))
+            own = [("all", "0", entry), *turned, ("finished", ended, run_id)]
+            work.append(self._list(batch, own))
         await asyncio.gather(*work)
 
     async def take_out(self, run_id: str, born: Born) -> None:
         """The run is no more. It stays in `finished`, where its end is found again."""
         entry = born.entry(run_id)
-        common = [(name, "", entry) for name in ("all", *STATUSES)]
+        statuses = [(name, "", entry) for name in STATUSES]
         work = [
-            self._list(workflow_key(born.workflow), [*common, ("open", "", run_id)]),
-            self._list(RUNS, [*common, ("ids", "", run_id)]),
+            self._list(workflow_key(born.workflow), [*statuses, ("open", "", run_id)]),
+            self._list(RUNS, [*statuses, ("ids", "", run_id)]),
         ]
         if born.batch is not None:
-            work.append(self._list(batch_key(born.batch), [*common, ("finished", "", run_id)]))
+            own = [("all", "", entry), *statuses, ("finished", "", run_id)]
+            work.append(self._list(batch_key(born.batch), own))
         await asyncio.gather(*work)
 
     async def _list(self, where: str, lists: Sequence[tuple[str, str, str]]) -> None:
@@ -302,26 +320,31 @@ class RunLists:
 
     async def _entries(self, where: str, status: str | None, below: str, limit: int) -> list[bytes]:
         """The next of a list; fewer than the limit if there are no more."""
-        if status == RUNNING and where.startswith(_BATCHES):
+        of_batch = where.startswith(_BATCHES)
+        if status == RUNNING and of_batch:
             return await self._running(where, below, limit)
-        return await self._newest(f"{where}:{status or 'all'}", below, limit)
+        if status is not None or of_batch:
+            return await self._newest(f"{where}:{status or 'all'}", below, limit)
+        # Read as one: a run that changes its status meanwhile is in one of them, or in both.
+        found = await self._pipe.together(
+            [_newest_of(f"{where}:{name}", below, limit) for name in STATUSES]
+        )
+        return sorted(set(chain.from_iterable(found)), reverse=True)[:limit]
 
     async def _running(self, batch: str, below: str, limit: int) -> list[bytes]:
         """The same of a batch, which has no list of these: each of its runs is asked."""
         found: list[bytes] = []
         while len(found) < limit:
             entries = await self._newest(f"{batch}:all", below, AT_ONCE)
-            told = await self._pipe.many([_reading(run_id_of(one), ("status",)) for one in entries])
-            found += [one for one, now in zip(entries, told, strict=True) if now == _BEGUN[:1]]
+            told = await self._pipe.many([_status(run_id_of(one)) for one in entries])
+            found += [one for one, now in zip(entries, told, strict=True) if now == _RUNNING]
             if len(entries) < AT_ONCE:
                 break
             below = f"({entries[-1].decode()}"
         return found[:limit]
 
     async def _newest(self, key: str, below: str, limit: int) -> list[bytes]:
-        found: list[bytes] = await self._pipe.call(
-            "ZREVRANGEBYLEX", key, below, "-", "LIMIT", 0, limit
-        )
+        found: list[bytes] = await self._pipe.call(*_newest_of(key, below, limit))
         return found
 
     async def beginning_with(self, prefix: str, limit: int) -> list[str]:
@@ -342,6 +365,14 @@ class RunLists:
 
 def _reading(run_id: str, facts: Sequence[str] = _FACTS) -> Command:
     return ("HMGET", f"wf:{{{run_id}}}:meta", *facts)
+
+
+def _status(run_id: str) -> Command:
+    return ("HGET", f"wf:{{{run_id}}}:meta", "status")
+
+
+def _newest_of(key: str, below: str, limit: int) -> tuple[Argument, ...]:
+    return ("ZREVRANGEBYLEX", key, below, "-", "LIMIT", 0, limit)
 
 
 def _facts_of(answer: Read) -> Facts | None:
@@ -368,25 +399,31 @@ def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:
     ids, entries, ends = zip(*runs, strict=True)
     scored = _scored(entries)
     name = workflow_key(kind.workflow)
-    both = [RUNS, name]
-    wheres = both if kind.batch is None else [*both, batch_key(kind.batch)]
+    batch = None if kind.batch is None else batch_key(kind.batch)
     # Into a list before out of another one: nothing is ever in none.
-    if not kind.listed:
-        yield from (("ZADD", f"{where}:all", *scored) for where in wheres)
+    if batch is not None and not kind.listed:
+        yield ("ZADD", f"{batch}:all", *scored)
     if kind.status == RUNNING:
-        yield from (("ZADD", f"{where}:{RUNNING}", *scored) for where in both)
+        yield ("ZADD", f"{name}:{RUNNING}", *scored)
     else:
+        wheres = [RUNS, name] if batch is None else [RUNS, name, batch]
         yield from (("ZADD", f"{where}:{kind.status}", *scored) for where in wheres)
-        yield from (("ZREM", f"{where}:{RUNNING}", *entries) for where in both)
+        yield ("ZREM", f"{name}:{RUNNING}", *entries)
     if kind.registered and not kind.finished:
         yield ("ZADD", f"{name}:open", *_scored(ids))
     if kind.finished:  # behind its status: who counts it here first counts that right
+        wheres = [RUNS] if batch is None else [RUNS, batch]
         ended = _scored(ids, ends)
-        yield from (("ZADD", f"{where}:finished", *ended) for where in wheres if where != name)
+        yield from (("ZADD", f"{where}:finished", *ended) for where in wheres)
         if kind.registered:
             yield ("ZREM", f"{name}:open", *ids)
-    if not kind.listed:  # last: who finds it here takes the rest for granted
+    if not kind.listed:  # who finds it here takes what is above for granted
         yield ("ZADD", f"{RUNS}:ids", *_scored(ids))
+    # Last: who was here until now was listed everywhere.
+    if kind.status == RUNNING:
+        yield ("ZADD", _ALL_RUNNING, *scored)
+    else:
+        yield ("ZREM", _ALL_RUNNING, *entries)
 
 
 def _scored(names: Sequence[str], scores: Iterable[str] = repeat("0")) -> list[str]:
