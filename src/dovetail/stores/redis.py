@@ -432,7 +432,7 @@ class RedisStore:
         fields |= take_counts(nodes)
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
-        return run_of(run, fields, nodes, counts, outputs, ends, seq), fields[b"pending"]
+        return run_of(run, fields, nodes, counts, outputs, ends, seq), fields.get(b"pending", b"")
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""

@@ -42,16 +42,18 @@ def submit_args(
     batch: tuple[Argument, ...] = ()
     if listed and submit.place is not None:
         batch = ("batch", batch_of(submit.place[0]), "place", submit.place[1])
-    size = len(graph.nodes)
     return [
         *(time_text(now), nonce, _told(graph.name, submit.version), shape.roots_text),
-        *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, size),
-        *("limit", graph.max_concurrency or 0),
+        *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, len(graph.nodes)),
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
         *("definition", stored.sha256, "retries", stored.retries),
-        *("params", orjson.dumps(submit.params), "created_at", time_text(now)),
-        *("fail_fast", "1" if graph.fail_fast else "0", "size", size, *batch),
+        *("params", orjson.dumps(submit.params), *batch, *_unusual(graph)),
     ]
+
+
+def _unusual(graph: Graph) -> tuple[Argument, ...]:
+    limit = ("limit", graph.max_concurrency) if graph.max_concurrency else ()
+    return limit if graph.fail_fast else (*limit, "fail_fast", "0")
 
 
 @lru_cache(64)

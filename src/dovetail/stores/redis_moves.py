@@ -291,9 +291,9 @@ def run_of(
     run.finished_at = float(meta[b"finished_at"]) if meta[b"finished_at"] else None
     run.seq = seq
     run.unfinished, run.active = int(meta[b"unfinished"]), int(meta[b"active"])
-    run.failed, run.cancelled = int(meta[b"failed"]), int(meta[b"cancelled"])
-    if meta[b"error"]:
-        told = orjson.loads(meta[b"error"])
+    run.failed, run.cancelled = int(meta.get(b"failed", 0)), int(meta.get(b"cancelled", 0))
+    if error := meta.get(b"error"):
+        told = orjson.loads(error)
         run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
     for key, text in states.items():
         run.nodes[int(key)] = node_of(text.decode())

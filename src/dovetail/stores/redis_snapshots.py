@@ -243,7 +243,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str,
             fields[NONCE] = nonce
         elif fields[PHASE] == "H":
             held.append(place)
-    limit = int(snapshot.meta["limit"])
+    limit = int(snapshot.meta.get("limit", 0))
     while held and active < limit:
         fields = nodes[held.pop(0)]
         fields[PHASE], fields[NONCE] = "P", nonce

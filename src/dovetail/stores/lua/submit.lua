@@ -5,7 +5,7 @@
 --   ARGV[3]  data of run.created, JSON
 --   ARGV[4]  roots, as 0,1,2 ARGV[5]  1 if one of them has a condition
 --   ARGV[6]  max_concurrency, 0 for none          ARGV[7]  nodes that it has
---   ARGV[8]… fields of meta: limit, and those that never change
+--   ARGV[8]… fields of meta that never change; limit only if there is one, fail_fast only if not
 -- returns {events there are, whether verdicts are pending, the roots that are published}; nothing
 -- if somebody else has made the run. Who made it and asks again is answered again, as long as
 -- its roots are where it left them.
@@ -54,6 +54,8 @@ end
 for first = 1, #log, 4000 do
   answer[1] = call('RPUSH', KEYS[3], unpack(log, first, math.min(first + 3999, #log)))
 end
-call('HSET', KEYS[1], 'status', 'RUNNING', 'epoch', 1, 'failed', 0, 'cancelled', 0,
-  'pending', pending, 'finished_at', '', 'error', '', unpack(ARGV, 8))
+-- What a run has of failures, errors and verdicts is written once there is some.
+call('HSET', KEYS[1], 'status', 'RUNNING', 'epoch', 1, 'finished_at', '', 'created_at', now,
+  'size', ARGV[7], unpack(ARGV, 8))
+if pending ~= '' then call('HSET', KEYS[1], 'pending', pending) end
 return answer
