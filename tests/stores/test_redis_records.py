@@ -264,12 +264,47 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
             expected = {run.run_id for run in some if states[run.run_id].status == status}
             if "batch" in where and status == "RUNNING":
                 expected = set()  # of which a batch has no list
+            elif "workflow" in where and status == "RUNNING":
+                expected -= {run.run_id for run in some if run.version is not None}
             assert await listed(f"{where}:{status}") == expected
     unfinished = {run.run_id for run in runs if not states[run.run_id].finished}
     assert await listed("wf:list:{runs}:finished") == set(states) - unfinished
     registered = {run.run_id for run in runs if run.version is not None}
     found = [await listed(f"wf:workflow:{{{name}}}:open") for name in ("w0", "w1", "w2")]
     assert set().union(*found) == unfinished & registered
+
+
+@pytest.mark.parametrize("workflow", [None, "test"])
+async def test_runs_that_change_their_status_are_never_missing_among_all(
+    keeper: RedisKeeper, workflow: str | None
+) -> None:
+    runs = [submit(version=at % 2 or None) for at in range(12)]
+    for run in runs:
+        await keeper.accept(run, NOW)
+
+    async def life(run: Submit) -> None:
+        for step in range(12):
+            move = (Cancel, Retry)[step % 2](run.run_id)
+            (decision,) = await keeper.store.apply([move], NOW + step)
+            await keeper.follow(run, decision)
+
+    async def watch() -> None:
+        while True:
+            page = await keeper.records.list_runs(workflow=workflow, limit=12)
+            assert [run["run_id"] for run in page["items"]] == expected
+            looks.append(page["next_cursor"])
+
+    looks: list[None] = []
+    page = await keeper.records.list_runs(workflow=workflow, limit=12)
+    expected = [run["run_id"] for run in page["items"]]
+    assert set(expected) == {run.run_id for run in runs}
+    watching = asyncio.create_task(watch())
+    await asyncio.gather(*map(life, runs))
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert len(looks) > 3
+    assert set(looks) == {None}
 
 
 @pytest.mark.parametrize("count", [1, 100])

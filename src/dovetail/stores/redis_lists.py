@@ -33,6 +33,9 @@ STATUSES = [status.value for status in RunStatus if status is not RunStatus.PEND
 RUNNING = RunStatus.RUNNING.value
 TURNED = [status for status in STATUSES if status != RUNNING]
 """Those that a batch has lists of, beside that of all: its other runs are running."""
+OPEN = "open"
+"""A workflow's list of the runs of its versions that are not finished. In its list of running ones
+are only those of a definition that nobody registered, which may have the same name."""
 Read = Sequence[Any]
 """What Redis answers to `_reading`."""
 BIRTH = ("created_at", "workflow", "batch", "place", "version")
@@ -252,15 +255,13 @@ class RunLists:
     async def _put(self, run_id: str, facts: Facts) -> None:
         entry = facts.born.entry(run_id)
         ended = _ended(facts.finished_at)
-        is_open = facts.born.registered and facts.finished_at is None
         turned = [(s, "0" if s == facts.status else "", entry) for s in TURNED]
-        statuses = [*turned, (RUNNING, "0" if facts.status == RUNNING else "", entry)]
+        running = (RUNNING, "0" if facts.status == RUNNING else "", entry)
+        under_way = _under_way(facts.status, ended != "", facts.born.registered)
+        alive = [(name, "0" if name == under_way else "", entry) for name in (OPEN, RUNNING)]
         work = [
-            self._list(RUNS, [*statuses, ("ids", "0", run_id), ("finished", ended, run_id)]),
-            self._list(
-                workflow_key(facts.born.workflow),
-                [*statuses, ("open", "0" if is_open else "", run_id)],
-            ),
+            self._list(RUNS, [*turned, running, ("ids", "0", run_id), ("finished", ended, run_id)]),
+            self._list(workflow_key(facts.born.workflow), [*turned, *alive]),
         ]
         if facts.born.batch is not None:
             batch = batch_key(facts.born.batch)
@@ -273,7 +274,7 @@ class RunLists:
         entry = born.entry(run_id)
         statuses = [(name, "", entry) for name in STATUSES]
         work = [
-            self._list(workflow_key(born.workflow), [*statuses, ("open", "", run_id)]),
+            self._list(workflow_key(born.workflow), [*statuses, (OPEN, "", entry)]),
             self._list(RUNS, [*statuses, ("ids", "", run_id)]),
         ]
         if born.batch is not None:
@@ -323,11 +324,14 @@ class RunLists:
         of_batch = where.startswith(_BATCHES)
         if status == RUNNING and of_batch:
             return await self._running(where, below, limit)
-        if status is not None or of_batch:
+        if of_batch or (status is not None and status != RUNNING):
             return await self._newest(f"{where}:{status or 'all'}", below, limit)
+        names = [status] if status else STATUSES
+        if where != RUNS:
+            names = [OPEN, *names]
         # Read as one: a run that changes its status meanwhile is in one of them, or in both.
         found = await self._pipe.together(
-            [_newest_of(f"{where}:{name}", below, limit) for name in STATUSES]
+            [_newest_of(f"{where}:{name}", below, limit) for name in names]
         )
         return sorted(set(chain.from_iterable(found)), reverse=True)[:limit]
 
@@ -403,20 +407,17 @@ def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:
     # Into a list before out of another one: nothing is ever in none.
     if batch is not None and not kind.listed:
         yield ("ZADD", f"{batch}:all", *scored)
-    if kind.status == RUNNING:
-        yield ("ZADD", f"{name}:{RUNNING}", *scored)
-    else:
+    if kind.status != RUNNING:
         wheres = [RUNS, name] if batch is None else [RUNS, name, batch]
         yield from (("ZADD", f"{where}:{kind.status}", *scored) for where in wheres)
-        yield ("ZREM", f"{name}:{RUNNING}", *entries)
-    if kind.registered and not kind.finished:
-        yield ("ZADD", f"{name}:open", *_scored(ids))
+    if under_way := _under_way(kind.status, kind.finished, kind.registered):
+        yield ("ZADD", f"{name}:{under_way}", *scored)
+    else:
+        yield ("ZREM", f"{name}:{OPEN if kind.registered else RUNNING}", *entries)
     if kind.finished:  # behind its status: who counts it here first counts that right
         wheres = [RUNS] if batch is None else [RUNS, batch]
         ended = _scored(ids, ends)
         yield from (("ZADD", f"{where}:finished", *ended) for where in wheres)
-        if kind.registered:
-            yield ("ZREM", f"{name}:open", *ids)
     if not kind.listed:  # who finds it here takes what is above for granted
         yield ("ZADD", f"{RUNS}:ids", *_scored(ids))
     # Last: who was here until now was listed everywhere.
@@ -424,6 +425,13 @@ def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:
         yield ("ZADD", _ALL_RUNNING, *scored)
     else:
         yield ("ZREM", _ALL_RUNNING, *entries)
+
+
+def _under_way(status: str, finished: bool, registered: bool) -> str:
+    """In which list of its workflow a run is while it is under way; empty: in none any more."""
+    if registered:
+        return "" if finished else OPEN
+    return RUNNING if status == RUNNING else ""
 
 
 def _scored(names: Sequence[str], scores: Iterable[str] = repeat("0")) -> list[str]:

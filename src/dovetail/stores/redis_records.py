@@ -37,6 +37,7 @@ from dovetail.stores.redis_acceptance import Acceptance
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import (
     BIRTH,
+    OPEN,
     RUNNING,
     RUNS,
     STATUSES,
@@ -48,6 +49,7 @@ from dovetail.stores.redis_lists import (
     batch_number,
     born,
     is_text,
+    run_id_of,
     source,
     workflow_key,
 )
@@ -193,8 +195,9 @@ class RedisRecords:
         await self._latest(name)
         active = await self._delete(name, seen)
         if active:  # as the list has it, which may be behind
-            key = f"{workflow_key(name)}:open"
-            await self._refresh_named(await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1))
+            key = f"{workflow_key(name)}:{OPEN}"
+            listed = await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1)
+            await self._lists.refresh(map(run_id_of, listed))
             active = await self._delete(name, seen)
         if active:
             runs = "1 run" if active == 1 else f"{active} runs"
@@ -202,7 +205,7 @@ class RedisRecords:
 
     async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
-        keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", "open"))]
+        keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
         active = int(await self._pipe.script(_seeing("records_delete"), keys, [_as_seen(seen)]))
         if active < 0:
             raise changed(name)
@@ -253,9 +256,6 @@ class RedisRecords:
 
     async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
         await self._lists.begun(submits, created_at)
-
-    async def _refresh_named(self, names: Sequence[bytes]) -> None:
-        await self._lists.refresh(name.decode() for name in names)
 
     async def find_run(self, prefix: str) -> str:
         """The one run whose id begins so."""

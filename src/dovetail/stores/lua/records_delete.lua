@@ -2,7 +2,7 @@
 --   KEYS[1]  wf:workflow:{name}           hash  latest, created_at, updated_at, deleted
 --   KEYS[2]  wf:workflow:{name}:versions  hash
 --   KEYS[3]  wf:workflow:{name}:aliases   hash
---   KEYS[4]  wf:workflow:{name}:open      zset  its unfinished runs
+--   KEYS[4]  wf:workflow:{name}:open      zset  unfinished runs of its versions
 --   ARGV[1]  as it must be seen, or empty
 -- returns how many of them there are; -1 if it is seen otherwise
 if redis.call('HGET', KEYS[1], 'deleted') == '1' then return 0 end
