@@ -186,6 +186,10 @@ def test_while_redis_is_away_every_call_is_503_and_then_all_goes_on(
             assert int(answer.headers["retry-after"]) > 0
         assert time.monotonic() - before < 4 * 10
         assert api.get("//health/live") == {"status": "ok"}
+        counted = api("GET", "//metrics")
+        assert counted.status_code == 200
+        assert "dovetail_runs_total{" in counted.text
+        assert "dovetail_queue_depth{" not in counted.text, "nobody can be asked"
     finally:
         redis.start()
     (server.folder / "go").touch()

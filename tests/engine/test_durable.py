@@ -516,6 +516,9 @@ class TestLimits:
             ):
                 with pytest.raises(InvalidParams):
                     await one.set_rate_limit("new", rate, burst)
+            for tag in ("", "x" * 201):
+                with pytest.raises(InvalidParams, match="1 to 200 characters"):
+                    await one.set_rate_limit(tag, 1.0, 1)
         async with shell(db) as later:
             assert [item["tag"] for item in (await later.rate_limits())["items"]] == ["new"]
 

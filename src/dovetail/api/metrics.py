@@ -5,11 +5,11 @@ What it must not know: what is counted, or how it is written down.
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from dovetail.api.answers import Here
 from dovetail.api.problems import Refusal
+from dovetail.api.service import Service
 
 router = APIRouter(tags=["about"])
 
@@ -20,7 +20,8 @@ router = APIRouter(tags=["about"])
     response_class=PlainTextResponse,
     responses={200: {"content": {"text/plain": {}}}},
 )
-async def metrics(here: Here) -> Response:
+async def metrics(request: Request) -> Response:
+    here: Service = request.app.state.service  # also while its store is away: then most of all
     if here.metrics is None:
         raise Refusal(404, "nothing is counted here")
     text, kind = await here.metrics()

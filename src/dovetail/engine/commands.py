@@ -27,7 +27,7 @@ import orjson
 
 from dovetail.core.audit import audit
 from dovetail.core.dag import Graph, build_graph
-from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.model import LONGEST_LABEL, Workflow
 from dovetail.core.definition.params import apply_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.uncollected import uncollected
@@ -534,6 +534,9 @@ class Commands:
 
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
         """Set it for every process that shares the store."""
+        if not 1 <= len(tag) <= LONGEST_LABEL:
+            message = f"a tag has 1 to {LONGEST_LABEL} characters, not {len(tag):,}"
+            raise InvalidParams([Problem("invalid_field", message, "tag")])
         try:
             if rate_per_second < SLOWEST or burst > LARGEST_BURST:
                 raise ValueError(

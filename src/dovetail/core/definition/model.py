@@ -77,7 +77,8 @@ def _without_words(field: dict[str, Any]) -> dict[str, Any]:
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Delay = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
-Label = Annotated[str, Field(min_length=1, max_length=200)]
+LONGEST_LABEL = 200
+Label = Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL)]
 NodeId = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_not_reserved)]
 OrDefault = BeforeValidator(_default_if_null)
 
