@@ -500,6 +500,29 @@ async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
     assert (await keeper.records.get_batch("batch"))["counts"] == {"RUNNING": 10, "CANCELLED": 10}
 
 
+async def test_a_failed_run_is_in_the_way_of_its_workflow_until_its_last_node_ends(
+    keeper: RedisKeeper,
+) -> None:
+    await register(keeper.records)
+    two = graph("test", nodes=[{"id": "a", "handler": "h"}, {"id": "b", "handler": "h"}])
+    run = submit(two, version=1)
+    moves = []
+    for one in (await keeper.accept(run, NOW)).dispatch:
+        name = two.nodes[one.place].id
+        await keeper.store.apply([Claim(run.run_id, name, one.token, "w", NOW + 10)], NOW)
+        moves.append(Fail(run.run_id, name, one.token, {"type": "E", "message": "m"}))
+    (decision,) = await keeper.store.apply(moves[:1], NOW + 1)
+    await keeper.follow(run, decision)
+    for listed in ({"status": "FAILED"}, {}):
+        assert await keeper.statuses(workflow="test", **listed) == [run.run_id]
+    assert await keeper.statuses(workflow="test", status="RUNNING") == []
+    with pytest.raises(Conflict, match="1 run not finished"):
+        await keeper.records.delete_workflow("test")
+    (decision,) = await keeper.store.apply(moves[1:], NOW + 2)
+    await keeper.follow(run, decision)
+    await keeper.records.delete_workflow("test")
+
+
 async def test_a_workflow_can_be_deleted_though_the_list_is_behind(keeper: RedisKeeper) -> None:
     await register(keeper.records)
     run = submit(version=1)
