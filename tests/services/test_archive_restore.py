@@ -493,6 +493,26 @@ class TestAnOlderTail:
             await world.assert_archived(run_id)
         assert await world.generation(run_id) == 2
 
+    @pytest.mark.parametrize("again", [("b",), ("b", "c")], ids=["as far", "farther"])
+    async def test_also_for_one_who_did_not_write_what_was_lost(
+        self, world: World, again: tuple[str, ...]
+    ) -> None:
+        """It remembers an event that both logs have, and would go on from there."""
+        run_id = await world.begin(graph(DIAMOND))
+        await world.do(run_id, "a")
+        await world.archiver.archive_what_moved()
+        older = await everything(world)
+        await world.do(run_id, "b")
+        await world.another_archiver().archive_what_moved()
+        await come_back_with(world, older)
+        await world.do(run_id, *again)
+        await world.hints.moved([run_id])
+        for _ in range(2):  # noticed at the write; when its claim has lapsed, it is put right
+            await world.archiver.archive_what_moved()
+            world.now += 10
+        await world.assert_archived(run_id)
+        assert await world.generation(run_id) == 2
+
     @pytest.mark.parametrize("when", ["at once", "after more work", "after another end"])
     async def test_what_is_finished_in_the_archive_is_not_undone(
         self, world: World, when: str

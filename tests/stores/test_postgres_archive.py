@@ -316,6 +316,30 @@ class TestGenerations:
         shown = [event["type"] for event in await records.events(run_id)]
         assert shown == ["1.1", "1.2", "1.3", "2.4"]
 
+    @pytest.mark.parametrize("last", [5, 6, 8])
+    async def test_a_log_that_lost_events_since_it_was_compared_is_not_mixed_with_them(
+        self, archive: PostgresArchive, records: PostgresRecords, last: int
+    ) -> None:
+        run_id = (await accepted(records)).run_id
+        await archive.write(snapshot(run_id, 4))
+        await archive.write(snapshot(run_id, 6, first=5))  # by somebody who saw what is lost now
+        others = [
+            orjson.dumps([NOW + 1, f"1.{seq}", 1, None, None, None]) for seq in range(5, last + 1)
+        ]
+        went_on = snapshot(run_id, last, first=5, events=others, mark=" again")
+        kept = await archive.write(went_on)
+        assert kept != (1, last, False), "it is to be compared, and written as another generation"
+        before = snapshot(run_id, 6)
+        read = await archive.read(run_id)
+        assert read is not None
+        assert (read.events, read.nodes) == (before.events, before.nodes)
+        whole = [*before.events[:4], *others]
+        again = snapshot(run_id, last, generation=2, events=whole, mark=" again")
+        assert await archive.write(again) == (2, last, False)
+        read = await archive.read(run_id)
+        assert read is not None
+        assert read.events == whole
+
     async def test_what_the_one_before_had_reached_is_forgotten(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:

@@ -58,7 +58,8 @@ class Kept(NamedTuple):
     """How far the archive is with a run.
 
     After a write: of another generation than the snapshot, it refused that one for good, because
-    it has a newer one or the run is finished. With an earlier event, it lacks those in between.
+    it has a newer one or the run is finished. With an earlier event, it lacks those in between,
+    or has others in their place.
     """
 
     generation: int

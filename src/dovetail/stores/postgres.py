@@ -151,6 +151,11 @@ async def _write(connection: Connection, snapshots: dict[str, RunSnapshot]) -> d
         rows = await _locked(connection, snapshots)
     found = {run_id: row.kept for run_id, row in rows.items()}
     pairs = [(row, snapshots[run_id]) for run_id, row in rows.items()]
+    if others := await _of_another_log(connection, pairs):
+        pairs = [pair for pair in pairs if pair[1].run_id not in others]
+        for run_id in others:  # what was read to make it is all that they have in common
+            one = snapshots[run_id]
+            found[run_id] = Kept(one.generation, one.first_seq - 1, finished=False)
     newer = [(row, snapshot) for row, snapshot in pairs if _is_newer(row, snapshot)]
     accepted = [(row, snapshot) for row, snapshot in newer if _follows(row, snapshot)]
     # One that leaves a gap comes again, whole. One that is refused is history all the same.
@@ -164,6 +169,21 @@ async def _write(connection: Connection, snapshots: dict[str, RunSnapshot]) -> d
         finished = snapshot.finished_at is not None
         found[row.run_id] = Kept(snapshot.generation, snapshot.last_seq, finished)
     return found
+
+
+async def _of_another_log(connection: Connection, pairs: _Accepted) -> set[str]:
+    """Those whose run was archived further since it was read, by somebody who saw events that were
+    lost and have other ones in their place now: only the log that goes on says so."""
+    overlapping = {
+        row.run_id: snapshot.events[row.last_seq - snapshot.first_seq]
+        for row, snapshot in pairs
+        if row.generation == snapshot.generation
+        and snapshot.first_seq <= row.last_seq <= snapshot.last_seq
+    }
+    if not overlapping:
+        return set()
+    rows = await connection.fetch(statements()["heads"], list(overlapping))
+    return {run_id for run_id, *_, event in rows if event != overlapping[run_id]}
 
 
 def _is_newer(row: _Row, snapshot: RunSnapshot) -> bool:
