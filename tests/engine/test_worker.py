@@ -422,3 +422,46 @@ async def test_what_was_stopped_on_its_way_here_does_not_begin_and_takes_no_slot
             await asyncio.sleep(0)
     assert worker.holding() == [other]
     await worker.close()
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_what_a_stopped_handler_returns_completes_nothing_whatever_a_store_has_lost(
+    kind: str,
+) -> None:
+    """A store that came back without its end would take it for what the node has to say."""
+    begun, release, token = threading.Event(), threading.Event(), Token(1, 1, 7)
+
+    async def clinging(config: dict[str, Any], ctx: Any) -> str:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return "half of it"
+        return "never"
+
+    def deaf(config: dict[str, Any], ctx: Any) -> str:
+        begun.set()
+        release.wait(10)
+        return "half of it"
+
+    name = {"async": "clinging", "thread": "deaf"}[kind]
+    desk = _Given([Task("run", "n", token, name, {}, {}, {}, 60.0)])
+    worker = Worker(
+        desk,  # type: ignore[arg-type]
+        RegistryCalls(registry_of(clinging, deaf)),
+        time.time,
+        lambda error: None,
+        concurrency=1,
+    )
+    worker.start()
+    async with asyncio.timeout(10):
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        worker.stop(Stop("run", "n", token))
+        release.set()
+        while not desk.told:
+            await asyncio.sleep(0.001)
+    await worker.close()
+    (late,) = desk.told
+    assert (late.node, late.token.epoch, late.token.attempt) == ("n", 1, 1)
+    assert late.token != token

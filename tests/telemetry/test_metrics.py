@@ -230,7 +230,7 @@ def test_a_lost_worker_a_late_result_and_what_waits_are_counted(three: Three) ->
         lambda: page_of(three.orchestrator_port).all("dovetail_results_refused_total"),
         "the late result",
     )
-    assert frozenset({("reason", "node is CANCELLED")}) in refused
+    assert frozenset({("reason", "stale")}) in refused
 
 
 def _status(api: Api, run_id: str) -> str:

@@ -71,5 +71,7 @@ def text_of(token: Token) -> str:
     return f"{token.epoch}.{token.attempt}.{token.nonce:x}"
 
 
+LATE = 0
+"""The nonce of a result that comes from a start that was stopped: it is no token of any start."""
 NO_TOKEN = Token(0, 0, 0)
 """Of a node that was never queued."""

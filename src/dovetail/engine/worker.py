@@ -27,7 +27,7 @@ from typing import Any
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
-from dovetail.core.events import Token
+from dovetail.core.events import LATE, Token
 from dovetail.core.retry import LONGEST_RETRY_AFTER
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
@@ -258,8 +258,10 @@ class Worker:
         return await output if inspect.isawaitable(output) else output
 
     def _note_late(self, task: Task) -> None:
-        """Too late: the log shall tell, nothing follows from it."""
-        self._results.append(Complete(task.run_id, task.node_id, task.token, None))
+        """Too late: the log shall tell, nothing follows from it. Not even if the store has lost
+        that the node was stopped: what a handler returns then may be half of it, or nothing."""
+        late = task.token._replace(nonce=LATE)
+        self._results.append(Complete(task.run_id, task.node_id, late, None))
 
     def _late(self, task: Task) -> None:
         """The same of a thread that was left to itself."""

@@ -210,6 +210,9 @@ def _outcomes(evidence: Evidence, nodes: dict[str, _Node]) -> Iterator[str]:
     """Every node ended as its handler, its parents and the policy say."""
     plan, run = evidence.plan, evidence.run
     outputs = {name: run.node(name).output for name in nodes if nodes[name].status == "COMPLETED"}
+    if lost := [name for name, output in outputs.items() if output is None]:
+        yield f"completed without an output: {', '.join(lost)}"  # then nothing below is right
+        return
     for name, walked in nodes.items():
         spec, node = plan.nodes[name], run.node(name)
         above = [nodes[parent].status for parent in spec["dependencies"]]
