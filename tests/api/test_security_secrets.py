@@ -249,7 +249,9 @@ def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
         paths = ("", "/results", "/explain", "/results?partial=true", "/verify", "/events")
         found += [api("GET", f"/runs/{run_id}{path}").content for path in paths]
     kinds = {
-        json.loads(line[6:])["type"] for line in found[-1].split(b"\n") if line[:6] == b"data: "
+        json.loads(line[6:])["type"]
+        for line in b"\n".join(found).split(b"\n")  # of both: progress may be overtaken by the end
+        if line[:6] == b"data: "
     }
     assert {"node.progress", "node.failed", "node.retrying", "node.cached"} <= kinds
     return b"\n".join(found)
