@@ -69,8 +69,9 @@ asyncio.run(main(*sys.argv[1:]))
 FAN, CHAIN = 1000, 100
 ROUNDTRIPS_PER_NODE = {"fan": 0.1, "chain": 5.5}
 BYTES_PER_NODE = 700
-HMGETS_PER_RUN = 6.5
-"""One to claim its node, two to complete it, one to get to know it, and two for the lists."""
+READS_PER_RUN = 6.5
+"""To claim its node and complete it, to get to know it, two for the lists, and what is asked by who
+waits for its batch: 5.7 to 6.2."""
 SOON_SECONDS = 10.0
 SWEPT_SECONDS = 40.0
 """A lease, the pause of the sweep, and patience."""
@@ -209,13 +210,14 @@ async def test_a_run_is_read_twice_for_the_lists(bench: Bench, commands: Command
     await commands.register(workflow({"only": []}))
     best = float("inf")
     for _ in range(5):  # the best of some: a run that ends before it is listed is read again
-        before = bench.calls("hmget")
+        before = bench.calls("hmget") + bench.calls("hget")
         await many(commands, AT_ONCE, "flow1")
-        best = min(best, (bench.calls("hmget") - before) / AT_ONCE)
-        print(f"{best:.2f} HMGETs of a run with one node")
-        if best <= HMGETS_PER_RUN:
+        reads = bench.calls("hmget") + bench.calls("hget") - before
+        best = min(best, reads / AT_ONCE)
+        print(f"{best:.2f} reads of a run with one node")
+        if best <= READS_PER_RUN:
             break
-    assert best <= HMGETS_PER_RUN
+    assert best <= READS_PER_RUN
 
 
 async def test_many_results_of_one_run_are_as_plain_as_few(
