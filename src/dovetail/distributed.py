@@ -47,6 +47,7 @@ from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import Born
+from dovetail.stores.redis_log import seen_to_breaks
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
@@ -293,7 +294,7 @@ async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Mes
 
 async def _mend(parts: Parts) -> None:
     """What was asked while the connection broke may have been done and not been answered."""
-    async for is_another in parts.pipe.after_breaks():
+    async for is_another in seen_to_breaks(parts.pipe):
         if is_another:  # it may have come back without its newest writes
             await parts.orchestrator.agenda.remember_all(parts.clock())
         await parts.orchestrator.sweep_all()

@@ -113,7 +113,7 @@ KINDS = (
     # Some stand here thrice: without them a walk never gets anywhere.
     *("claim", "complete") * 3,
     *("fail", "wake", "reap") * 2,
-    *("park", "recall", "renew", "progress", "permanent"),
+    *("park", "recall", "renew", "progress", "permanent", "unrendered"),
     *("retry", "retry_from", "cancel", "take_over"),
 )
 WAITS = (0.0, 0.0, 1.0, 10.0, 30.0)
@@ -163,6 +163,9 @@ class Meaning:
                 return Fail(self.run_id, name, token, error_of(name), chance=0.5, **hints)
             case "permanent":
                 return Fail(self.run_id, name, token, error_of(name), permanent=True)
+            case "unrendered":
+                error = error_of(name)
+                return Fail(self.run_id, name, token, error, permanent=True, unrendered=True)
             case "park":
                 return Park(self.run_id, name, token, now + 5)
             case "wake":
@@ -202,7 +205,7 @@ def fits(kind: str, run: RunState) -> list[int]:
     """The nodes to which this could happen now; for what happens to a run, all or none."""
     nodes = enumerate(run.nodes)
     match kind:
-        case "claim" | "park" | "recall" | "permanent":
+        case "claim" | "park" | "recall" | "unrendered":
             return [place for place, node in nodes if node.phase is Phase.PUBLISHED]
         case "wake":
             return [place for place, node in nodes if node.until is not None]

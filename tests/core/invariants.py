@@ -200,7 +200,7 @@ def may_happen(before: dict[str, Any], run: RunState, move: Transition, now: flo
         case Claim() | Park() | Recall():
             return published
         case Fail():
-            return runs or (published and move.permanent)
+            return published if move.unrendered else runs
         case Wake():
             return node["phase"] in WAITING and now >= node["until"]
         case Reap():

@@ -215,17 +215,26 @@ def test_a_config_that_cannot_be_rendered_fails_the_node_before_its_first_start(
     policy: str,
 ) -> None:
     walk = Walk({"a": [], "b": ["a"]}, on_failure=policy, a={"max_retries": 3})
-    walk.fail("a", {"type": "missing_value", "message": "no x"}, permanent=True)
+    walk.fail("a", {"type": "missing_value", "message": "no x"}, permanent=True, unrendered=True)
     assert walk.states["a"] == "FAILED"
     assert (walk["a"].attempt, walk["a"].started_at) == (0, None)
     assert walk.told("node.failed")[0].attempt == 0
     assert walk.status == "FAILED"
 
 
-def test_an_ordinary_failure_of_a_node_that_was_not_started_is_refused() -> None:
+@pytest.mark.parametrize("permanent", [False, True])
+def test_what_a_handler_raised_is_refused_if_the_store_has_lost_its_start(permanent: bool) -> None:
     walk = Walk({"a": []})
-    assert not walk.fail("a").changed
+    assert not walk.fail("a", permanent=permanent).changed
     assert walk.states == {"a": "QUEUED"}
+    assert walk.told("result.refused")[0].data == {"reason": "node is QUEUED"}
+
+
+def test_a_node_that_runs_was_rendered() -> None:
+    walk = Walk({"a": []})
+    walk.start("a")
+    assert not walk.fail("a", permanent=True, unrendered=True).changed
+    assert walk.states == {"a": "RUNNING"}
 
 
 @pytest.mark.parametrize("policy", ["fail_fast", "continue"])

@@ -102,7 +102,7 @@ class TestMaxConcurrency:
 
     def test_a_failed_config_gives_its_place_on(self) -> None:
         walk = Walk(THREE, max_concurrency=1, on_failure="continue")
-        assert walk.dispatched(walk.fail("a", permanent=True)) == ["b"]
+        assert walk.dispatched(walk.fail("a", permanent=True, unrendered=True)) == ["b"]
 
     def test_a_cached_node_gives_its_place_on(self) -> None:
         walk = Walk(THREE, max_concurrency=1)

@@ -291,8 +291,6 @@ class Runs:
                 return Renew("r", name, token, FRESH)
             case "fail":
                 return Fail("r", name, token, ERROR)
-            case "permanent":
-                return Fail("r", name, token, ERROR, permanent=True)
             case "reap":
                 return Reap("r", name, token, MAX_CRASHES)
             case "park":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -344,6 +344,26 @@ class TestRestoring:
         run = await world.finish(run_id)
         assert not await world.snapshots.put_back(older, world.now)
         assert (await world.load(run_id)).snapshot() == run.snapshot()
+        assert not await world.pipe.call("KEYS", "*restoring*")
+
+    @pytest.mark.parametrize("part", ["meta", "nodes", "events"])
+    async def test_what_redis_lost_of_a_run_on_its_way_back_is_written_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, part: str
+    ) -> None:
+        run_id = await half_done(world)
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        script, lost = world.pipe.script, []
+
+        async def after_a_restart(source: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+            if not lost:
+                lost.extend(key for key in keys if "restoring" in key and key.endswith(part))
+                assert await world.pipe.call("DEL", *lost) == 1
+            return await script(source, keys, args)
+
+        monkeypatch.setattr(world.pipe, "script", after_a_restart)
+        assert await world.restorer.restore() == 1
+        assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         assert not await world.pipe.call("KEYS", "*restoring*")
 
     async def test_one_that_is_understood_no_more_is_not_in_the_way_of_others(

@@ -42,7 +42,7 @@ from dovetail.core.consequences import (
 from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, RunState
+from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.templates import Condition
@@ -158,6 +158,9 @@ class _Story:
         if event.node is None:
             raise ValueError("it has no node")
         return self.run.id, event.node, self.run.node(event.node).token
+
+    def is_published(self, event: Event) -> bool:
+        return self.run.node(event.node or "").phase is Phase.PUBLISHED
 
     def output(self, event: Event) -> Any:
         """What the node gave in that epoch, which is known of its newest one."""
@@ -313,7 +316,9 @@ _MOVES: dict[str, _Maker] = {
     "node.completed": lambda s, e: Complete(*s.subject(e), s.output(e)),
     "node.cached": lambda s, e: Recall(*s.subject(e), s.output(e)),
     "node.retrying": lambda s, e: Fail(*s.subject(e), _told(e)["error"], after=_told(e)["delay"]),
-    "node.failed": lambda s, e: Fail(*s.subject(e), _told(e)["error"], permanent=True),
+    "node.failed": lambda s, e: Fail(
+        *s.subject(e), _told(e)["error"], permanent=True, unrendered=s.is_published(e)
+    ),
     "node.lost": lambda s, e: Reap(*s.subject(e), s.crashes_allowed(e)),
     "node.parked": lambda s, e: Park(*s.subject(e), _told(e)["until"]),
     "node.progress": lambda s, e: Progress(

@@ -173,10 +173,11 @@ def fail(run: RunState, move: Fail, now: float, nonce: int) -> Decision:
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    # A config that cannot be rendered fails before the start; nothing else may.
-    unstarted = node.phase is PUBLISHED and move.permanent
-    if node.token != move.token or not (node.status is RUNNING or unstarted):
-        return refuse(run, index, move.token, now)
+    # A config that cannot be rendered fails before the start, and nothing else does: if the store
+    # has lost a start, what became of it counts no more, and the node starts again.
+    stands = node.phase is PUBLISHED if move.unrendered else node.status is RUNNING
+    if node.token != move.token or not stands:
+        return NOTHING if move.unrendered else refuse(run, index, move.token, now)
     spec = run.graph.nodes[index]
     out = Decision()
     node.answered = move.token

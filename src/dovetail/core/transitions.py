@@ -69,6 +69,8 @@ class Fail(NamedTuple):
     after: float | None = None
     at_least: float | None = None
     chance: float = 0.0
+    unrendered: bool = False
+    """It was not even started."""
 
 
 class Reap(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail.core.events import Event, Token
 from dovetail.core.replay import FOREVER, Entry
-from dovetail.core.run import RunState
+from dovetail.core.run import Phase, RunState
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import (
     Cancel,
@@ -139,7 +139,8 @@ def _fail(run: RunState, entry: Entry) -> Fail:
     who = _subject(run, entry)
     if entry.events[0].type == "node.retrying":
         return Fail(*who, data["error"], after=data["delay"])
-    return Fail(*who, data["error"], permanent=True)
+    unrendered = run.node(who[1]).phase is Phase.PUBLISHED
+    return Fail(*who, data["error"], permanent=True, unrendered=unrendered)
 
 
 def _progress(run: RunState, entry: Entry) -> Progress:

@@ -93,7 +93,7 @@ class Intake:
                         rendered = template.plain
                 except TemplateError as problem:
                     error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
-                    refusal = Fail(run.id, spec.id, token, error, permanent=True)
+                    refusal = Fail(run.id, spec.id, token, error, permanent=True, unrendered=True)
                     await self._orchestrator.apply([refusal])
                     continue
                 cache = None

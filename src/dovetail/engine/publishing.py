@@ -90,7 +90,7 @@ class Publisher:
             rendered = spec.config.render(scene, self._max_config_size)
         except TemplateError as problem:
             error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
-            return Fail(run.id, spec.id, token, error, permanent=True)
+            return Fail(run.id, spec.id, token, error, permanent=True, unrendered=True)
         cache = None
         if spec.cache_ttl is not None:
             cache = (cache_key(spec, rendered), spec.cache_ttl)

@@ -175,6 +175,7 @@ def _fail(move: Fail, shape: Shape, place: int) -> Fields:
     fields: Fields = {
         "error": _json(move.error),
         "permanent": move.permanent,
+        "unrendered": move.unrendered,
         "max_retries": spec.max_retries,
         "base": spec.retry.base_delay_seconds,
         "cap": spec.retry.max_delay_seconds,

@@ -31,6 +31,8 @@ STAGED_SECONDS = 600
 """What nobody finished putting back goes away by itself."""
 STATE, NONCE, PHASE, LEASE = 0, 5, 8, 10
 """Of a node's fields, those that are looked at here."""
+COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
+"""The others are hashes."""
 JSON_NULL = b"null"
 NOTHING = Kept(0, 0, False)
 
@@ -175,14 +177,20 @@ class RedisSnapshots:
         """
         graph = await self._graph(snapshot)
         keys = _keys(snapshot.run_id)
-        aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
         content = snapshot.content or await self.definition(snapshot)
-        await self._pipe.call("SET", _definition_key(snapshot), content, "NX")
-        for commands in _writes(aside, _parts(snapshot, graph, lease_until)):
-            await self._pipe.many(commands)
-        both = [*keys.values(), *(aside + part for part in keys)]
+        parts = _parts(snapshot, graph, lease_until)
         given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
-        return bool(await self._pipe.script(source("snapshot_put_back"), both, given))
+        for part in keys:
+            given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
+        while True:
+            aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
+            await self._pipe.call("SET", _definition_key(snapshot), content, "NX")
+            for commands in _writes(aside, parts):
+                await self._pipe.many(commands)
+            both = [*keys.values(), *(aside + part for part in keys)]
+            answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
+            if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
+                return answer == 1
 
     async def drop(self, run_id: str, head: Head) -> int:
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""

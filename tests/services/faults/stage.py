@@ -466,8 +466,9 @@ class Stage:
     async def lose_the_end_of_the_log(self) -> None:
         """Redis dies, and its newest writes are gone: the disk never had them."""
         await asyncio.to_thread(self.redis.kill)
-        (path,) = self.redis.folder.glob("appendonlydir/*.incr.aof")
-        lost = self.chance.randrange(min(path.stat().st_size // 2, MOST_LOST_BYTES))
+        logs = self.redis.folder.glob("appendonlydir/*.incr.aof")  # two, while one is rewritten
+        path = max(logs, key=lambda path: int(path.name.split(".")[2]))
+        lost = self.chance.randrange(min(path.stat().st_size // 2, MOST_LOST_BYTES) + 1)
         os.truncate(path, path.stat().st_size - lost)
         await asyncio.to_thread(self.redis.start)
         self.note(f"Redis was killed and has lost the last {lost} bytes of its log")

@@ -1,5 +1,5 @@
 -- fail: the handler raised or timed out, or the node could not be rendered.
---   move: i place, te ta n token, error JSON, permanent, max_retries,
+--   move: i place, te ta n token, error JSON, permanent, unrendered, max_retries,
 --         base cap jitter chance, after and at_least (or absent)
 local LONGEST_RETRY_AFTER = 3600
 
@@ -15,9 +15,11 @@ end
 
 rules.fail = function(move)
   local nd = node(move.i)
-  local unstarted = nd.p == 'P' and move.permanent
-  if not same_token(nd, move) or not (nd.s == 'R' or unstarted) then
-    return refuse(move.i, move)
+  local stands = nd.s == 'R'
+  if move.unrendered then stands = nd.p == 'P' end
+  if not same_token(nd, move) or not stands then
+    if not move.unrendered then refuse(move.i, move) end
+    return
   end
   local number = nd.a - nd.c
   local final = move.permanent or number > move.max_retries or run.status ~= 'RUNNING'

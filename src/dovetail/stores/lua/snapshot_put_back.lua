@@ -3,7 +3,8 @@
 --   KEYS[n+1] .. KEYS[2n]  wf:{id}:restoring:<nonce>:<part>  where it was written; these expire
 --   ARGV[1]  the generation of the run that it replaces; empty: only if there is none
 --   ARGV[2]  its epoch: a run that was retried since is not replaced
--- returns 1 done, 0 there is another run
+--   ARGV[3]… of each part: what counts it, and how much of it was written
+-- returns 1 done, 0 there is another run, -1 some of what was written is lost
 local n = #KEYS / 2
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'epoch')
 local free
@@ -12,9 +13,15 @@ if ARGV[1] == '' then
 else
   free = kept[1] and (kept[2] or '1') == ARGV[1] and tonumber(kept[3]) <= tonumber(ARGV[2])
 end
-if not free or redis.call('EXISTS', KEYS[n + 1]) == 0 then
+local answer = free and 1 or 0
+for k = 1, n do
+  if free and redis.call(ARGV[1 + 2 * k], KEYS[n + k]) ~= tonumber(ARGV[2 + 2 * k]) then
+    answer = -1
+  end
+end
+if answer ~= 1 then
   redis.call('UNLINK', unpack(KEYS, n + 1))
-  return 0
+  return answer
 end
 redis.call('UNLINK', unpack(KEYS, 1, n))
 for k = 1, n do
