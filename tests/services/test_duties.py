@@ -213,3 +213,29 @@ async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_le
             assert (run.status, run.node("a").attempt) == ("COMPLETED", 1)
     assert "broke; waiting for it" in caplog.text
     assert "answers again after a restart" in caplog.text
+
+
+async def test_who_lives_is_not_lost_because_the_orchestrators_were_away_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)
+    with RedisServer() as server:
+        settings = Settings(redis_url=server.url, lease_seconds=1.0)
+        async with (
+            commanding(settings) as commands,
+            working(settings, builtin_registry(settings)),
+            asyncio.timeout(SECONDS),
+        ):
+            config = {"seconds": 4.0}
+            flow = {"name": "long", "nodes": [{"id": "a", "handler": "sleep", "config": config}]}
+            async with beside(settings):
+                made = await commands.trigger(flow)
+                while (await commands.store.load(made.run_id)).node("a").status != "RUNNING":
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(1.2)  # it is in the log of Redis by now
+            server.kill()
+            await asyncio.sleep(1.5)
+            server.start()
+            async with beside(settings):
+                run = await commands.store.wait(made.run_id)
+            assert (run.status, run.node("a").attempt) == ("COMPLETED", 1)

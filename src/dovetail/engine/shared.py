@@ -91,6 +91,9 @@ class Agenda(Protocol):
         ...
 
     async def remember_all(self, now: float) -> None: ...
+    async def age(self) -> float:
+        """For how many seconds it has been there without a break, at least."""
+        ...
 
 
 class Traffic(Protocol):
@@ -536,6 +539,9 @@ class SharedOrchestrator:
 
     async def run(self) -> None:
         """Every duty but the results, for ever."""
+        # A store that has just started was away before, for how long nobody here can say.
+        missing = self._lease_seconds / 2 - await self.agenda.age()
+        self._patient_until = max(self._patient_until, monotonic() + missing)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wake_in_time())
             for duty, seconds in (

@@ -105,6 +105,12 @@ class RedisAgenda:
             if gone:
                 self._pipe.soon([("ZREM", LEASES, *gone)])
 
+    async def age(self) -> float:
+        """Of the server that was started last. Redis tells the difference of two whole seconds."""
+        told = [await node.call("INFO", "server") for node in self._pipe.nodes()]
+        ages = [text.partition(b"uptime_in_seconds:")[2].split(b"\r")[0] for text in told]
+        return max(0.0, min(map(float, ages)) - 1)
+
     async def remember_all(self, now: float) -> None:
         """Put every run on the agenda that has not ended, whatever was lost."""
         cursor: Any = b"0"
