@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -13,9 +13,12 @@ import pytest
 from dovetail import distributed
 from dovetail.config import Settings
 from dovetail.core.errors import NotFound
+from dovetail.core.transitions import Stop
 from dovetail.distributed import commanding, orchestrate, working
 from dovetail.engine import shared, submissions
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import Task
+from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.pipe import Pipe, RedisError
@@ -218,6 +221,13 @@ async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_le
 async def test_who_lives_is_not_lost_because_the_orchestrators_were_away_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    renew = RemoteDesk.renew
+
+    async def slowly(desk: RemoteDesk, tasks: Sequence[Task]) -> list[Stop]:
+        await asyncio.sleep(0.3)  # so that the orchestrator looks first
+        return await renew(desk, tasks)
+
+    monkeypatch.setattr(RemoteDesk, "renew", slowly)
     monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)
     with RedisServer() as server:
         settings = Settings(redis_url=server.url, lease_seconds=1.0)
