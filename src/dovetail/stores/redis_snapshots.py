@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.core.dag import Graph
 from dovetail.engine.snapshots import Head, Kept, Reading, RunSnapshot
-from dovetail.pipe import Argument, Command, Pipe
+from dovetail.pipe import Argument, Command, Pipe, RedisError
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
@@ -33,6 +33,7 @@ STATE, NONCE, PHASE, LEASE = 0, 5, 8, 10
 """Of a node's fields, those that are looked at here."""
 COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
 """The others are hashes."""
+MOST_TRIES = 5
 JSON_NULL = b"null"
 NOTHING = Kept(0, 0, False)
 
@@ -182,7 +183,7 @@ class RedisSnapshots:
         given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
         for part in keys:
             given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
-        while True:
+        for _ in range(MOST_TRIES):
             aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
             await self._pipe.call("SET", _definition_key(snapshot), content, "NX")
             for commands in _writes(aside, parts):
@@ -191,6 +192,7 @@ class RedisSnapshots:
             answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
             if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
                 return answer == 1
+        raise RedisError(f"run {snapshot.run_id}: what is written of it does not stay in Redis")
 
     async def drop(self, run_id: str, head: Head) -> int:
         """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
