@@ -346,19 +346,22 @@ class TestRestoring:
         assert (await world.load(run_id)).snapshot() == run.snapshot()
         assert not await world.pipe.call("KEYS", "*restoring*")
 
-    @pytest.mark.parametrize("part", ["meta", "nodes", "events"])
-    async def test_what_redis_lost_of_a_run_on_its_way_back_is_written_again(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, part: str
+    @pytest.mark.parametrize(
+        ("verb", "part", "more"),
+        [("DEL", "meta", []), ("DEL", "nodes", []), ("DEL", "events", []), ("RPUSH", "events", [1])],
+    )
+    async def test_what_redis_lost_or_did_twice_of_a_run_on_its_way_back_is_written_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, verb: str, part: str, more: list[int]
     ) -> None:
         run_id = await half_done(world)
         await world.archiver.archive_what_moved()
         await lose_everything(world)
-        script, lost = world.pipe.script, []
+        script, harmed = world.pipe.script, []
 
         async def after_a_restart(source: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-            if not lost:
-                lost.extend(key for key in keys if "restoring" in key and key.endswith(part))
-                assert await world.pipe.call("DEL", *lost) == 1
+            if not harmed:
+                harmed.extend(key for key in keys if "restoring" in key and key.endswith(part))
+                assert await world.pipe.call(verb, *harmed, *more)
             return await script(source, keys, args)
 
         monkeypatch.setattr(world.pipe, "script", after_a_restart)
