@@ -348,7 +348,12 @@ class TestRestoring:
 
     @pytest.mark.parametrize(
         ("verb", "part", "more"),
-        [("DEL", "meta", []), ("DEL", "nodes", []), ("DEL", "events", []), ("RPUSH", "events", [1])],
+        [
+            ("DEL", "meta", []),
+            ("DEL", "nodes", []),
+            ("DEL", "events", []),
+            ("RPUSH", "events", [1]),
+        ],
     )
     async def test_what_redis_lost_or_did_twice_of_a_run_on_its_way_back_is_written_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch, verb: str, part: str, more: list[int]
