@@ -482,13 +482,12 @@ async def commanding(
         past: ArchivedRuns | None = None
         if archive is not None:
             acceptance = ArchivedAcceptance(archive.records, archive.restorer)
-            past = ArchivedRuns(archive.runs, archive.restorer)
+            past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        own = builtin_registry(settings) if registry is None else registry
-        handlers = Handlers(own, fleet)
+        handlers = Handlers(builtin_registry(settings) if registry is None else registry, fleet)
         yield Commands(
             store=runs,
             records=records,
@@ -548,6 +547,7 @@ async def _archived(
             *(hot, hints, archive, clock),
             checkpoint_interval=settings.checkpoint_interval,
             retention_seconds=settings.retention_days * DAY_SECONDS,
+            restore=restorer.restore_lost,
         )
         yield Archived(archive, records, restorer, archiver)
 

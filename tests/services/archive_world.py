@@ -99,7 +99,6 @@ class World:
             max_crashes=3,
             notices=self.hints,
         )
-        self.archiver = self.another_archiver()
         self.restorer = Restorer(
             self.snapshots,
             self.hints,
@@ -111,6 +110,7 @@ class World:
             limits=self.records.limits,
             shared_limits=self.limits,
         )
+        self.archiver = self.another_archiver()
 
     def clock(self) -> float:
         return self.now
@@ -124,6 +124,7 @@ class World:
             checkpoint_interval=10,
             retention_seconds=RETENTION,
             rest_seconds=0.0,
+            restore=self.restorer.restore_lost,
         )
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -222,3 +223,38 @@ class World:
 async def a_world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
     async with Pipe(redis_url) as pipe, PostgresPool(postgres_url) as pool:
         yield World(pipe, pool)
+
+
+@asynccontextmanager
+async def an_empty_world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    """With an empty archive: a restore finds whatever others left unfinished."""
+    async with a_world(redis_url, postgres_url) as made:
+        forget = "DELETE FROM dovetail.runs"
+        await made.pool.transact(lambda connection: connection.execute(forget))
+        yield made
+
+
+async def half_done(world: World) -> str:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a", "b")
+    return run_id
+
+
+async def lose_everything(world: World) -> None:
+    await world.pipe.call("FLUSHALL")
+    world.outbox.offered.clear()
+    world.now += RECOVERY + 1
+
+
+Keys = list[tuple[bytes, bytes]]
+
+
+async def everything(world: World) -> Keys:
+    names = await world.pipe.call("KEYS", "*")
+    return [(name, await world.pipe.call("DUMP", name)) for name in names]
+
+
+async def come_back_with(world: World, keys: Keys) -> None:
+    """As a Redis that is started again without the end of its log."""
+    await world.pipe.call("FLUSHALL")
+    await world.pipe.many([("RESTORE", name, 0, dumped) for name, dumped in keys])

@@ -11,41 +11,28 @@ import pytest
 from dovetail.core.errors import NotFound
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.core.transitions import Cancel, Complete, Fail, Park, Progress, Retry
-from dovetail.engine.snapshots import RunSnapshot
+from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry
 from dovetail.stores import redis_snapshots
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_snapshots import RedisSnapshots
 
-from .archive_world import DIAMOND, LEASE, RECOVERY, RETENTION, World, a_world, graph
-
-Keys = list[tuple[bytes, bytes]]
+from .archive_world import (
+    DIAMOND,
+    LEASE,
+    RECOVERY,
+    RETENTION,
+    World,
+    an_empty_world,
+    graph,
+    half_done,
+    lose_everything,
+)
 
 
 @pytest.fixture
 async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
-    """With an empty archive: a restore finds whatever others left unfinished."""
-    async with a_world(redis_url, postgres_url) as made:
-        forget = "DELETE FROM dovetail.runs"
-        await made.pool.transact(lambda connection: connection.execute(forget))
+    async with an_empty_world(redis_url, postgres_url) as made:
         yield made
-
-
-async def lose_everything(world: World) -> None:
-    await world.pipe.call("FLUSHALL")
-    world.outbox.offered.clear()
-    world.now += RECOVERY + 1
-
-
-async def everything(world: World) -> Keys:
-    names = await world.pipe.call("KEYS", "*")
-    return [(name, await world.pipe.call("DUMP", name)) for name in names]
-
-
-async def come_back_with(world: World, keys: Keys) -> None:
-    """As a Redis that is started again without the end of its log."""
-    await world.pipe.call("FLUSHALL")
-    await world.pipe.many([("RESTORE", name, 0, dumped) for name, dumped in keys])
 
 
 # ── in every state ───────────────────────────────────────────────────────────────────────
@@ -55,12 +42,6 @@ Make = Callable[[World], Awaitable[str]]
 
 async def queued(world: World) -> str:
     return await world.begin(graph(DIAMOND))
-
-
-async def half_done(world: World) -> str:
-    run_id = await world.begin(graph(DIAMOND))
-    await world.do(run_id, "a", "b")
-    return run_id
 
 
 async def running(world: World) -> str:
@@ -480,192 +461,3 @@ class TestBringingBack:
     async def test_an_unknown_one_is_not_found(self, world: World) -> None:
         with pytest.raises(NotFound, match="no run 'nobody' in Redis or in the archive"):
             await world.restorer.bring_back("nobody")
-
-
-class TestAnOlderTail:
-    """Redis was started again and has lost the last seconds, of which the archive knows."""
-
-    async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(
-        self, world: World
-    ) -> None:
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a")
-        await world.archiver.archive_what_moved()
-        older = await everything(world)
-        await world.do(run_id, "b", "c")
-        await world.archiver.archive_what_moved()
-        archived = (await world.raw(run_id))["events"]
-        await come_back_with(world, older)
-        await world.archiver.sweep()
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        assert await world.generation(run_id) == 2
-        run = await world.finish(run_id)
-        assert run.status is RunStatus.COMPLETED
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        assert (await world.raw(run_id))["events"][: len(archived)] != archived
-
-    async def test_also_if_it_has_grown_past_the_archive_before_anybody_looks(
-        self, world: World
-    ) -> None:
-        run_id = await world.begin(graph(DIAMOND))
-        older = await everything(world)
-        await world.do(run_id, "a")
-        await world.archiver.archive_what_moved()
-        await come_back_with(world, older)
-        await world.do(run_id, "a", "b")
-        for each in (world.archiver, world.another_archiver()):
-            await world.hints.moved([run_id])
-            await each.archive_what_moved()
-            await world.assert_archived(run_id)
-        assert await world.generation(run_id) == 2
-
-    @pytest.mark.parametrize("again", [("b",), ("b", "c")], ids=["as far", "farther"])
-    async def test_also_for_one_who_did_not_write_what_was_lost(
-        self, world: World, again: tuple[str, ...]
-    ) -> None:
-        """It remembers an event that both logs have, and would go on from there."""
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a")
-        await world.archiver.archive_what_moved()
-        older = await everything(world)
-        await world.do(run_id, "b")
-        await world.another_archiver().archive_what_moved()
-        await come_back_with(world, older)
-        await world.do(run_id, *again)
-        await world.hints.moved([run_id])
-        for _ in range(2):  # noticed at the write; when its claim has lapsed, it is put right
-            await world.archiver.archive_what_moved()
-            world.now += 10
-        await world.assert_archived(run_id)
-        assert await world.generation(run_id) == 2
-
-    @pytest.mark.parametrize("when", ["at once", "after more work", "after another end"])
-    async def test_what_is_finished_in_the_archive_is_not_undone(
-        self, world: World, when: str
-    ) -> None:
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a", "b")
-        older = await everything(world)
-        run = await world.finish(run_id)
-        await world.archiver.archive_what_moved()
-        events = await world.records.events(run_id)
-        await come_back_with(world, older)
-        if when == "after more work":
-            await world.do(run_id, "c")
-        elif when == "after another end":
-            await world.orchestrator.apply([Cancel(run_id)])
-        else:
-            await world.archiver.sweep()
-        await world.archiver.archive_what_moved()
-        assert (await world.load(run_id)).snapshot() == run.snapshot()
-        assert (await world.records.summary(run_id))["status"] == "COMPLETED"
-        assert await world.records.events(run_id) == events
-        await world.orchestrator.look_after(run_id)
-        await world.archiver.archive_what_moved()
-        assert await world.hints.claim(10) == []
-        world.now += RETENTION + 1
-        await world.archiver.retire()
-        assert await world.snapshots.known([run_id]) == set()
-
-    async def test_unless_a_later_epoch_was_opened(self, world: World) -> None:
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a")
-        older = await everything(world)
-        await world.do(run_id, "b", "c", "d")
-        await world.archiver.archive_what_moved()
-        await come_back_with(world, older)
-        await world.orchestrator.apply([Cancel(run_id)])
-        await world.orchestrator.apply([Retry(run_id)])
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        run = await world.finish(run_id)
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
-
-    async def test_two_who_notice_begin_one_generation(self, world: World) -> None:
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a")
-        older = await everything(world)
-        archivers = [world.archiver, world.another_archiver(), world.another_archiver()]
-        await world.do(run_id, "b")
-        for each in archivers:
-            await world.hints.moved([run_id])
-            await each.archive_what_moved()
-            await world.start(run_id, "c")
-        await come_back_with(world, older)
-        for each in archivers:  # each remembers what the archive had before
-            await world.hints.moved([run_id])
-            await each.archive_what_moved()
-            await world.assert_archived(run_id)
-        assert await world.generation(run_id) == 2
-
-    async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(
-        self, world: World
-    ) -> None:
-        """Somebody wrote what Redis then lost, after we had looked."""
-        run_id = await world.begin(graph({"a": {}, "b": {}}))
-        await world.archiver.archive_what_moved()
-        older = await everything(world)
-        await world.do(run_id, "a")
-        for fraction in (0.1, 0.2, 0.3):
-            await world.start(run_id, "b")
-            token = (await world.load(run_id)).node("b").token
-            await world.store.apply([Progress(run_id, "b", token, fraction, "")], world.now)
-        lost = await world.snapshots.read({run_id: None})
-        await come_back_with(world, older)
-        await world.do(run_id, "a", "b")
-        await world.archive.write_many([reading.snapshot for reading in lost.values()])
-        await world.archiver.archive_what_moved()
-        world.now += 10
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        assert (await world.records.summary(run_id))["status"] == "COMPLETED"
-
-    async def test_of_a_run_that_was_restored_before(self, world: World) -> None:
-        run_id = await half_done(world)
-        await world.archiver.archive_what_moved()
-        older = await everything(world)
-        await lose_everything(world)
-        await world.restorer.restore()
-        await world.hints.moved([run_id])
-        await world.archiver.archive_what_moved()
-        assert (await world.archive.kept([run_id]))[run_id].generation == 2
-        await come_back_with(world, older)
-        await world.hints.moved([run_id])
-        await world.archiver.archive_what_moved()
-        assert await world.generation(run_id) == 3
-        await world.finish(run_id)
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-
-    async def test_who_still_writes_what_was_lost_does_no_harm(self, world: World) -> None:
-        """An archiver has read the end of a run, Redis loses everything, and then it writes."""
-        run_id = await world.begin(graph(DIAMOND))
-        await world.do(run_id, "a")
-        await world.archiver.archive_what_moved()
-        await world.do(run_id, "b")
-        late: list[RunSnapshot] = [
-            reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
-        ]
-        await world.finish(run_id)
-        ends = [
-            reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
-        ]
-        await lose_everything(world)
-        await world.restorer.restore()
-        await world.archive.write_many(late)
-        await world.do(run_id, "c")
-        await world.archiver.archive_what_moved()
-        world.now += 10
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        await world.archive.write_many(ends)
-        run = await world.finish(run_id)
-        await world.archiver.archive_what_moved()
-        world.now += 10
-        await world.archiver.archive_what_moved()
-        await world.assert_archived(run_id)
-        assert (await world.records.summary(run_id))["status"] == run.status.value

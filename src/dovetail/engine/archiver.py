@@ -9,6 +9,7 @@ keeps a run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import OrderedDict
@@ -32,6 +33,8 @@ REST_SECONDS = 0.4
 RETIRE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
 MOST_HEADS = 10_000
+KEEP_SECONDS = 1.0
+EVER = 1 << 53
 
 log = logging.getLogger("dovetail.archive")
 
@@ -78,6 +81,10 @@ class HotRuns(Protocol):
         ...
 
     async def known(self, run_ids: Sequence[str]) -> set[str]: ...
+    async def finished(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of these that are there, and have ended."""
+        ...
+
     async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
         """What each run has beyond a head, or everything; without those that are not there."""
         ...
@@ -121,7 +128,10 @@ class Archiver:
         checkpoint_interval: float,
         retention_seconds: float,
         rest_seconds: float = REST_SECONDS,
+        restore: Callable[[Sequence[str]], Awaitable[object]] | None = None,
     ) -> None:
+        """`restore` makes runs hot again that are not; else somebody does that in time."""
+        self._restore = restore
         self._hot = hot
         self._hints = hints
         self._archive = archive
@@ -149,6 +159,13 @@ class Archiver:
                 await self._take(claims)
             if len(claims) < AT_ONCE:
                 return
+
+    async def keep(self, run_ids: Sequence[str]) -> None:
+        """Now: somebody is about to be told that they moved. If that takes long, or the archive is
+        away, it comes with all others."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS):
+                await self._bring(run_ids)
 
     async def _take(self, claims: Sequence[Claim]) -> None:
         try:
@@ -204,6 +221,8 @@ class Archiver:
                     unsure.append(run_id)  # somebody else may have put it right since
                 case Course.REPLACE:
                     await self._replace(reading.snapshot)
+                case Course.RESUME:
+                    await self._resume(reading.snapshot)
                 case Course.RENUMBER:
                     assert head is not None  # noqa: S101
                     lacking |= await self._renumber(reading.snapshot, head)
@@ -234,6 +253,12 @@ class Archiver:
         following = replace(kept, generation=max(here.generation, kept.generation) + 1)
         await self._hints.archived([Entry(here.run_id, self._clock())])
         await self._hot.put_back(following, 0.0, replacing=here.generation)
+
+    async def _resume(self, here: RunSnapshot) -> None:
+        log.warning("run %s was retried before the end of its log was lost", here.run_id)
+        as_it_is = Head(Kept(here.generation, EVER, finished=True), here.epoch, None)
+        if await self._hot.drop(here.run_id, as_it_is) == 1 and self._restore is not None:
+            await self._restore([here.run_id])
 
     async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
         """Those that the archive has now."""

@@ -91,6 +91,8 @@ class Restorer:
     async def restore_lost(self, run_ids: Sequence[str]) -> int:
         """Those of these that are not finished and that Redis does not know, however young."""
         known = await self._hot.known(run_ids)
+        # Of those that have ended there, the archive is behind, or Redis has lost a retry.
+        await self._hints.moved(await self._hot.finished([*known]))
         lost = [run_id for run_id in run_ids if run_id not in known]
         restored = 0
         for first in range(0, len(lost), AT_ONCE):

@@ -95,6 +95,9 @@ class Course(Enum):
     """The hot state came back without its end: it goes on under the next generation."""
     REPLACE = auto()
     """The same, of a run that is finished in the archive: what is finished is not undone."""
+    RESUME = auto()
+    """The hot state has lost that a finished run was retried, so nobody goes on with it: it is made
+    as it is archived."""
 
 
 def course(head: Head | None, reading: Reading) -> Course:
@@ -109,6 +112,8 @@ def course(head: Head | None, reading: Reading) -> Course:
         # What comes after the end, a late result that was refused, only the same log may add.
         news = here.generation == kept.generation and here.events
         return Course.WRITE if news else Course.LEAVE
+    if here.finished and here.epoch < head.epoch:
+        return Course.RESUME
     if not reading.continues or here.generation < kept.generation:
         return Course.RENUMBER
     return Course.WRITE if here.events or here.generation > kept.generation else Course.LEAVE

@@ -62,6 +62,12 @@ class RedisSnapshots:
         there = await self._pipe.many(asked)
         return {run_id for run_id, found in zip(run_ids, there, strict=True) if found}
 
+    async def finished(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of these that are there, and have ended."""
+        asked = [("HGET", _keys(run_id)["meta"], "finished_at") for run_id in run_ids]
+        ended = await self._pipe.many(asked)
+        return [run_id for run_id, at in zip(run_ids, ended, strict=True) if at]
+
     async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
         """What each run has beyond a head, or everything; without those that are not there."""
         found: dict[str, Reading] = {}

@@ -17,6 +17,7 @@ from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL
 from dovetail.core.transitions import Submit
+from dovetail.engine.archiver import Archiver
 from dovetail.engine.ports import KeyUsed, Seen
 from dovetail.engine.restoring import Restorer
 from dovetail.engine.submissions import Key, Unmade, making_seconds
@@ -290,10 +291,11 @@ class ArchivedAcceptance:
 class ArchivedRuns:
     """Runs that Redis does not have."""
 
-    def __init__(self, archive: PostgresArchive, restorer: Restorer) -> None:
+    def __init__(self, archive: PostgresArchive, restorer: Restorer, archiver: Archiver) -> None:
         self._archive = archive
         self.load = archive.load
         self.bring_back = restorer.bring_back
+        self.keep = archiver.keep
 
     async def log(self, run_id: str, after: int) -> list[Event]:
         run: RunState = await self.load(run_id)

@@ -39,6 +39,10 @@ class Archive(Protocol):
         """Put it into Redis again. Raises `NotFound`."""
         ...
 
+    async def keep(self, run_ids: Sequence[str]) -> None:
+        """Write down what became of these, if that can be done at once."""
+        ...
+
 
 class SharedRuns:
     def __init__(
@@ -68,7 +72,11 @@ class SharedRuns:
             for run_id in {move.run_id for move in moves}:
                 if not await self._is_hot(run_id):
                     await self._archive.bring_back(run_id)
-        return await self._submissions.apply(moves, durable=durable)
+        decisions = await self._submissions.apply(moves, durable=durable)
+        if durable and self._archive is not None:  # Redis may still lose it, in the next second
+            decided = zip(moves, decisions, strict=True)
+            await self._archive.keep([move.run_id for move, decision in decided if decision])
+        return decisions
 
     async def _is_hot(self, run_id: str) -> bool:
         return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))

@@ -1,0 +1,310 @@
+"""Redis was started again and has lost the last seconds, of which the archive knows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dovetail.config import Settings
+from dovetail.core.errors import ArchiveDown
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import Cancel, Fail, Progress, Retry
+from dovetail.distributed import commanding
+from dovetail.engine.snapshots import RunSnapshot
+from dovetail.stores.redis_hints import UNARCHIVED
+
+from .archive_world import (
+    DIAMOND,
+    RETENTION,
+    World,
+    an_empty_world,
+    come_back_with,
+    everything,
+    graph,
+    half_done,
+    lose_everything,
+)
+
+
+@pytest.fixture
+async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    async with an_empty_world(redis_url, postgres_url) as made:
+        yield made
+
+
+async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(world: World) -> None:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a")
+    await world.archiver.archive_what_moved()
+    older = await everything(world)
+    await world.do(run_id, "b", "c")
+    await world.archiver.archive_what_moved()
+    archived = (await world.raw(run_id))["events"]
+    await come_back_with(world, older)
+    await world.archiver.sweep()
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert await world.generation(run_id) == 2
+    run = await world.finish(run_id)
+    assert run.status is RunStatus.COMPLETED
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (await world.raw(run_id))["events"][: len(archived)] != archived
+
+
+async def test_also_if_it_has_grown_past_the_archive_before_anybody_looks(world: World) -> None:
+    run_id = await world.begin(graph(DIAMOND))
+    older = await everything(world)
+    await world.do(run_id, "a")
+    await world.archiver.archive_what_moved()
+    await come_back_with(world, older)
+    await world.do(run_id, "a", "b")
+    for each in (world.archiver, world.another_archiver()):
+        await world.hints.moved([run_id])
+        await each.archive_what_moved()
+        await world.assert_archived(run_id)
+    assert await world.generation(run_id) == 2
+
+
+@pytest.mark.parametrize("again", [("b",), ("b", "c")], ids=["as far", "farther"])
+async def test_also_for_one_who_did_not_write_what_was_lost(
+    world: World, again: tuple[str, ...]
+) -> None:
+    """It remembers an event that both logs have, and would go on from there."""
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a")
+    await world.archiver.archive_what_moved()
+    older = await everything(world)
+    await world.do(run_id, "b")
+    await world.another_archiver().archive_what_moved()
+    await come_back_with(world, older)
+    await world.do(run_id, *again)
+    await world.hints.moved([run_id])
+    for _ in range(2):  # noticed at the write; when its claim has lapsed, it is put right
+        await world.archiver.archive_what_moved()
+        world.now += 10
+    await world.assert_archived(run_id)
+    assert await world.generation(run_id) == 2
+
+
+@pytest.mark.parametrize("when", ["at once", "after more work", "after another end"])
+async def test_what_is_finished_in_the_archive_is_not_undone(world: World, when: str) -> None:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a", "b")
+    older = await everything(world)
+    run = await world.finish(run_id)
+    await world.archiver.archive_what_moved()
+    events = await world.records.events(run_id)
+    await come_back_with(world, older)
+    if when == "after more work":
+        await world.do(run_id, "c")
+    elif when == "after another end":
+        await world.orchestrator.apply([Cancel(run_id)])
+    else:
+        await world.archiver.sweep()
+    await world.archiver.archive_what_moved()
+    assert (await world.load(run_id)).snapshot() == run.snapshot()
+    assert (await world.records.summary(run_id))["status"] == "COMPLETED"
+    assert await world.records.events(run_id) == events
+    await world.orchestrator.look_after(run_id)
+    await world.archiver.archive_what_moved()
+    assert await world.hints.claim(10) == []
+    world.now += RETENTION + 1
+    await world.archiver.retire()
+    assert await world.snapshots.known([run_id]) == set()
+
+
+async def test_unless_a_later_epoch_was_opened(world: World) -> None:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a")
+    older = await everything(world)
+    await world.do(run_id, "b", "c", "d")
+    await world.archiver.archive_what_moved()
+    await come_back_with(world, older)
+    await world.orchestrator.apply([Cancel(run_id)])
+    await world.orchestrator.apply([Retry(run_id)])
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    run = await world.finish(run_id)
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
+
+
+async def test_two_who_notice_begin_one_generation(world: World) -> None:
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a")
+    older = await everything(world)
+    archivers = [world.archiver, world.another_archiver(), world.another_archiver()]
+    await world.do(run_id, "b")
+    for each in archivers:
+        await world.hints.moved([run_id])
+        await each.archive_what_moved()
+        await world.start(run_id, "c")
+    await come_back_with(world, older)
+    for each in archivers:  # each remembers what the archive had before
+        await world.hints.moved([run_id])
+        await each.archive_what_moved()
+        await world.assert_archived(run_id)
+    assert await world.generation(run_id) == 2
+
+
+async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(world: World) -> None:
+    """Somebody wrote what Redis then lost, after we had looked."""
+    run_id = await world.begin(graph({"a": {}, "b": {}}))
+    await world.archiver.archive_what_moved()
+    older = await everything(world)
+    await world.do(run_id, "a")
+    for fraction in (0.1, 0.2, 0.3):
+        await world.start(run_id, "b")
+        token = (await world.load(run_id)).node("b").token
+        await world.store.apply([Progress(run_id, "b", token, fraction, "")], world.now)
+    lost = await world.snapshots.read({run_id: None})
+    await come_back_with(world, older)
+    await world.do(run_id, "a", "b")
+    await world.archive.write_many([reading.snapshot for reading in lost.values()])
+    await world.archiver.archive_what_moved()
+    world.now += 10
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (await world.records.summary(run_id))["status"] == "COMPLETED"
+
+
+async def test_of_a_run_that_was_restored_before(world: World) -> None:
+    run_id = await half_done(world)
+    await world.archiver.archive_what_moved()
+    older = await everything(world)
+    await lose_everything(world)
+    await world.restorer.restore()
+    await world.hints.moved([run_id])
+    await world.archiver.archive_what_moved()
+    assert (await world.archive.kept([run_id]))[run_id].generation == 2
+    await come_back_with(world, older)
+    await world.hints.moved([run_id])
+    await world.archiver.archive_what_moved()
+    assert await world.generation(run_id) == 3
+    await world.finish(run_id)
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+
+
+async def test_who_still_writes_what_was_lost_does_no_harm(world: World) -> None:
+    """An archiver has read the end of a run, Redis loses everything, and then it writes."""
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a")
+    await world.archiver.archive_what_moved()
+    await world.do(run_id, "b")
+    late: list[RunSnapshot] = [
+        reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
+    ]
+    await world.finish(run_id)
+    ends = [reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()]
+    await lose_everything(world)
+    await world.restorer.restore()
+    await world.archive.write_many(late)
+    await world.do(run_id, "c")
+    await world.archiver.archive_what_moved()
+    world.now += 10
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    await world.archive.write_many(ends)
+    run = await world.finish(run_id)
+    await world.archiver.archive_what_moved()
+    world.now += 10
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (await world.records.summary(run_id))["status"] == run.status.value
+
+
+async def failed(world: World) -> str:
+    run_id = await world.begin(graph({"a": {}, "b": {"dependencies": ["a"]}}))
+    await world.start(run_id, "a")
+    token = (await world.load(run_id)).node("a").token
+    error = {"type": "x", "message": "y"}
+    await world.orchestrator.apply([Fail(run_id, "a", token, error, permanent=True)])
+    await world.archiver.archive_what_moved()
+    return run_id
+
+
+@pytest.mark.parametrize("done", [(), ("a",)], ids=["at once", "half done"])
+async def test_a_retry_that_the_archive_knows_is_not_undone(
+    world: World, done: tuple[str, ...]
+) -> None:
+    run_id = await failed(world)
+    older = await everything(world)
+    await world.orchestrator.apply([Retry(run_id)])
+    await world.do(run_id, *done)
+    await world.archiver.archive_what_moved()
+    events = await world.records.events(run_id)
+    await come_back_with(world, older)
+    assert (await world.load(run_id)).status is RunStatus.FAILED
+    world.now += 31
+    await world.restorer.restore()  # nobody else looks for a run that has ended
+    await world.archiver.archive_what_moved()
+    run = await world.load(run_id)
+    assert (run.status, run.epoch) == (RunStatus.RUNNING, 2)
+    assert (await world.records.events(run_id))[: len(events)] == events
+    run = await world.finish(run_id)
+    assert (run.status, run.epoch, run.seq > len(events)) == (RunStatus.COMPLETED, 2, True)
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+
+
+async def test_unless_it_was_retried_in_another_way_since(world: World) -> None:
+    run_id = await failed(world)
+    older = await everything(world)
+    await world.orchestrator.apply([Retry(run_id)])
+    await world.archiver.archive_what_moved()
+    await come_back_with(world, older)
+    world.now += 1
+    await world.orchestrator.apply([Retry(run_id, "a")])
+    ours = (await world.raw(run_id))["events"]
+    await world.restorer.restore()
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (await world.raw(run_id))["events"] == ours
+    assert (await world.finish(run_id)).status is RunStatus.COMPLETED
+
+
+async def test_an_end_that_the_archive_lacks_is_no_lost_retry(world: World) -> None:
+    run_id = await half_done(world)
+    await world.archiver.archive_what_moved()
+    run = await world.finish(run_id)
+    await world.pipe.call("DEL", UNARCHIVED)
+    world.now += 31
+    await world.restorer.restore()
+    await world.archiver.archive_what_moved()
+    assert (await world.load(run_id)).snapshot() == run.snapshot()
+    await world.assert_archived(run_id)
+
+
+async def test_a_cancel_and_a_retry_that_were_answered_are_not_lost_with_redis(
+    world: World, redis_url: str, postgres_url: str
+) -> None:
+    """Nobody is there but who asks: no archiver comes round."""
+    settings = Settings(redis_url=redis_url, database_url=postgres_url)
+    async with commanding(settings) as commands:
+        flow = {"name": "kept", "nodes": [{"id": "a", "handler": "input"}]}
+        run_id = (await commands.trigger(flow)).run_id
+        for order, status, epoch in (
+            (commands.cancel, "CANCELLED", 1),
+            (commands.retry, "RUNNING", 2),
+        ):
+            await order(run_id)
+            await world.pipe.call("FLUSHALL")
+            told = await commands.get_run(run_id)
+            assert (told["status"], told["epoch"]) == (status, epoch)
+
+
+@pytest.mark.parametrize("told", [ArchiveDown("away"), TimeoutError()], ids=["away", "hangs"])
+async def test_an_order_does_not_wait_for_an_archive_that_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, told: Exception
+) -> None:
+    async def fails(_: object) -> None:
+        raise told
+
+    monkeypatch.setattr(world.archive, "heads", fails)
+    run_id = await world.begin(graph(DIAMOND))
+    await world.archiver.keep([run_id])
+    assert (await world.finish(run_id)).status is RunStatus.COMPLETED
