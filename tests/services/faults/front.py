@@ -47,8 +47,11 @@ class Front:
     async def cancel(self, run_id: str) -> None:
         await self._answer("POST", f"/runs/{run_id}/cancel", {})
 
-    async def retry(self, run_id: str, first: str | None) -> None:
-        await self._answer("POST", f"/runs/{run_id}/retry", {"from": first} if first else {})
+    async def retry(self, run_id: str, first: str | None) -> int:
+        """The epoch that it is in then; 0 if there was nothing to retry."""
+        body = {"from": first} if first else {}
+        answer = await self._answer("POST", f"/runs/{run_id}/retry", body)
+        return int(answer.get("epoch", 0))
 
     async def list_runs(self, which: str = "") -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

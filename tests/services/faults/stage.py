@@ -151,6 +151,8 @@ class Stage:
         self.broker_deaths: list[tuple[float, float, float]] = []
         """The same of a broker, if tasks have one of their own."""
         self.forgot_until = 0.0
+        self.postgres_well_since = 0.0
+        """Who asked for it in vain comes back a moment later."""
         """Redis was emptied: what workers did up to this time may have left no trace."""
         self._nursery = nursery
         self._settings = settings
@@ -478,22 +480,26 @@ class Stage:
     @of_a_server
     async def kill_postgres(self) -> None:
         assert self.postgres is not None
+        self.postgres_well_since = float("inf")
         self.note("PostgreSQL is killed")
         self.counts["PostgreSQL killed"] += 1
         await asyncio.to_thread(self.postgres.kill)
         await asyncio.sleep(self.chance.uniform(0.0, 2.0))
         await asyncio.to_thread(self.postgres.start)
         self.note("PostgreSQL serves again")
+        self.postgres_well_since = time.time() + 3.0
 
     @of_a_server
     async def pause_postgres(self) -> None:
         assert self.postgres is not None
+        self.postgres_well_since = float("inf")
         self.note("PostgreSQL is stopped")
         self.counts["PostgreSQL stopped"] += 1
         self.postgres.pause()
         await asyncio.sleep(self.chance.uniform(0.5, 3.0))
         self.postgres.resume()
         self.note("PostgreSQL goes on")
+        self.postgres_well_since = time.time() + 3.0
 
     # ── afterwards ───────────────────────────────────────────────────────────────────────
 

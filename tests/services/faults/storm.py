@@ -129,6 +129,8 @@ class Storm:
         self.plans: dict[str, Plan] = {}
         self._open: set[str] = set()
         self._cancelled: set[str] = set()
+        self._promised: dict[str, int] = {}
+        """Epochs that a client was told of, and the archive could be told."""
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def rage(self, seconds: float, pause: tuple[float, float] = (0.1, 0.6)) -> None:
@@ -227,7 +229,10 @@ class Storm:
             self._open.add(run_id)
             self._stage.note(f"{run_id} is retried from {first}")
             self._stage.counts["retries"] += 1
-            await front.retry(run_id, first)
+            asked_at = time.time()
+            epoch = await front.retry(run_id, first)
+            if self._stage.archive is not None and asked_at > self._stage.postgres_well_since:
+                self._promised[run_id] = max(epoch, self._promised.get(run_id, 0))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
@@ -270,6 +275,8 @@ class Storm:
             report.read.add(run_id)
             report.blame(run_id, violations(evidence))
             report.blame(run_id, await self._archived(evidence.run))
+            if evidence.run.epoch < (promised := self._promised.get(run_id, 0)):
+                report.blame(run_id, [f"it was retried, and epoch {promised} is lost"])
             status = str(evidence.run.status)
             report.statuses[status] = report.statuses.get(status, 0) + 1
             types = [event.type for event in evidence.events]
