@@ -138,6 +138,33 @@ async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -
     assert await other.claim_stale(["tasks:nobody"], 0.0, 10) == []
 
 
+@pytest.mark.parametrize("held", [0, 1])
+async def test_what_was_settled_and_not_deleted_does_not_lie_there_for_ever(
+    ends: Ends, held: int
+) -> None:
+    """Who settled it died in between."""
+    family = [TASK._replace(node_id=f"n{i}") for i in range(3)]
+    await ends.sender.send(family)
+    read = [message for message, _ in await ends.inbox.tasks(10)]
+    settled = [message.id for message in read[: 3 - held]]
+    await ends.pipe.call("XACK", stream_of("h"), WORKERS, *settled)
+    await ends.sender.send([TASK])
+    other = StreamReader(ends.pipe, ends.pipe, WORKERS, "w2")
+    await other.claim_stale([stream_of("h")], 60.0, 10)
+    left = [entry[0].decode() for entry in await ends.pipe.call("XRANGE", stream_of("h"), "-", "+")]
+    assert left[:-1] == [message.id for message in read[3 - held :]]
+    assert len(left) == held + 1, "what nobody has read stays"
+
+
+async def test_what_another_group_has_not_read_stays(ends: Ends) -> None:
+    await ends.sender.send([TASK])
+    ((message, _),) = await ends.inbox.tasks(10)
+    await ends.pipe.call("XGROUP", "CREATE", stream_of("h"), "auditors", "0")
+    await ends.pipe.call("XACK", stream_of("h"), WORKERS, message.id)
+    await StreamReader(ends.pipe, ends.pipe, WORKERS, "w2").claim_stale([stream_of("h")], 60.0, 10)
+    assert await ends.pipe.call("XLEN", stream_of("h")) == 1
+
+
 async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:

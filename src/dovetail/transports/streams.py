@@ -184,6 +184,28 @@ end
 """Messages are read in order: if nobody holds one as old as the newest of these, all up to there
 are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
 order."""
+_TRIM = """
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return end -- there is no such stream
+local from_ms, from_seq
+for _, told in ipairs(groups) do
+  local facts = {}
+  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
+  local id, more = facts['last-delivered-id'], 1
+  if facts['pending'] > 0 then
+    id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0
+  end
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  ms, seq = ms + 0, seq + more
+  if from_ms == nil or ms < from_ms or (ms == from_ms and seq < from_seq) then
+    from_ms, from_seq = ms, seq
+  end
+end
+if from_ms == nil then return end
+redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_seq))
+"""
+"""Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
+leaves some that nobody reads again. Everything before what any group still needs may go."""
 _DISMISS = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
@@ -272,8 +294,9 @@ class StreamReader:
         self, streams: Sequence[str], idle_seconds: float, limit: int
     ) -> list[Message]:
         """Messages that another consumer has read and not settled for so long, at most so many of
-        each stream."""
+        each stream. What is settled and was left lying goes."""
         idle = int(idle_seconds * 1000)
+        await self._pipe.many([self._pipe.evaluation(_TRIM, [stream], []) for stream in streams])
         replies = await self._pipe.ask(
             [
                 ("XAUTOCLAIM", stream, self._group, self.consumer, idle, "0-0", "COUNT", limit)
