@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -286,15 +287,15 @@ async def test_a_cancel_and_a_retry_that_were_answered_are_not_lost_with_redis(
     settings = Settings(redis_url=redis_url, database_url=postgres_url)
     async with commanding(settings) as commands:
         flow = {"name": "kept", "nodes": [{"id": "a", "handler": "input"}]}
-        run_id = (await commands.trigger(flow)).run_id
+        ids = [(await commands.trigger(flow)).run_id for _ in range(20)]
         for order, status, epoch in (
             (commands.cancel, "CANCELLED", 1),
             (commands.retry, "RUNNING", 2),
         ):
-            await order(run_id)
+            await asyncio.gather(*map(order, ids))
             await world.pipe.call("FLUSHALL")
-            told = await commands.get_run(run_id)
-            assert (told["status"], told["epoch"]) == (status, epoch)
+            for told in [await commands.get_run(run_id) for run_id in ids]:
+                assert (told["status"], told["epoch"]) == (status, epoch)
 
 
 @pytest.mark.parametrize("told", [ArchiveDown("away"), TimeoutError()], ids=["away", "hangs"])

@@ -141,6 +141,8 @@ class Archiver:
         self._rest_seconds = rest_seconds
         self._heads: OrderedDict[str, Head] = OrderedDict()
         """Where we left some runs; whoever else wrote them since is noticed at the write."""
+        self._keeping = asyncio.Lock()
+        self._unkept: dict[str, None] = {}
 
     async def run(self) -> None:
         """Every duty, for ever."""
@@ -163,9 +165,12 @@ class Archiver:
     async def keep(self, run_ids: Sequence[str]) -> None:
         """Now: somebody is about to be told that they moved. If that takes long, or the archive is
         away, it comes with all others."""
+        self._unkept.update(dict.fromkeys(run_ids))
         with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(KEEP_SECONDS):
-                await self._bring(run_ids)
+            async with asyncio.timeout(KEEP_SECONDS), self._keeping:
+                # Whoever waited meanwhile goes along: those of a batch are retried side by side.
+                together, self._unkept = self._unkept, {}
+                await self._bring([*together])
 
     async def _take(self, claims: Sequence[Claim]) -> None:
         try:
