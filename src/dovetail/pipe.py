@@ -307,6 +307,12 @@ class Pipe:
     async def script(self, source: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         return await self.call(*self.evaluation(source, keys, args))
 
+    async def info(self, section: str = "default") -> dict[str, str]:
+        """What the server says of itself."""
+        text = (await self.call("INFO", section)).decode()
+        lines = (line.partition(":") for line in text.splitlines())
+        return {name: value for name, colon, value in lines if colon}
+
     async def server(self) -> bytes:
         """Which start of which server this is, or of which servers."""
         told = [await node.call("INFO", "server") for node in self.nodes()]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from ..servers.postgres_server import Databases
 from ..servers.redis_server import RedisServer
+from .archive_world import World, an_empty_world
 from .hands import Hands, at_work
+
+
+@pytest.fixture
+async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
+    async with an_empty_world(redis_url, postgres_url) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

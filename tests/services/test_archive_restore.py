@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,18 +22,10 @@ from .archive_world import (
     RECOVERY,
     RETENTION,
     World,
-    an_empty_world,
     graph,
     half_done,
     lose_everything,
 )
-
-
-@pytest.fixture
-async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
-    async with an_empty_world(redis_url, postgres_url) as made:
-        yield made
-
 
 # ── in every state ───────────────────────────────────────────────────────────────────────
 

@@ -127,10 +127,10 @@ class Archiver:
         *,
         checkpoint_interval: float,
         retention_seconds: float,
+        restore: Callable[[Sequence[str]], Awaitable[object]],
         rest_seconds: float = REST_SECONDS,
-        restore: Callable[[Sequence[str]], Awaitable[object]] | None = None,
     ) -> None:
-        """`restore` makes runs hot again that are not; else somebody does that in time."""
+        """`restore` makes those runs hot again that are not."""
         self._restore = restore
         self._hot = hot
         self._hints = hints
@@ -262,7 +262,7 @@ class Archiver:
     async def _resume(self, here: RunSnapshot) -> None:
         log.warning("run %s was retried before the end of its log was lost", here.run_id)
         as_it_is = Head(Kept(here.generation, EVER, finished=True), here.epoch, None)
-        if await self._hot.drop(here.run_id, as_it_is) == 1 and self._restore is not None:
+        if await self._hot.drop(here.run_id, as_it_is) == 1:
             await self._restore([here.run_id])
 
     async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:

@@ -107,9 +107,8 @@ class RedisAgenda:
 
     async def age(self) -> float:
         """Of the server that was started last. Redis tells the difference of two whole seconds."""
-        told = [await node.call("INFO", "server") for node in self._pipe.nodes()]
-        ages = [text.partition(b"uptime_in_seconds:")[2].split(b"\r")[0] for text in told]
-        return max(0.0, min(map(float, ages)) - 1)
+        told = [await node.info("server") for node in self._pipe.nodes()]
+        return max(0.0, min(float(facts["uptime_in_seconds"]) for facts in told) - 1)
 
     async def remember_all(self, now: float) -> None:
         """Put every run on the agenda that has not ended, whatever was lost."""

@@ -42,7 +42,7 @@ async def examine(
 
 async def _node(pipe: Pipe, settings: Settings) -> list[Finding]:
     """What every node of a cluster has to be."""
-    info = await _info(pipe)
+    info = await pipe.info()
     found = [_server(info)]
     found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
     return [*found, _memory(info), _role(info)]
@@ -70,12 +70,6 @@ async def reach(settings: Settings, clock: Callable[[], float] = time.time) -> l
         return [Finding("redis", False, str(error), fix)]
     except TimeoutError:
         return [Finding("redis", False, f"no answer within {PATIENCE_SECONDS:g} s", fix)]
-
-
-async def _info(pipe: Pipe) -> dict[str, str]:
-    text = (await pipe.call("INFO")).decode()
-    lines = (line.partition(":") for line in text.splitlines())
-    return {name: value for name, colon, value in lines if colon}
 
 
 # ── what it is ───────────────────────────────────────────────────────────────────────────

@@ -31,9 +31,8 @@ async def seen_to_breaks(pipe: Pipe) -> AsyncIterator[bool]:
 async def renew_log(pipe: Pipe) -> None:
     """On every server that has a log and has not written it anew since its start."""
     for node in pipe.nodes():
-        told = await node.call("INFO", "persistence")
-        facts = dict(line.split(b":", 1) for line in told.split(b"\r\n") if b":" in line)
-        if facts.get(b"aof_enabled") != b"1" or facts.get(b"aof_last_rewrite_time_sec") != b"-1":
+        facts = await node.info("persistence")
+        if facts.get("aof_enabled") != "1" or facts.get("aof_last_rewrite_time_sec") != "-1":
             continue
         (answer,) = await node.ask([("BGREWRITEAOF",)])
         if isinstance(answer, hiredis.ReplyError):  # it is at it, or we may not ask for that
