@@ -125,6 +125,8 @@ async def test_a_cluster_is_told(pipe: Pipe) -> None:
 class Told:
     """A Redis that gives another answer to one command."""
 
+    info = Pipe.info
+
     def __init__(self, pipe: Pipe, command: str, answers: dict[str, str]) -> None:
         self._pipe = pipe
         self._command = command
