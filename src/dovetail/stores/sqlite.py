@@ -209,7 +209,7 @@ class SqliteStore:
             if made.known != run.id:
                 raise KeyUsed(made.known or "", made.same_body)
             return False
-        if not run.finished and self._drives:
+        if not run.finished and self._drives and run.id not in self._runs:
             self._keep(Kept(run, made.number, 1, mine=True))
         return True
 
@@ -309,8 +309,13 @@ class SqliteStore:
         self._by_number[kept.number] = kept
 
     def _drop(self, kept: Kept) -> None:
-        self._runs.pop(kept.run.id, None)
-        self._by_number.pop(kept.number, None)
+        """Hold it no longer, unless it is another by now or something of it is on its way.
+
+        Of a run there is one at the most: of two in the same round, one's decisions would be lost.
+        """
+        if self._runs.get(kept.run.id) is kept and not kept.on_its_way:
+            del self._runs[kept.run.id]
+            del self._by_number[kept.number]
 
     def _fetch(self, run_id: str) -> Kept | None:
         """The run as the file has it now; with what of it is on its way there, if anything is."""
@@ -441,7 +446,7 @@ class SqliteStore:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
         if kept.on_its_way and kept.run.status in FINAL:
             await self._rounds.flush()  # nobody is told of an end that could still be lost
-        if not (kept.mine or kept.on_its_way):
+        if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
 
@@ -560,8 +565,10 @@ class SqliteStore:
         wanted = list(run_ids)
         staged = {}
         for run_id in await self.transact(lambda c: self.owner.take(c, wanted)):
-            kept = self._read(self._query("read_run", run_id))
-            self._keep(kept)
+            kept = self._fetch(run_id)
+            if kept is None:
+                continue  # deleted meanwhile
+            kept.mine = True
             behind = max(0.0, _newest(kept.run) - now)
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
         await self._rounds.flush()

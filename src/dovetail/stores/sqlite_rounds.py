@@ -185,9 +185,12 @@ class Rounds:
             for kept in gathering.dirty.values():
                 if kept.stale:
                     self._catch_up(kept)
-            # Catching up stages again, into the round after this one: it belongs into this.
-            for run_id in gathering.dirty:
-                self._next.dirty.pop(run_id, None)
+            # Catching up stages again, into the round after this one: it belongs into this. What
+            # came to nothing has been let go of and may be read anew before this round ends.
+            for run_id, kept in gathering.dirty.items():
+                if self._next.dirty.get(run_id) is kept:
+                    del self._next.dirty[run_id]
+            gathering.dirty = {i: kept for i, kept in gathering.dirty.items() if kept.staged}
             round_ = self._round(gathering)
         except Exception as error:  # whoever waits must not wait for ever, whatever it is
             self._give_up(gathering, error)
@@ -212,8 +215,6 @@ class Rounds:
     def _round(self, gathering: _Gathering) -> Round | None:
         additions, projections, nudges = [], [], []
         for kept in gathering.dirty.values():
-            if not kept.staged:
-                continue
             kept.writing, kept.staged = kept.staged, []
             additions.append(Add(kept.number, kept.pieces, kept.writing))
             if not kept.mine:
@@ -249,11 +250,10 @@ class Rounds:
             self._take_back(written, outcome.overtaken)
             return
         for kept in written.dirty.values():
-            if kept.writing:
-                if self.heard is not None:
-                    self.heard(kept.run, kept.writing)
-                kept.writing = []
-                kept.pieces += 1
+            if self.heard is not None:
+                self.heard(kept.run, kept.writing)
+            kept.writing = []
+            kept.pieces += 1
             self._tell(kept)
         for (_, future), made in zip(written.creations, outcome.made, strict=True):
             if not future.done():

@@ -1,0 +1,93 @@
+"""What a round answered is in the file, however often others come between.
+
+The thread that writes is held at chosen points, so that each race happens on purpose. With one
+process per store this would be two processes that share a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from dovetail.core.events import Token
+from dovetail.core.states import NodeStatus
+from dovetail.core.transitions import Claim, Decision
+from dovetail.stores.sqlite import SqliteStore
+
+from ..contracts.stores import create
+from ..core.walk import graph
+
+T = 1000.0
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
+    """Who drives the runs, and somebody else who moves them; the other writes in its thread."""
+    async with AsyncExitStack() as stack:
+        driver, other = [
+            await stack.enter_async_context(SqliteStore(tmp_path / "runs.db", sync="normal"))
+            for _ in range(2)
+        ]
+        other.writer.commit = lambda round_: None  # type: ignore[method-assign]
+        yield driver, other
+
+
+def held(store: SqliteStore) -> threading.Event:
+    """The thread waits here, after what was submitted so far; set the event to let it go on."""
+    gate = threading.Event()
+    store.writer.submit(lambda connection: gate.wait(30), lambda result, error: None)
+    return gate
+
+
+async def until_written(store: SqliteStore, gate: threading.Event) -> None:
+    """Let the thread go on to the next gate, and the loop hear of what it wrote."""
+    before = store._rounds._writing
+    gate.set()
+    async with asyncio.timeout(10):
+        while store._rounds._writing is before:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_decision_that_was_answered_is_in_the_file_though_others_came_between_twice(
+    pair: tuple[SqliteStore, SqliteStore],
+) -> None:
+    driver, other = pair
+    run_id, begun = await create(driver, graph(dict.fromkeys("abcd", [])))
+    beside, begun_beside = await create(driver, graph({"a": []}))
+    tokens = dict(zip("abcd", (order.token for order in begun.dispatch), strict=True))
+
+    async def claim(
+        store: SqliteStore, name: str, run_id: str = run_id, token: Token | None = None
+    ) -> Decision:
+        move = Claim(run_id, name, token or tokens[name], "w", T + 10)
+        (decision,) = await store.apply([move], T, durable=True)
+        return decision
+
+    async def begun_claim(name: str, *of: object) -> asyncio.Task[Decision]:
+        task = asyncio.create_task(claim(other, name, *of))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        return task
+
+    first = held(other)
+    lost = await begun_claim("a")
+    second = held(other)
+    assert (await claim(driver, "a")).changed
+    neighbour = await begun_claim("a", beside, begun_beside.dispatch[0].token)
+    # What is decided anew comes to nothing, so only the neighbour of the round is written.
+    await until_written(other, first)
+    kept = await begun_claim("b")
+    third = held(other)
+    await until_written(other, second)
+    assert (await claim(driver, "c")).changed
+    last = await begun_claim("d")
+    third.set()
+    answers = await asyncio.wait_for(asyncio.gather(lost, neighbour, kept, last), 10)
+
+    assert [bool(answer.changed) for answer in answers] == [False, True, True, True]
+    run = await driver.load(run_id)
+    assert {node.status for node in run.nodes} == {NodeStatus.RUNNING}
