@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.events import Event
+from dovetail.core.events import Event, Token
+from dovetail.core.transitions import Progress
+from dovetail.engine.ports import Task
+from dovetail.engine.worker import Worker
+from dovetail.handlers.calls import RegistryCalls
 
-from .harness import engine
+from .harness import engine, registry_of
 
 
 def fractions(events: list[Event], node: str = "a") -> list[float]:
@@ -61,6 +67,46 @@ async def test_the_last_progress_comes_before_the_completion() -> None:
             types = [event.type for event in events]
             assert types.index("node.completed") == len(types) - 2
             assert "node.progress" not in types[types.index("node.completed") :]
+
+
+async def test_a_result_does_not_overtake_progress_that_is_being_told() -> None:
+    """The store is slow; what is told of a node after its end is not shown."""
+    entered, told = asyncio.Event(), asyncio.Event()
+    heard: list[Any] = []
+
+    class Slow:
+        async def take(self, limit: int) -> list[Task]:
+            if entered.is_set():
+                await asyncio.get_running_loop().create_future()
+            entered.set()
+            return [Task("run", name, Token(1, 1, 7), "half", {}, {}, {}, 60.0) for name in "ab"]
+
+        async def report(self, said: Sequence[Any]) -> None:
+            if any(isinstance(one, Progress) for one in said):
+                telling.set()
+                await told.wait()
+            heard.extend(said)
+
+    telling, over = asyncio.Event(), asyncio.Event()
+
+    async def half(config: dict[str, Any], ctx: Any) -> None:
+        if ctx.node_id == "a":
+            ctx.progress(0.5)
+        await over.wait()
+
+    calls = RegistryCalls(registry_of(half))
+    worker = Worker(Slow(), calls, time.time, lambda error: None, concurrency=8)  # type: ignore[arg-type]
+    worker.start()
+    async with asyncio.timeout(10):
+        await telling.wait()
+        over.set()
+        await asyncio.sleep(0.05)  # enough for a result that waits for nobody
+        told.set()
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+    await worker.close()
+    kinds = [type(one).__name__ for one in heard if one.node == "a"]
+    assert kinds == ["Progress", "Complete"]
 
 
 async def test_a_flood_of_progress_is_thinned_out() -> None:

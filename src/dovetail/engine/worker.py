@@ -87,6 +87,8 @@ class Worker:
         self._running: dict[_Running, None] = {}
         self._results: list[Result] = []
         self._progress: dict[tuple[str, str], Progress] = {}
+        self._telling = asyncio.Lock()
+        """Held while progress is on its way: told after its node's result, it would be refused."""
         self._slowed: list[tuple[str, float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._reporting: set[asyncio.Task[Any]] = set()
@@ -210,7 +212,7 @@ class Worker:
     async def _refill(self) -> None:
         """Report what is done, then take as much as there are free slots."""
         while not self._claimed:
-            if self._progress or self._slowed:
+            if self._progress or self._slowed or self._telling.locked():
                 await self._flush()
             elif self._results:  # the same, shorter: this is every node of a chain
                 results, self._results = self._results, []
@@ -343,10 +345,10 @@ class Worker:
 
     async def _flush(self) -> None:
         """Report everything that waits to be reported, progress before its node's result."""
-        told: list[Result | Progress] = [*self._progress.values(), *self._results]
+        progress, results = list(self._progress.values()), self._results
         self._progress.clear()
-        self._results.clear()
-        if not told and not self._slowed:
+        self._results = []
+        if not progress and not results and not self._slowed:
             return
         me = asyncio.current_task()
         assert me is not None  # noqa: S101
@@ -354,10 +356,14 @@ class Worker:
         try:
             while self._slowed:
                 await self._desk.slow(*self._slowed.pop())
-            if told:
-                await self._desk.report(told)
+            if progress or self._telling.locked():  # theirs may be told by another of us just now
+                async with self._telling:
+                    if progress:
+                        await self._desk.report(progress)
+            if results:
+                await self._desk.report(results)
         except asyncio.CancelledError:  # as above
-            self._results[:0] = [one for one in told if not isinstance(one, Progress)]
+            self._results[:0] = results
             raise
         finally:
             self._reporting.discard(me)
