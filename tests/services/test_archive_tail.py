@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from dovetail.config import Settings
 from dovetail.core.errors import ArchiveDown
+from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
-from dovetail.core.transitions import Cancel, Fail, Progress, Retry
+from dovetail.core.transitions import Cancel, Complete, Fail, Progress, Retry
 from dovetail.distributed import commanding
 from dovetail.engine import archiver
 from dovetail.engine.snapshots import RunSnapshot
@@ -18,6 +20,7 @@ from dovetail.stores.redis_hints import UNARCHIVED
 from .archive_world import (
     DIAMOND,
     RETENTION,
+    Keys,
     World,
     come_back_with,
     everything,
@@ -104,6 +107,25 @@ async def test_what_is_finished_in_the_archive_is_not_undone(world: World, when:
     await world.orchestrator.look_after(run_id)
     await world.archiver.archive_what_moved()
     assert await world.hints.claim(10) == []
+    world.now += RETENTION + 1
+    await world.archiver.retire()
+    assert await world.snapshots.known([run_id]) == set()
+
+
+async def test_a_result_that_comes_late_after_that_is_archived(world: World) -> None:
+    """Of a start that Redis has lost: the run is as it was archived, and has one event more."""
+    run_id = await world.begin(graph(DIAMOND))
+    await world.do(run_id, "a", "b")
+    older = await everything(world)
+    await world.finish(run_id)
+    await world.archiver.archive_what_moved()
+    await come_back_with(world, older)
+    await world.archiver.sweep()
+    await world.archiver.archive_what_moved()
+    await world.orchestrator.apply([Complete(run_id, "c", Token(1, 1, 99), None)])
+    await world.archiver.archive_what_moved()
+    await world.assert_archived(run_id)
+    assert (await world.records.events(run_id))[-1]["type"] == "result.refused"
     world.now += RETENTION + 1
     await world.archiver.retire()
     assert await world.snapshots.known([run_id]) == set()
@@ -289,6 +311,41 @@ async def test_a_cancel_and_a_retry_that_were_answered_are_not_lost_with_redis(
             await world.pipe.call("FLUSHALL")
             for told in [await commands.get_run(run_id) for run_id in ids]:
                 assert (told["status"], told["epoch"]) == (status, epoch)
+
+
+@pytest.mark.parametrize("loss", ["everything", "the end of its log"])
+@pytest.mark.parametrize("order", ["cancel", "retry"])
+async def test_an_order_that_redis_loses_before_it_is_kept_is_given_again(
+    world: World,
+    redis_url: str,
+    postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    order: str,
+    loss: str,
+) -> None:
+    to_lose: list[Keys] = []
+    keep = archiver.Archiver.keep
+
+    async def lose_and_keep(self: archiver.Archiver, run_ids: Sequence[str]) -> None:
+        if to_lose:
+            await come_back_with(world, to_lose.pop())
+        await keep(self, run_ids)
+
+    monkeypatch.setattr(archiver.Archiver, "keep", lose_and_keep)
+    settings = Settings(redis_url=redis_url, database_url=postgres_url)
+    async with commanding(settings) as commands:
+        flow = {"name": "kept", "nodes": [{"id": "a", "handler": "input"}]}
+        run_id = (await commands.trigger(flow)).run_id
+        if order == "retry":
+            await commands.cancel(run_id)
+        to_lose.append([] if loss == "everything" else await everything(world))
+        run = await getattr(commands, order)(run_id)
+        wanted = ("CANCELLED", 1) if order == "cancel" else ("RUNNING", 2)
+        assert not to_lose
+        assert (run.status, run.epoch) == wanted
+        await world.pipe.call("FLUSHALL")
+        told = await commands.get_run(run_id)
+        assert (told["status"], told["epoch"]) == wanted
 
 
 @pytest.mark.parametrize("hangs", [False, True])

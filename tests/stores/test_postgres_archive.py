@@ -425,6 +425,16 @@ class TestGenerations:
         assert await archive.write(late) == Kept(1, 6, True)
         assert len(await log_of(archive, run_id)) == 6
 
+    async def test_also_if_redis_had_to_be_given_the_run_again(
+        self, archive: PostgresArchive, records: PostgresRecords
+    ) -> None:
+        """It goes on from the very end, under a generation of its own."""
+        run_id = (await accepted(records)).run_id
+        await archive.write(ended(run_id, 5))
+        late = ended(run_id, 6, first=6, finished=NOW, generation=2)
+        assert await archive.write(late) == Kept(2, 6, True)
+        assert await log_of(archive, run_id) == [*(f"1.{seq}" for seq in range(1, 6)), "2.6"]
+
 
 class TestReading:
     async def test_a_run_that_nobody_has_seen_since_is_what_was_asked_for(

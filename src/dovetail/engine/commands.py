@@ -37,6 +37,7 @@ from dovetail.core.errors import (
     InvalidDefinition,
     InvalidParams,
     Problem,
+    StoreError,
 )
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
@@ -68,6 +69,8 @@ WAITED_FOR = 20
 """Runs of a batch at a time."""
 RETRIED_AT_ONCE = 100
 """Of a batch: they share commits, and nobody else waits for long."""
+MOST_TRIES = 3
+"""To move a run in a store that does not keep it."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 SLOWEST, LARGEST_BURST = 1e-9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more at once than anybody has."""
@@ -336,15 +339,20 @@ class Commands:
         return run
 
     async def _move(self, move: Cancel | Retry) -> RunState:
-        run = await self.store.load(move.run_id)
-        if await self.store.owner_of(move.run_id) == "here":
-            (decision,) = await self.orchestrator.apply([move], durable=True)
-        else:  # whoever drives it learns of it and sends out what follows
-            (decision,) = await self.store.apply([move], self.clock(), durable=True)
-        run = await self.store.load(move.run_id)
-        if not decision:
-            raise explain_refusal(run, move)
-        return run
+        epoch = (await self.store.load(move.run_id)).epoch
+        for again in range(MOST_TRIES):
+            if await self.store.owner_of(move.run_id) == "here":
+                (decision,) = await self.orchestrator.apply([move], durable=True)
+            else:  # whoever drives it learns of it and sends out what follows
+                (decision,) = await self.store.apply([move], self.clock(), durable=True)
+            run = await self.store.load(move.run_id)
+            if (decision or again) and _is_done(move, epoch, run):
+                return run
+            if not decision:
+                raise explain_refusal(run, move)
+            # The hot store was emptied in this very moment, or came back without the end of its
+            # log: nobody is told that something is done which is lost already.
+        raise StoreError(f"run '{move.run_id}': the store did not keep what was asked for")
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         """What a retry would run again and what it would keep. Raises as it would."""
@@ -556,6 +564,11 @@ def _key(scope: str, key: str, asked: Iterable[Any]) -> tuple[str, str, str]:
         raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
     body = orjson.dumps(list(asked), option=orjson.OPT_SORT_KEYS)
     return scope, key, hashlib.sha256(body).hexdigest()
+
+
+def _is_done(move: Cancel | Retry, epoch: int, run: RunState) -> bool:
+    """Whether the run shows it, which was in that epoch; somebody may have gone on from there."""
+    return run.epoch > epoch or (isinstance(move, Cancel) and run.finished)
 
 
 def _same(known: KeyUsed, key: str | None) -> str:

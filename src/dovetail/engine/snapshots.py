@@ -109,8 +109,9 @@ def course(head: Head | None, reading: Reading) -> Course:
     if kept.finished and here.epoch <= head.epoch:
         if not (reading.continues and here.finished):
             return Course.REPLACE
-        # What comes after the end, a late result that was refused, only the same log may add.
-        news = here.generation == kept.generation and here.events
+        # What comes after the end, a late result that was refused, only a log may add that goes on
+        # from there: the same, or that of a run that was made again as it is archived.
+        news = here.generation >= kept.generation and here.events
         return Course.WRITE if news else Course.LEAVE
     if here.finished and here.epoch < head.epoch:
         return Course.RESUME

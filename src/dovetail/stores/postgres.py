@@ -187,9 +187,10 @@ async def _of_another_log(connection: Connection, pairs: _Accepted) -> set[str]:
 
 
 def _is_newer(row: _Row, snapshot: RunSnapshot) -> bool:
-    other_end = snapshot.generation != row.generation or snapshot.finished_at is None
+    goes_on = snapshot.generation == row.generation or snapshot.first_seq == row.last_seq + 1
+    other_end = not goes_on or snapshot.finished_at is None
     if row.finished_at is not None and int(snapshot.meta["epoch"]) <= row.epoch and other_end:
-        return False  # only a late event of the same log is welcome
+        return False  # only a late event is welcome, of a log that has this end
     return (snapshot.generation, snapshot.last_seq) >= (row.generation, row.last_seq)
 
 

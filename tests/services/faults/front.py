@@ -44,8 +44,10 @@ class Front:
             self.complaints.append(f"of batch {answer} {len(made)} runs are listed")
         return made
 
-    async def cancel(self, run_id: str) -> None:
-        await self._answer("POST", f"/runs/{run_id}/cancel", {})
+    async def cancel(self, run_id: str) -> int:
+        """The epoch that was cancelled; 0 if there was nothing to cancel."""
+        answer = await self._answer("POST", f"/runs/{run_id}/cancel", {})
+        return int(answer.get("epoch", 0))
 
     async def retry(self, run_id: str, first: str | None) -> int:
         """The epoch that it is in then; 0 if there was nothing to retry."""

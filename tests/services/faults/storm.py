@@ -131,6 +131,8 @@ class Storm:
         self._cancelled: set[str] = set()
         self._promised: dict[str, int] = {}
         """Epochs that a client was told of, and the archive could be told."""
+        self._ended: dict[str, int] = {}
+        """The same of epochs that were cancelled."""
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def rage(self, seconds: float, pause: tuple[float, float] = (0.1, 0.6)) -> None:
@@ -221,7 +223,10 @@ class Storm:
                     self._cancelled.add(run_id)
                     self._stage.note(f"{run_id} is cancelled")
                     self._stage.counts["cancels"] += 1
-                    await front.cancel(run_id)
+                    asked_at = time.time()
+                    epoch = await front.cancel(run_id)
+                    if self._is_promise(asked_at):
+                        self._ended[run_id] = max(epoch, self._ended.get(run_id, 0))
                 continue
             first = None
             if run.status is RunStatus.COMPLETED or chance.random() < 0.3:
@@ -231,8 +236,12 @@ class Storm:
             self._stage.counts["retries"] += 1
             asked_at = time.time()
             epoch = await front.retry(run_id, first)
-            if self._stage.archive is not None and asked_at > self._stage.postgres_well_since:
+            if self._is_promise(asked_at):
                 self._promised[run_id] = max(epoch, self._promised.get(run_id, 0))
+
+    def _is_promise(self, asked_at: float) -> bool:
+        """Whether what was answered just now outlasts Redis: PostgreSQL was there to keep it."""
+        return self._stage.archive is not None and asked_at > self._stage.postgres_well_since
 
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
@@ -277,6 +286,10 @@ class Storm:
             report.blame(run_id, await self._archived(evidence.run))
             if evidence.run.epoch < (promised := self._promised.get(run_id, 0)):
                 report.blame(run_id, [f"it was retried, and epoch {promised} is lost"])
+            if evidence.run.epoch <= (ended := self._ended.get(run_id, 0)) and (
+                evidence.run.epoch < ended or evidence.run.status is RunStatus.COMPLETED
+            ):
+                report.blame(run_id, [f"it was cancelled in epoch {ended}, and that is lost"])
             status = str(evidence.run.status)
             report.statuses[status] = report.statuses.get(status, 0) + 1
             types = [event.type for event in evidence.events]
