@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,7 @@ from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_fleet import Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
@@ -55,12 +55,12 @@ from dovetail.stores.shared_runs import SharedRuns
 from dovetail.transports.ends import EndFeed
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.peers import BEAT_SECONDS, Peers
+from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.stream_messages import RESULTS
 from dovetail.transports.streams import (
     ORCHESTRATORS,
     WORKERS,
     Message,
-    StreamInbox,
     StreamReader,
     StreamSender,
 )
@@ -151,15 +151,15 @@ async def connected(
 @asynccontextmanager
 async def _sender(settings: Settings, pipe: Pipe) -> AsyncIterator[StreamSender]:
     """The orchestrators' end of the transport that the settings name."""
+    fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
     if settings.transport == "streams":
-        yield StreamSender(pipe)
+        yield StreamSender(pipe, fleet.quick)
         return
     from dovetail.transports.celery import broker_url, make_app
     from dovetail.transports.celery_sender import CelerySender, broker_at
 
     app = make_app(settings)
     broker = broker_at(broker_url(settings), app, pipe, settings.redis_url)
-    fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
 
     async def hands() -> int:
         return sum(one["concurrency"] for one in await fleet.workers() if one["alive"])
@@ -408,6 +408,8 @@ async def working(
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
+        facts = _facts(registry, settings, me)
+        now_facts = lambda: facts._replace(running=len(worker.holding()), quick=inbox.quick())  # noqa: E731
         beside = [
             asyncio.create_task(kept_up(name, duty))
             for name, duty in (
@@ -416,8 +418,9 @@ async def working(
                     lambda: keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds),
                 ),
                 ("orders to stop", lambda: _hear_stops(StopFeed(listening), worker)),
-                ("heartbeat", lambda: _beat(fleet, worker, registry, settings, me)),
+                ("heartbeat", lambda: _beat(fleet, now_facts, settings.heartbeat_interval)),
                 ("after a break", inbox.mend),
+                ("sharing", inbox.share),
             )
         ]
         try:
@@ -442,25 +445,25 @@ async def _hear_stops(feed: StopFeed, worker: Worker) -> None:
             worker.stop(order)
 
 
-async def _beat(
-    fleet: RedisFleet, worker: Worker, registry: Registry, settings: Settings, me: str
-) -> None:
-    """Say that this worker is alive, and what it can do."""
-    began = time.time()
+def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
+    """What a worker is, and can do."""
+    return WorkerFacts(
+        worker_id=me,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at=time.time(),
+        handlers=sorted(registry),
+        running=0,
+        concurrency=settings.concurrency,
+        retries={name: many for name, many in registry.default_retries().items() if many},
+    )
+
+
+async def _beat(fleet: RedisFleet, facts: Callable[[], WorkerFacts], pause: float) -> None:
+    """Say that this worker is alive, for ever."""
     while True:
-        await fleet.beat(
-            WorkerFacts(
-                worker_id=me,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                started_at=began,
-                handlers=sorted(registry),
-                running=len(worker.holding()),
-                concurrency=settings.concurrency,
-                retries={name: many for name, many in registry.default_retries().items() if many},
-            )
-        )
-        await asyncio.sleep(settings.heartbeat_interval)
+        await fleet.beat(facts())
+        await asyncio.sleep(pause)
 
 
 @asynccontextmanager
@@ -487,7 +490,8 @@ async def commanding(
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        handlers = Handlers(builtin_registry(settings) if registry is None else registry, fleet)
+        own = builtin_registry(settings) if registry is None else registry
+        handlers = Handlers(own.default_retries(), fleet)
         yield Commands(
             store=runs,
             records=records,
@@ -550,31 +554,6 @@ async def _archived(
             restore=restorer.restore_lost,
         )
         yield Archived(archive, records, restorer, archiver)
-
-
-class Handlers:
-    """Those that are known here, and those that workers have announced within a day."""
-
-    def __init__(self, registry: Registry, fleet: RedisFleet) -> None:
-        self._own = registry.default_retries()
-        self._fleet = fleet
-        self._heard: dict[str, tuple[float, int]] = {}
-        """When of each, and its retries: a Redis that was emptied knows of none for a moment."""
-        self.retries = dict(self._own)
-
-    async def learn(self) -> None:
-        now = time.monotonic()
-        told = {name: (now, many) for name, many in (await self._fleet.announced()).items()}
-        kept = {name: at for name, at in self._heard.items() if now - at[0] < DAY_SECONDS}
-        self._heard = kept | told
-        self.retries.clear()
-        self.retries.update({name: many for name, (_, many) in self._heard.items()} | self._own)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.retries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.retries)
 
 
 def _records(

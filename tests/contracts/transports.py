@@ -31,10 +31,10 @@ from dovetail.pipe import Pipe
 from dovetail.stores.redis import RedisStore
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.local import LocalTransport
+from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.streams import (
     WORKERS,
     Message,
-    StreamInbox,
     StreamReader,
     StreamSender,
 )

@@ -209,7 +209,7 @@ async def test_a_run_is_read_twice_for_the_lists(bench: Bench, commands: Command
     """To see whether it is still new, and still at its end, once it was listed so."""
     await commands.register(workflow({"only": []}))
     best = float("inf")
-    for _ in range(5):  # the best of some: a run that ends before it is listed is read again
+    for _ in range(12):  # the best of some: a run that ends before it is listed is read again
         before = bench.calls("hmget") + bench.calls("hget")
         await many(commands, AT_ONCE, "flow1")
         reads = bench.calls("hmget") + bench.calls("hget") - before

@@ -30,8 +30,9 @@ from dovetail.stores.redis_agenda import ACTIVE, LEASES
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.transports.messages import read_task, result_fields, task_fields
+from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.stream_messages import RESULTS, stream_of
-from dovetail.transports.streams import ORCHESTRATORS, WORKERS, StreamInbox, StreamReader
+from dovetail.transports.streams import ORCHESTRATORS, WORKERS, StreamReader
 
 from ..core.walk import graph
 

@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dovetail import distributed
 from dovetail import fleet as module
 from dovetail.config import load_settings
 from dovetail.core.errors import StoreError
-from dovetail.distributed import Handlers
 from dovetail.fleet import RemoteFleet, watching
-from dovetail.handlers.registry import Registry
 from dovetail.pipe import Pipe
-from dovetail.stores.redis_fleet import WORKERS, RedisFleet, WorkerFacts
+from dovetail.stores import redis_fleet
+from dovetail.stores.redis_fleet import WORKERS, Handlers, RedisFleet, WorkerFacts
 
 from ..servers.redis_server import RedisServer
 
@@ -55,13 +53,13 @@ async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_anno
 async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_knows_none(
     pipe: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handlers = Handlers(Registry(), RedisFleet(pipe))
+    handlers = Handlers({}, RedisFleet(pipe))
     await RedisFleet(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1, {"theirs": 2}))
     await handlers.learn()
     await pipe.call("DEL", WORKERS)
     await handlers.learn()
     assert handlers.retries == {"theirs": 2}
-    monkeypatch.setattr(distributed, "DAY_SECONDS", 0.0)
+    monkeypatch.setattr(redis_fleet, "REMEMBERED_SECONDS", 0.0)
     await handlers.learn()
     assert not handlers.retries
 

@@ -17,14 +17,14 @@ from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
-from dovetail.transports import streams
+from dovetail.transports import stream_inbox
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import MOST_INPUTS, result_fields
+from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.streams import (
     DEAD,
     RESULTS,
     WORKERS,
-    StreamInbox,
     StreamReader,
     StreamSender,
     stream_of,
@@ -191,7 +191,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
 async def test_all_that_a_dead_worker_had_read_is_begun_without_a_pause(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "LOOK_SECONDS", 60.0)
+    monkeypatch.setattr(stream_inbox, "LOOK_SECONDS", 60.0)
     await ends.sender.send([TASK] * 25 + [TASK._replace(handler="other")] * 5)
     read = 0
     while read < 30:
@@ -368,7 +368,7 @@ async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
 ) -> None:
     told = many_results()
     await ends.inbox.send(told[:20])
-    monkeypatch.setattr(streams, "TOLD_SECONDS", -1.0)
+    monkeypatch.setattr(stream_inbox, "TOLD_SECONDS", -1.0)
     await ends.inbox.send(told[20:30])
     monkeypatch.undo()
     await ends.inbox.send(told[30:])
@@ -384,7 +384,7 @@ async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
 async def test_what_is_kept_of_what_was_told_is_bounded(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "MOST_TOLD_BYTES", 100_000)
+    monkeypatch.setattr(stream_inbox, "MOST_TOLD_BYTES", 100_000)
     for n in range(30):
         await ends.inbox.send([Complete("run", f"n{n}", TOKEN, "x" * 10_000)])
     await ends.inbox._arrived()
@@ -472,7 +472,7 @@ async def test_what_was_read_and_never_opened_is_for_others(
     ends: Ends, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of it was asked for, some was made ready for the next time, and one is no task."""
-    monkeypatch.setattr(streams, "QUICK_SECONDS", 60)
+    monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 60)
     sent = numbered(14)
     await ends.sender.send(sent[:10])
     await ends.pipe.call("XADD", stream_of("h"), "*", "run_id", "x")

@@ -57,7 +57,7 @@ async def test_a_decision_that_was_answered_is_in_the_file_though_others_came_be
     pair: tuple[SqliteStore, SqliteStore],
 ) -> None:
     driver, other = pair
-    run_id, begun = await create(driver, graph(dict.fromkeys("abcd", [])))
+    run_id, begun = await create(driver, graph({name: [] for name in "abcd"}))
     beside, begun_beside = await create(driver, graph({"a": []}))
     tokens = dict(zip("abcd", (order.token for order in begun.dispatch), strict=True))
 

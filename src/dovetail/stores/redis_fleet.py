@@ -8,7 +8,8 @@ also while all workers are away. What it must not know: what a worker does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -35,6 +36,8 @@ class WorkerFacts(NamedTuple):
     concurrency: int
     retries: Mapping[str, int] = {}
     """Of those handlers that have some of their own."""
+    quick: Sequence[str] = ()
+    """Handlers that took but a moment for many tasks."""
 
 
 class RedisFleet:
@@ -70,9 +73,7 @@ class RedisFleet:
     async def workers(self) -> list[dict[str, Any]]:
         """In the fields of `GET /workers`; those that died within a day included."""
         known = [one for one in await self._remembered() if "left" not in one]
-        alive = await asyncio.gather(
-            *(self._pipe.call("EXISTS", _worker(one["worker_id"])) for one in known)
-        )
+        alive = await self._alive(known)
         return [
             {
                 "worker_id": one["worker_id"],
@@ -88,6 +89,11 @@ class RedisFleet:
             for one, is_alive in zip(known, alive, strict=True)
         ]
 
+    async def _alive(self, known: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        return await asyncio.gather(
+            *(self._pipe.call("EXISTS", _worker(one["worker_id"])) for one in known)
+        )
+
     async def handlers(self) -> frozenset[str]:
         """Every handler that a worker announced within the last day."""
         return frozenset(await self.announced())
@@ -96,6 +102,12 @@ class RedisFleet:
         """Those of a worker that is alive."""
         alive = [one for one in await self.workers() if one["alive"]]
         return frozenset(name for one in alive for name in one["handlers"])
+
+    async def quick(self) -> frozenset[str]:
+        """Those for which a worker that is alive took but a moment lately."""
+        known = [one for one in await self._remembered() if "left" not in one and one.get("quick")]
+        told = zip(known, await self._alive(known), strict=True)
+        return frozenset(name for one, is_alive in told if is_alive for name in one["quick"])
 
     async def announced(self) -> dict[str, int]:
         """The same with the retries of each, as the worker that was started last has them."""
@@ -122,6 +134,32 @@ class RedisFleet:
         texts = await self._pipe.call("LRANGE", DEAD, 0, MOST_SHOWN - 1)
         letters = [orjson.loads(text) for text in texts]
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+
+
+class Handlers:
+    """Those that are known here, and those that workers have announced within a day."""
+
+    def __init__(self, own: Mapping[str, int], fleet: RedisFleet) -> None:
+        """`own` are those known here, with their retries."""
+        self._own = dict(own)
+        self._fleet = fleet
+        self._heard: dict[str, tuple[float, int]] = {}
+        """When of each, and its retries: a Redis that was emptied knows of none for a moment."""
+        self.retries = dict(self._own)
+
+    async def learn(self) -> None:
+        now = time.monotonic()
+        told = {name: (now, many) for name, many in (await self._fleet.announced()).items()}
+        kept = {name: at for name, at in self._heard.items() if now - at[0] < REMEMBERED_SECONDS}
+        self._heard = kept | told
+        self.retries.clear()
+        self.retries.update({name: many for name, (_, many) in self._heard.items()} | self._own)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.retries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.retries)
 
 
 def _worker(worker_id: str) -> str:

@@ -200,6 +200,41 @@ def _error(told: Any) -> dict[str, Any]:
     return error | {"type": kind if isinstance(kind, str) else "error", "message": message}
 
 
+def read_tasks(fields: Sequence[bytes]) -> list[Task]:
+    """What a message asks for: one task, and `more` of the same handler that travel with it."""
+    if b"more" not in fields[::2]:
+        return [read_task(fields)]
+    at = 2 * fields[::2].index(b"more")
+    first = read_task([*fields[:at], *fields[at + 2 :]])
+    return [first, *_more_tasks(fields[at + 1], first.handler)]
+
+
+def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
+    """As [run_id, token, inputs, params, node, config, place, node, config, place, …], …"""
+    for run_id, token, inputs, params, *told in orjson.loads(text):
+        start = (_text(run_id), _token(_text(token).encode()))
+        with_inputs, with_params = _text(inputs).encode(), _text(params).encode()
+        for node, config, place in zip(told[::3], told[1::3], told[2::3], strict=True):
+            if not isinstance(config, dict) or not isinstance(place, int):
+                raise Malformed("a config is no object, or a place no number")
+            plain = (
+                start[0],
+                _text(node),
+                start[1],
+                handler,
+                config,
+                _object("params", with_params),
+                None if with_inputs == b"null" else _object("inputs", with_inputs),
+                USUAL_TIMEOUT,
+                None,
+                (),
+                None,
+                place,
+                None,
+            )
+            yield new_tuple(Task, plain)
+
+
 def read_task(fields: Sequence[bytes]) -> Task:
     names = fields[::2]
     if names in (_PLAIN_TASK, _PLAIN_TASK_WITH_PARAMS):

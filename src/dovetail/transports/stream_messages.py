@@ -7,6 +7,7 @@ it must not know: who reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import orjson
 
@@ -24,8 +25,11 @@ RESULTS = "wf:stream:results"
 FEWEST_PACKED, MOST_PACKED = 8, 64
 """Results that travel in one message. So many that what it costs to send, read and settle one is
 shared, and so few that workers can begin with what follows from the first."""
+MOST_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
+"""Tasks that travel in one message, and how many messages there are at least: as many workers find
+something."""
 MOST_PACKED_BYTES = 4096
-"""Of one output: a larger one costs more than its message."""
+"""Of one output, or of one task: a larger one costs more than its message."""
 
 
 def stream_of(handler: str) -> str:
@@ -61,32 +65,91 @@ _TASK = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n"
 
 
 def task_messages(tasks: Iterable[Task]) -> list[Command]:
-    """What sends these."""
+    """What sends these, each by itself."""
     messages: list[Command] = []
     like: Task | None = None
     before = between = behind = b""
     for task in tasks:
-        named = task.resource_tag is not None or task.trace is not None
-        unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
-        if unusual or task.place is None:
+        if not _is_usual(task):
             messages.append(("XADD", stream_of(task.handler), "*", *task_fields(task)))
             continue
-        # What became ready together has one token; who has the same parents, one dict of inputs.
-        if (
-            like is None
-            or task.source is not like.source
-            or task.source is None
-            or task.token is not like.token
-            or task.handler != like.handler
-            or task.run_id != like.run_id
-        ):
+        if like is None or task.handler != like.handler or not _are_siblings(task, like):
             like = task
             before, between, behind = _common(task)
         node_id, config = task.node_id.encode(), orjson.dumps(task.config)
-        place = b"%d" % task.place
+        place = str(task.place).encode()
         message = (before, len(node_id), node_id, between, len(config), config, behind)
         messages.append(_TASK % (*message, len(place), place))
     return messages
+
+
+def _is_usual(task: Task) -> bool:
+    """Whether there is nothing to say of it but what nearly every task has."""
+    named = task.resource_tag is not None or task.trace is not None
+    unusual = named or task.deferred or task.cache or task.timeout_seconds != USUAL_TIMEOUT
+    return not unusual and task.place is not None
+
+
+def _are_siblings(task: Task, other: Task) -> bool:
+    """What became ready together has one token; who has the same parents, one dict of inputs."""
+    return (
+        task.source is other.source
+        and task.source is not None
+        and task.token is other.token
+        and task.run_id == other.run_id
+    )
+
+
+def packed_task_messages(tasks: Sequence[Task]) -> list[Command]:
+    """What sends these, all of one handler that is quick: several in a message."""
+    size = min(MOST_TASKS_PACKED, len(tasks) // FEWEST_MESSAGES)
+    if size < 2:
+        return task_messages(tasks)
+    alone: list[Task] = []
+    small: list[_Packable] = []
+    like: Task | None = None
+    shared: tuple[str, ...] = ()
+    for task in tasks:
+        if not _is_usual(task):
+            alone.append(task)
+            continue
+        if like is None or not _are_siblings(task, like):
+            like, shared = task, _shared(task)
+        config = orjson.dumps(task.config)
+        if sum(map(len, shared)) + len(config) > MOST_PACKED_BYTES:
+            alone.append(task)
+        else:
+            small.append((task, shared, config))
+    packs = (small[at : at + size] for at in range(0, len(small), size))
+    return [*task_messages(alone), *map(_task_pack, packs)]
+
+
+_Packable = tuple[Task, tuple[str, ...], bytes]
+"""A task, what it shares with its siblings, and its config."""
+
+
+def _shared(task: Task) -> tuple[str, ...]:
+    """Inputs and params as text, so that no two handlers are given the same objects."""
+    params = orjson.dumps(task.params) if task.params else b"{}"
+    return task.run_id, str(task.token), inputs_text(task).decode(), params.decode()
+
+
+def _task_pack(pack: Sequence[_Packable]) -> Command:
+    """The first as if it were alone, the others behind it, as `read_tasks` takes them."""
+    (first, _, _), *others = pack
+    (alone,) = task_messages([first])
+    if not others:
+        return alone
+    more: list[list[Any]] = []
+    like: tuple[str, ...] | None = None
+    for task, shared, config in others:
+        if shared is not like:
+            like = shared
+            more.append([*shared])
+        more[-1] += (task.node_id, orjson.Fragment(config), task.place)
+    assert isinstance(alone, bytes)  # noqa: S101
+    count, _, words = alone.partition(b"\r\n")
+    return b"*%d\r\n%b%b" % (int(count[1:]) + 2, words, _words("more", orjson.dumps(more)))
 
 
 def _common(task: Task) -> tuple[bytes, bytes, bytes]:

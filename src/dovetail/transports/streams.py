@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
@@ -21,12 +20,13 @@ import orjson
 from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
-from dovetail.engine.ports import Result, Task
-from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError, as_one
-from dovetail.transports.messages import read_results, read_task, shown
+from dovetail.engine.ports import Task
+from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError
+from dovetail.transports.messages import read_results, read_tasks, shown
 from dovetail.transports.stream_messages import (
+    FEWEST_MESSAGES,
     RESULTS,
-    result_messages,
+    packed_task_messages,
     stream_of,
     task_messages,
 )
@@ -43,33 +43,54 @@ MOST_ENDS, TOLD_AT_ONCE = 250, 16
 """Few: they take memory for good, and who misses one looks by itself a second later."""
 FEW_AT_ONCE, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
-AGAIN_SECONDS = 0.5
-LOOK_SECONDS = 1.0
-"""How often a worker looks for what another has read and not begun."""
-QUICK_SECONDS = 0.05
 COMPANY_SECONDS = 0.001
 """How long results wait for something to travel with."""
-FARTHEST_AHEAD = 8
-TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
-"""While its log is synced, Redis answers up to two seconds before that has what it was told."""
+LEARN_SECONDS = 5.0
+"""So old may it be what is known of handlers that are quick."""
 
 
 class Message(NamedTuple):
-    """A message that was read and is not settled yet, or one of several results that it tells."""
+    """A message that was read and is not settled yet, or one of several things that it tells."""
 
     stream: str
     id: str
     content: Any
     """A `Task`, a `Complete` or a `Fail`."""
+    unsettled: list[int] | None = None
+    """How many of its tasks are not settled, the same for all of them; None if there is one, and
+    for results, which are settled together."""
+
+    def is_last(self) -> bool:
+        """This is settled: whether all that its message tells is so by now."""
+        if self.unsettled is None:
+            return True
+        self.unsettled[0] -= 1
+        return self.unsettled[0] <= 0
 
 
 Entry = tuple[str, Any]
 """A message as it was read, behind the stream that it is of."""
+Quick = Callable[[], Awaitable[frozenset[str]]]
+"""Handlers that are quick, as workers say."""
 
 
 def _time(message_id: bytes) -> float:
     """When a message was sent, by the clock of Redis."""
     return int(message_id.partition(b"-")[0]) / 1000
+
+
+async def _oldest_unread(pipe: Pipe, stream: str, group: str) -> float | None:
+    """When the oldest message was sent that nobody in this group has read."""
+    (groups,) = await pipe.ask([("XINFO", "GROUPS", stream)])
+    if isinstance(groups, hiredis.ReplyError):
+        return None
+    after = b"0-0"
+    for told in groups:
+        facts = dict(zip(told[::2], told[1::2], strict=True))
+        if facts[b"name"] == group.encode():
+            after = facts[b"last-delivered-id"]
+    found = await pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
+    return _time(found[0][0]) if found else None
 
 
 class StreamSender:
@@ -78,10 +99,16 @@ class StreamSender:
     sends_ahead = True
     """What is sent right behind a script is found by nobody before it."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, quick: Quick | None = None) -> None:
+        """`quick` says which handlers take but a moment: several of their tasks may travel in one
+        message, as whoever gets them is soon done with all of them."""
         self._pipe = pipe
         self._sent_to: set[str] = set()
         self._marked: set[str] = set()
+        self._ask_for_quick = quick
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._quick: frozenset[str] = frozenset()
 
     async def send(self, tasks: Sequence[Task]) -> None:
         await self.sending(tasks)
@@ -92,14 +119,31 @@ class StreamSender:
         Those of a handler as one: a worker that waits would be woken by the first of them, and go
         to work on that alone.
         """
-        by_handler: dict[str, list[Command]] = {}
-        for task, message in zip(tasks, task_messages(tasks), strict=True):
-            by_handler.setdefault(task.handler, []).append(message)
+        by_handler: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_handler.setdefault(task.handler, []).append(task)
         self._sent_to.update(by_handler)
-        if len(by_handler) == 1:
-            (messages,) = by_handler.values()
-            return self._pipe.together(messages)
-        return asyncio.gather(*map(self._pipe.together, by_handler.values()))
+        messages = [self._messages(handler, own) for handler, own in by_handler.items()]
+        if len(messages) == 1:
+            return self._pipe.together(messages[0])
+        return asyncio.gather(*map(self._pipe.together, messages))
+
+    def _messages(self, handler: str, tasks: Sequence[Task]) -> list[Command]:
+        if len(tasks) < FEWEST_MESSAGES:
+            return task_messages(tasks)
+        self._learn_quick()
+        return packed_task_messages(tasks) if handler in self._quick else task_messages(tasks)
+
+    def _learn_quick(self) -> None:
+        """For the next time: what is sent now does not wait for it."""
+        now = time.monotonic()
+        if self._ask_for_quick is not None and now - self._asked_at > LEARN_SECONDS:
+            self._asked_at = now
+            self._asking = asyncio.ensure_future(self.learn_quick(self._ask_for_quick))
+
+    async def learn_quick(self, quick: Quick) -> None:
+        with contextlib.suppress(RedisError):  # while Redis is away, all that is known stays true
+            self._quick = await quick()
 
     async def stop(self, order: Stop) -> None:
         fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
@@ -118,7 +162,7 @@ class StreamSender:
     async def oldest_result(self) -> float | None:
         """When the oldest result that nobody has settled was sent."""
         (held,) = await self._pipe.ask([("XPENDING", RESULTS, ORCHESTRATORS)])
-        waits = await self._oldest_unread(RESULTS, ORCHESTRATORS)
+        waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
         if isinstance(held, hiredis.ReplyError) or not held[0]:
             return waits
         oldest = _time(held[1])
@@ -130,19 +174,7 @@ class StreamSender:
 
     async def oldest_waiting(self, handler: str) -> float | None:
         """When the oldest task that no worker has read yet was sent."""
-        return await self._oldest_unread(stream_of(handler), WORKERS)
-
-    async def _oldest_unread(self, stream: str, group: str) -> float | None:
-        (groups,) = await self._pipe.ask([("XINFO", "GROUPS", stream)])
-        if isinstance(groups, hiredis.ReplyError):
-            return None
-        after = b"0-0"
-        for told in groups:
-            facts = dict(zip(told[::2], told[1::2], strict=True))
-            if facts[b"name"] == group.encode():
-                after = facts[b"last-delivered-id"]
-        found = await self._pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
-        return _time(found[0][0]) if found else None
+        return await _oldest_unread(self._pipe, stream_of(handler), WORKERS)
 
     async def lost(self) -> list[str]:
         """Handlers whose tasks were lost with their stream since this was last asked."""
@@ -321,6 +353,10 @@ class StreamReader:
         claimed = await self._pipe.call("XCLAIM", stream, self._group, self.consumer, 0, *numbers)
         return await self.understood([(stream, entry) for entry in claimed])
 
+    async def has_unread(self, stream: str) -> bool:
+        """Whether there is something in this stream that no consumer has read."""
+        return await _oldest_unread(self._pipe, stream, self._group) is not None
+
     async def dismiss(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
@@ -337,7 +373,8 @@ class StreamReader:
     def _settling(self, messages: Iterable[Message]) -> list[Command]:
         by_stream: dict[str, dict[str, None]] = {}
         for message in messages:
-            by_stream.setdefault(message.stream, {})[message.id] = None
+            if message.is_last():
+                by_stream.setdefault(message.stream, {})[message.id] = None
         commands: list[Command] = []
         for stream, ids in ((stream, list(known)) for stream, known in by_stream.items()):
             if len(ids) <= FEW_AT_ONCE:
@@ -362,12 +399,19 @@ class StreamReader:
             if entry is None or entry[1] is None:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
+            unsettled = None
             try:
-                told = read_results(fields) if stream == RESULTS else (read_task(fields),)
+                if stream == RESULTS:
+                    told: Sequence[Any] = read_results(fields)
+                else:
+                    told = read_tasks(fields)
+                    unsettled = [len(told)] if len(told) > 1 else None
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
-                found += [new_tuple(Message, (stream, number, content)) for content in told]
+                found += [
+                    new_tuple(Message, (stream, number, content, unsettled)) for content in told
+                ]
         return found
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
@@ -382,192 +426,3 @@ class StreamReader:
         await self._pipe.call("LPUSH", DEAD, orjson.dumps(letter))
         await self._pipe.call("LTRIM", DEAD, 0, MOST_DEAD - 1)
         await self.settle([Message(stream, number, None)])
-
-
-Received = tuple[Message, Task]
-
-
-class StreamInbox:
-    """The workers' end: tasks come in, results go out."""
-
-    def __init__(
-        self,
-        reader: StreamReader | Sequence[StreamReader],
-        pipe: Pipe,
-        handlers: Sequence[str],
-        *,
-        stale_seconds: float | None = None,
-    ) -> None:
-        """One reader for all handlers or, where a read covers one stream only, one for each.
-
-        What a worker has read and not begun for `stale_seconds` is taken from it.
-        """
-        streams = [stream_of(handler) for handler in handlers]
-        if isinstance(reader, StreamReader):
-            self._readers: list[tuple[StreamReader, list[str]]] = [(reader, streams)]
-        else:
-            self._readers = [(one, [s]) for one, s in zip(reader, streams, strict=True)]
-        self._pipe = pipe
-        self._reads: dict[int, asyncio.Task[list[Entry]]] = {}
-        self._kept: list[Message] = []
-        """Read and not asked for yet: a read may bring more than was wanted."""
-        self._unopened: deque[Entry] = deque()
-        """The same, behind these: nobody has looked what they say."""
-        self._asked_for = 0
-        self._busy = 1
-        """Streams that brought something last time."""
-        self._full, self._given_at, self._ahead = False, 0.0, 1
-        self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
-        """What is on its way. Handlers that end by themselves report by themselves, several at
-        once."""
-        self._told: deque[tuple[float, int, list[Command]]] = deque()
-        """What was sent lately: when, its size, and the messages."""
-        self._told_bytes = 0
-        self._stale_seconds = stale_seconds
-        self._look_at = time.monotonic() + LOOK_SECONDS
-
-    async def tasks(self, limit: int) -> list[Received]:
-        now = time.monotonic()
-        # Who comes back at once for as much again may as well be given more to keep. Of a worker
-        # that takes longer, others would have to wait for what it keeps.
-        quick = self._full and now - self._given_at < QUICK_SECONDS
-        self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
-        if not self._kept and not self._unopened:
-            self._kept = await self._stale(limit)
-            if not self._kept:
-                self._unopened.extend(await self._read(limit * self._ahead))
-            await self._arrived()
-        self._asked_for = limit
-        await self.open_more()
-        taken, self._kept = self._kept[:limit], self._kept[limit:]
-        self._full, self._given_at = len(taken) == limit, time.monotonic()
-        return [(message, message.content) for message in taken]
-
-    @property
-    def has_more(self) -> bool:
-        """Of what was read, something is left."""
-        return bool(self._unopened)
-
-    async def open_more(self) -> None:
-        """See what they say that will be asked for next."""
-        lacking = min(self._asked_for - len(self._kept), len(self._unopened))
-        if lacking > 0:
-            entries = [self._unopened.popleft() for _ in range(lacking)]
-            self._kept += await self._readers[0][0].understood(entries)
-
-    async def _read(self, wanted: int) -> list[Entry]:
-        # COUNT is for each stream, and usually few of them have something.
-        share = max(1, wanted // self._busy)
-        if len(self._readers) == 1:
-            reader, streams = self._readers[0]
-            self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
-            found = await reader.received(streams, share)
-        else:
-            found = await self._read_each(share)
-        self._busy = max(1, len({stream for stream, _ in found}))
-        return found
-
-    async def _read_each(self, share: int) -> list[Entry]:
-        for at, (reader, streams) in enumerate(self._readers):
-            if at not in self._reads:
-                self._reads[at] = asyncio.create_task(reader.received(streams, share))
-        done, _ = await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
-        self._reads = {at: read for at, read in self._reads.items() if read not in done}
-        return [entry for read in done for entry in read.result()]
-
-    async def _stale(self, limit: int) -> list[Message]:
-        """What a worker has read and then died over, looked for now and then."""
-        if self._stale_seconds is None or time.monotonic() < self._look_at:
-            return []
-        found: list[Message] = []
-        for reader, streams in self._readers:
-            found += await reader.claim_stale(streams, self._stale_seconds, limit)
-        if len(found) < limit:  # else there may be more, and none has to wait any longer
-            self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
-        return found
-
-    async def settle(self, messages: Sequence[Message]) -> None:
-        """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
-        self._readers[0][0].settle_soon(messages)
-
-    async def send(self, results: Sequence[Result]) -> None:
-        """On their way when this returns; whatever comes next sees to it that they arrive."""
-        commands = result_messages(results)
-        await self._arrived()
-        # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = as_one(commands)
-        # On the connection that is used next: with the next read, or the claims of what is kept,
-        # and behind these, as handlers wait for them.
-        reply = None
-        if len(self._readers) == 1 and not self._kept and not self._unopened:
-            # For few everybody may wait: to put the next read together is a twentieth of a chain.
-            reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
-        if reply is None:
-            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
-        self._sent.append((reply, commands))
-        self._remember(commands)
-
-    def _remember(self, commands: list[Command]) -> None:
-        now = time.monotonic()
-        size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
-        self._told.append((now, size, commands))
-        self._told_bytes += size
-        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MOST_TOLD_BYTES:
-            self._told_bytes -= self._told.popleft()[1]
-            if not self._told:
-                return
-
-    async def mend(self) -> None:
-        """Whenever Redis was restarted, for ever."""
-        async for is_another in self._pipe.after_breaks():
-            if is_another:
-                await self.tell_again()
-
-    async def tell_again(self) -> None:
-        """It may lack the end of its log: what was sent last is sent again. Whatever it still has
-        is refused the second time."""
-        await self._pipe.many([command for _, _, commands in self._told for command in commands])
-
-    async def _arrived(self) -> None:
-        """Everything that was sent before has arrived."""
-        while self._sent:
-            reply, commands = self._sent.popleft()
-            try:
-                await self._deliver(reply, commands)
-            except asyncio.CancelledError:  # who comes next sees to it
-                self._sent.append((reply, commands))
-                raise
-
-    async def _deliver(self, reply: asyncio.Future[list[Any]], commands: list[Command]) -> None:
-        again = commands
-        with contextlib.suppress(RedisError):
-            told = [] if reply.cancelled() else await reply
-            if len(told) > len(commands):  # they went as one, and the last answer is of all
-                told = told[-1]
-            if told and not isinstance(told, hiredis.ReplyError):
-                answers = zip(commands, told, strict=True)
-                again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
-        while again:
-            try:
-                await self._pipe.many(again)
-                return
-            except RedisError:
-                await asyncio.sleep(AGAIN_SECONDS)
-
-    def put_back(self, found: Sequence[Received]) -> None:
-        self._kept += [message for message, _ in found]
-
-    async def close(self) -> None:
-        """Read no more, and let others have at once what was read and never begun."""
-        await self._arrived()
-        for read in self._reads.values():
-            read.cancel()
-        await asyncio.gather(*self._reads.values(), return_exceptions=True)
-        self._asked_for = len(self._kept) + len(self._unopened)
-        await self.open_more()
-        left, self._kept = self._kept, []
-        await self._pipe.many(task_messages(message.content for message in left))
-        await self._readers[0][0].settle(left)
-        for reader, streams in self._readers:
-            for stream in streams:
-                await reader.dismiss(stream, reader.consumer)

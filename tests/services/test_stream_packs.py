@@ -1,0 +1,365 @@
+"""Several tasks in a message: of handlers that are quick, and never to the harm of who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import orjson
+import pytest
+
+from dovetail.core.events import Token
+from dovetail.core.transitions import Complete
+from dovetail.engine.ports import Task
+from dovetail.pipe import Command, Pipe, RedisError
+from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.transports import stream_inbox, streams
+from dovetail.transports.messages import task_fields
+from dovetail.transports.stream_inbox import Received, StreamInbox
+from dovetail.transports.stream_messages import (
+    FEWEST_MESSAGES,
+    MOST_PACKED_BYTES,
+    MOST_TASKS_PACKED,
+)
+from dovetail.transports.streams import (
+    DEAD,
+    WORKERS,
+    StreamReader,
+    StreamSender,
+    stream_of,
+)
+
+TOKEN = Token(1, 1, 77)
+FAMILY: dict[str, Any] = {"parent": {"list": [1, "ü", None]}}
+STREAM = stream_of("h")
+
+
+def tasks(count: int, **changes: Any) -> list[Task]:
+    plain = Task("run", "n0", TOKEN, "h", {}, {}, FAMILY, 300.0, None, (), None, 0)._replace(
+        **changes
+    )
+    return [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(count)]
+
+
+class Post:
+    """One Redis, a sender that knows `h` to be quick, and any number of workers."""
+
+    def __init__(self, pipe: Pipe, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
+        self.pipe = pipe
+        self.sender = StreamSender(pipe)
+        self.sender._quick = frozenset({"h"})
+        self.hire = hire
+
+    async def pending(self) -> int:
+        return int((await self.pipe.call("XPENDING", STREAM, WORKERS))[0])
+
+    async def length(self) -> int:
+        return int(await self.pipe.call("XLEN", STREAM))
+
+    async def emptied(self) -> None:
+        """Nobody waits for it to be told so."""
+        async with asyncio.timeout(10):
+            while await self.pending() or await self.length():
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def post(redis_url: str) -> AsyncIterator[Post]:
+    async with AsyncExitStack() as stack:
+        pipe = await stack.enter_async_context(Pipe(redis_url))
+
+        async def hire(name: str, stale_seconds: float | None = None) -> StreamInbox:
+            blocking = await stack.enter_async_context(Pipe(redis_url))
+            reader = StreamReader(blocking, pipe, WORKERS, name)
+            return StreamInbox(reader, pipe, ["h", "other"], stale_seconds=stale_seconds)
+
+        yield Post(pipe, hire)
+
+
+async def settled(inbox: StreamInbox, found: Sequence[Received], post: Post) -> None:
+    await inbox.settle([message for message, _ in found])
+    await post.pipe.call("PING")  # what is settled travels with whatever comes next
+
+
+async def test_tasks_of_a_quick_handler_travel_together_and_arrive_as_they_were_sent(
+    post: Post,
+) -> None:
+    sent = [
+        *tasks(100),
+        *tasks(20, run_id="r2", token=Token(1, 1, 78), params={"p": [1]}, source={"x": 1}),
+        *tasks(20, run_id="r3", source=None),
+        *tasks(5, timeout_seconds=1.0),
+        *tasks(5, resource_tag="slow"),
+    ]
+    sent[7] = sent[7]._replace(config={"large": "x" * MOST_PACKED_BYTES})
+    await post.sender.send(sent)
+    inbox = await post.hire("w")
+    found = [task for _, task in await inbox.tasks(1000)]
+    assert sorted(map(repr, found)) == sorted(map(repr, sent))
+    # Ten are unusual, and one is large.
+    assert await post.length() == 11 + -(-139 // MOST_TASKS_PACKED)
+
+
+async def test_no_two_of_them_share_what_they_are_given(post: Post) -> None:
+    await post.sender.send(tasks(128, params={"p": [1]}))
+    found = [task for _, task in await (await post.hire("w")).tasks(128)]
+    for task in found[::2]:
+        task.inputs()["parent"]["list"].append("mine")
+        task.params["p"].append("mine")
+    assert all(task.inputs() == FAMILY and task.params == {"p": [1]} for task in found[1::2])
+
+
+@pytest.mark.parametrize("count", [1, 2 * FEWEST_MESSAGES - 1])
+async def test_few_have_a_message_each(post: Post, count: int) -> None:
+    await post.sender.send(tasks(count))
+    assert await post.length() == count
+
+
+@pytest.mark.parametrize("count", [2 * FEWEST_MESSAGES, 64, 100, 1000])
+async def test_there_are_messages_for_many_workers(post: Post, count: int) -> None:
+    await post.sender.send(tasks(count))
+    assert FEWEST_MESSAGES <= await post.length() < count
+
+
+async def test_a_handler_that_nobody_found_quick_has_a_message_for_each_task(post: Post) -> None:
+    await post.sender.send(tasks(100, handler="other"))
+    assert await post.pipe.call("XLEN", stream_of("other")) == 100
+
+
+async def test_a_message_is_settled_with_the_last_of_its_tasks(post: Post) -> None:
+    await post.sender.send(tasks(128))
+    inbox = await post.hire("w")
+    first = await inbox.tasks(3)  # it could not know that three messages are not three tasks
+    await settled(inbox, first, post)
+    assert await post.pending() == 3
+    second = await inbox.tasks(MOST_TASKS_PACKED - 3)
+    await settled(inbox, second[:-1], post)
+    assert await post.pending() == 3
+    await settled(inbox, second[-1:], post)
+    assert await post.pending() == 2
+    assert await post.length() == FEWEST_MESSAGES - 1
+
+
+async def test_of_a_worker_that_died_over_a_message_another_takes_all_of_it(post: Post) -> None:
+    await post.sender.send(tasks(128))
+    dead = await post.hire("dead")
+    begun = await dead.tasks(5)
+    await settled(dead, begun, post)
+    heir = await post.hire("heir", 0.0)
+    heir._look_at = 0.0
+    found = await heir.tasks(1000)
+    heir._look_at = float("inf")
+    found += await heir.tasks(1000)  # and what nobody had read
+    assert sorted(task.place or 0 for _, task in found) == list(range(128))
+    await settled(heir, found, post)
+    await post.emptied()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("{", "7", "[7]", "[[1,2]]", '[["r"]]', '[["r","1.1.5","{}","{}","n",{}]]'),
+        *('[["r","x","{}","{}","n",{},1]]', '[["r","1.1.5","[]","{}","n",{},1]]'),
+        *('[["r","1.1.5","{}","7","n",{},1]]', '[["r","1.1.5","{}","{}",5,{},1]]'),
+        *('[["r","1.1.5","{}","{}","n",[],1]]', '[["r","1.1.5","{}","{}","n",{},"1"]]'),
+        *('[[null,"1.1.5","{}","{}","n",{},1]]', '[["r","1.1.5",{},"{}","n",{},1]]'),
+    ],
+)
+async def test_a_message_whose_further_tasks_are_none_is_a_dead_letter(
+    post: Post, more: str
+) -> None:
+    (good,) = tasks(1)
+    await post.pipe.call("XADD", STREAM, "*", *task_fields(good), "more", more)
+    inbox = await post.hire("w")
+    assert await inbox.tasks(10) == []
+    (letter,) = await post.pipe.call("LRANGE", DEAD, 0, -1)
+    assert orjson.loads(letter)["fields"]["more"] == more
+    assert await post.length() == 0
+
+
+async def test_further_tasks_are_found_wherever_they_stand_in_their_message(post: Post) -> None:
+    (good,) = tasks(1)
+    more = '[["r","1.1.5","{}","{}","n",{},1]]'
+    await post.pipe.call("XADD", STREAM, "*", "more", more, *task_fields(good))
+    found = [task.run_id for _, task in await (await post.hire("w")).tasks(10)]
+    assert found == ["run", "r"]
+
+
+async def test_who_has_room_for_few_reads_few_messages(post: Post) -> None:
+    await post.sender.send(tasks(1000))
+    inbox = await post.hire("w")
+    await settled(inbox, await inbox.tasks(2), post)  # this one could not know how many there are
+    while inbox._kept or inbox._unopened:
+        await inbox.tasks(200)
+    inbox._full = False
+    before = await post.pending()
+    assert len(await inbox.tasks(2 * MOST_TASKS_PACKED)) == 2 * MOST_TASKS_PACKED
+    assert await post.pending() - before == 2
+
+
+# ── who is quick ─────────────────────────────────────────────────────────────────────────
+
+
+async def worked_off(post: Post, given: Sequence[Task], pause: float = 0.0) -> list[str]:
+    """What a worker says of its handlers that was given these, and needed so long for them."""
+    inbox = await post.hire("w")
+    await StreamSender(post.pipe).send(given)
+    inbox._busy = len({task.handler for task in given})
+    found = await inbox.tasks(100)
+    assert len(found) == len(given)
+    await asyncio.sleep(pause)
+    await inbox.send([Complete(task.run_id, task.node_id, task.token, 1) for _, task in found])
+    return inbox.quick()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_worker_says_which_handler_takes_but_a_moment_for_many(post: Post) -> None:
+    assert await worked_off(post, tasks(20)) == ["h"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_of_few_results_nobody_can_tell(post: Post) -> None:
+    assert await worked_off(post, tasks(3)) == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_of_several_handlers_nobody_can_tell_which_is_quick(post: Post) -> None:
+    both = [*tasks(20), *tasks(20, run_id="r2", handler="other")]
+    assert await worked_off(post, both) == []
+
+
+async def test_a_handler_that_takes_longer_is_quick_no_more(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 60.0)
+    inbox = await post.hire("w")
+    await post.sender.send(tasks(20))
+    found = await inbox.tasks(100)
+    results = [Complete(task.run_id, task.node_id, task.token, 1) for _, task in found]
+    await inbox.send(results[:10])
+    assert inbox.quick() == ["h"]
+    monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 0.0)
+    await inbox.send(results[10:11])
+    assert inbox.quick() == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_was_quick_long_ago_is_not_believed(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_inbox, "QUICK_FOR_SECONDS", 0.0)
+    assert await worked_off(post, tasks(20)) == []
+
+
+async def test_who_sends_learns_from_live_workers_which_handlers_are_quick(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LEARN_SECONDS", 0.0)
+    fleet = RedisFleet(post.pipe)
+    sender = StreamSender(post.pipe, fleet.quick)
+
+    async def messages() -> int:
+        await post.pipe.call("DEL", STREAM)
+        await sender.send(tasks(128))
+        assert sender._asking is not None
+        await sender._asking
+        return await post.length()
+
+    facts = WorkerFacts("w", "host", 1, 0.0, ["h"], 0, 8)
+    await fleet.beat(facts)
+    assert [await messages(), await messages()] == [128, 128]
+    await fleet.beat(facts._replace(quick=["h"]))
+    assert [await messages(), await messages()] == [128, FEWEST_MESSAGES]
+    await post.pipe.call("DEL", "wf:worker:w")  # it died
+    assert [await messages(), await messages()] == [FEWEST_MESSAGES, 128]
+    await fleet.beat(facts._replace(quick=["h"]))
+    await fleet.leave("w")
+    assert [await messages(), await messages()] == [128, 128]
+
+
+# ── what is kept is shared ───────────────────────────────────────────────────────────────
+
+
+async def keeping(post: Post) -> tuple[StreamInbox, list[Received]]:
+    """A worker that has begun some of what it has read, and what that is."""
+    await post.sender.send(tasks(128))
+    inbox = await post.hire("keeper")
+    begun = await inbox.tasks(20)
+    await settled(inbox, begun, post)
+    assert len(begun) == 20
+    return inbox, begun
+
+
+async def test_what_cannot_begin_here_is_for_others(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots are taken by what is slow after all."""
+    monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
+    keeper, begun = await keeping(post)
+    await keeper.share_once()
+    assert await post.length() == 108  # each by itself, so that many can take some
+    other = await post.hire("other")
+    found = await other.tasks(1000)
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
+    await settled(other, found, post)
+    await post.emptied()
+
+
+async def test_what_could_not_be_sent_again_is_not_settled(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
+    keeper, _ = await keeping(post)
+    before = await post.pending()
+    many = Pipe.many
+
+    async def refused(pipe: Pipe, commands: Sequence[Command]) -> list[Any]:
+        if any(isinstance(one, bytes) and b"XADD" in one for one in commands):
+            raise RedisError("it is away")
+        return await many(pipe, commands)
+
+    monkeypatch.setattr(Pipe, "many", refused)
+    with pytest.raises(RedisError):
+        await keeper.share_once()
+    assert await post.pending() == before  # so others find it after a lease
+
+
+async def test_what_would_take_long_one_after_the_other_is_for_others(post: Post) -> None:
+    keeper, _ = await keeping(post)
+    keeper._pace = stream_inbox.LONG_SECONDS / 108
+    await keeper.share_once()
+    assert await post.length() == 108
+
+
+async def test_what_can_begin_soon_is_kept(post: Post) -> None:
+    keeper, _ = await keeping(post)
+    await keeper.share_once()
+    assert await post.length() == await post.pending() == FEWEST_MESSAGES
+    assert len(await keeper.tasks(1000)) == 108
+
+
+async def test_it_is_kept_while_others_have_something_to_read(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have to wait behind all of that."""
+    monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
+    keeper, _ = await keeping(post)
+    await post.sender.send(tasks(1, run_id="later"))
+    await keeper.share_once()
+    assert await post.length() == FEWEST_MESSAGES + 1
+    assert len(await keeper.tasks(1000)) == 108
+
+
+async def test_a_worker_that_leaves_lets_others_have_what_it_did_not_begin(post: Post) -> None:
+    keeper, begun = await keeping(post)
+    await keeper.close()
+    found = await (await post.hire("other")).tasks(1000)
+    assert sorted(task.place or 0 for _, task in (*begun, *found)) == list(range(128))
