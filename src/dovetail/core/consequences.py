@@ -14,7 +14,7 @@ from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
-from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop
+from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop, Wake
 
 # Bound once: the rules below compare states a million times a minute.
 PENDING, QUEUED, RUNNING = NodeStatus.PENDING, NodeStatus.QUEUED, NodeStatus.RUNNING
@@ -334,3 +334,19 @@ def log(
     if run.logged:
         run.seq += 1
         out.events.append(Event(run.seq, now, kind, run.epoch, None, None, data))
+
+
+def outstanding(run: RunState) -> Decision:
+    """Every order that follows from the run as it is; `changed` says of which nodes."""
+    orders = Decision()
+    waiting = []
+    for index, node in enumerate(run.nodes):
+        if node.phase is PUBLISHED:
+            orders.dispatch.append(Dispatch(run, index, node.token))
+        elif node.until is not None:
+            waiting.append((node.until, Wake(run.id, run.graph.nodes[index].id, node.token)))
+        else:
+            continue
+        orders.changed.append(index)
+    orders.wake = waiting
+    return orders

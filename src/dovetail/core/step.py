@@ -41,6 +41,7 @@ from dovetail.core.consequences import (
     log,
     lose_node,
     note,
+    outstanding,
     publish,
     refuse,
     resolve,
@@ -59,7 +60,6 @@ from dovetail.core.transitions import (
     Claim,
     Complete,
     Decision,
-    Dispatch,
     Fail,
     Park,
     Progress,
@@ -228,16 +228,9 @@ def take_over(run: RunState, move: TakeOver, now: float, nonce: int) -> Decision
             node.until -= move.behind
             out.changed.append(index)
     close(run, out, now)
-    waiting = []
-    out.dispatch.clear()
-    for index, node in enumerate(run.nodes):
-        if node.phase is PUBLISHED:
-            out.changed.append(index)  # who has to publish it
-            out.dispatch.append(Dispatch(run, index, node.token))
-        elif node.until is not None:
-            out.changed.append(index)
-            waiting.append((node.until, Wake(run.id, run.graph.nodes[index].id, node.token)))
-    out.wake = waiting
+    orders = outstanding(run)
+    out.changed += orders.changed  # who has to see to it is another
+    out.dispatch, out.wake = orders.dispatch, orders.wake
     return out
 
 

@@ -26,22 +26,21 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
+from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
 from dovetail.core.replay import replay
-from dovetail.core.run import Phase, RunState
+from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import (
     NOTHING,
     Complete,
     Decision,
-    Dispatch,
     Stop,
     Submit,
     TakeOver,
     Transition,
-    Wake,
 )
 from dovetail.engine.ports import Cached, KeyUsed
 from dovetail.stores.definitions import Definitions
@@ -357,11 +356,7 @@ class SqliteStore:
 
         The run stays the same object: tasks under way and published nodes refer to it.
         """
-        before = {
-            (spec.id, node.token)
-            for spec, node in zip(kept.run.graph.nodes, kept.run.nodes, strict=True)
-            if node.status is RUNNING
-        }
+        ran = _running(kept.run)
         ours, kept.staged = kept.staged, []
         row = self._query("read_run", kept.run.id)
         if row is None:
@@ -378,7 +373,10 @@ class SqliteStore:
             if kept.staged and kept.staged[-1] is again:
                 kept.staged[-1] = one  # whoever waits for this decision holds this object
         if was_mine:
-            self.on_orders(_outstanding(kept.run, before, publish=kept.mine))
+            orders = outstanding(kept.run) if kept.mine else Decision()
+            ended = ran - _running(kept.run) if kept.mine else ran
+            orders.stop = [Stop(kept.run.id, name, token) for name, token in ended]
+            self.on_orders(orders)
         if not kept.staged:
             self._tell(kept)
 
@@ -587,19 +585,6 @@ def _newest(run: RunState) -> float:
     return max(times)
 
 
-def _outstanding(run: RunState, before: set[tuple[str, Token]], *, publish: bool) -> Decision:
-    """Every order that follows from the run as it is, and an end to what should not run."""
-    orders = Decision()
-    running = set()
-    waiting = []
-    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
-        if node.status is RUNNING:
-            running.add((spec.id, node.token))
-        elif publish and node.phase is Phase.PUBLISHED:
-            orders.dispatch.append(Dispatch(run, place, node.token))
-        elif publish and node.until is not None:
-            waiting.append((node.until, Wake(run.id, spec.id, node.token)))
-    orders.wake = waiting
-    ended = before - running if publish else before
-    orders.stop = [Stop(run.id, name, token) for name, token in ended]
-    return orders
+def _running(run: RunState) -> set[tuple[str, Token]]:
+    specs = zip(run.graph.nodes, run.nodes, strict=True)
+    return {(spec.id, node.token) for spec, node in specs if node.status is RUNNING}
