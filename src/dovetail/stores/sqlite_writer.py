@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from dovetail.core.errors import StoreError
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.journal import Staged, encoded
 from dovetail.stores.sqlite_file import SqliteFile, statements
@@ -241,6 +242,8 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: Round) -> Out
             for add, row in zip(round_.additions, rows, strict=True)
             if connection.execute(statements()["has_piece"], row[:1]).fetchone()
         }
+        if not taken:  # to go on as if it were written would lose what was answered
+            raise StoreError("a round adds to one log twice at the same place") from None
         return Outcome((), frozenset(taken))
 
 
