@@ -18,7 +18,6 @@ from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.transports.broker_counts import waiting
-from dovetail.transports.stream_messages import stream_of
 
 T = TypeVar("T")
 
@@ -83,12 +82,9 @@ class RemoteFleet:
     async def depths(self) -> dict[str, int]:
         """How many tasks of each handler wait for a worker."""
         names = sorted(self._handlers | await _in_time(self._fleet.handlers()))
-        lengths = await _in_time(self._pipe.many([("XLEN", stream_of(name)) for name in names]))
+        in_streams = await _in_time(self._fleet.waiting(names))
         at_broker = await _in_time(waiting(self._pipe))
-        return {
-            name: length + at_broker.get(name, 0)
-            for name, length in zip(names, lengths, strict=True)
-        }
+        return {name: count + at_broker.get(name, 0) for name, count in in_streams.items()}
 
     async def archive_lag(self) -> float:
         """For how many seconds the archive has been behind; 0 if there is none."""

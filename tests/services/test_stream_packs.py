@@ -14,7 +14,7 @@ from dovetail.core.events import Token
 from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
 from dovetail.pipe import Command, Pipe, RedisError
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.stores.redis_fleet import MOST_OPENED, RedisFleet, WorkerFacts
 from dovetail.transports import stream_inbox, streams
 from dovetail.transports.messages import task_fields
 from dovetail.transports.stream_inbox import Received, StreamInbox
@@ -185,6 +185,23 @@ async def test_further_tasks_are_found_wherever_they_stand_in_their_message(post
     await post.pipe.call("XADD", STREAM, "*", "more", more, *task_fields(good))
     found = [task.run_id for _, task in await (await post.hire("w")).tasks(10)]
     assert found == ["run", "r"]
+
+
+async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) -> None:
+    await post.sender.send(tasks(1000))
+    await post.sender.send(tasks(3))
+    await post.sender.send(tasks(100, handler="other"))
+    await post.pipe.call("XADD", stream_of("odd"), "*", "tasks", "many")
+    waiting = await RedisFleet(post.pipe).waiting(["h", "other", "odd", "none"])
+    assert waiting == {"h": 1003, "other": 100, "odd": 1, "none": 0}
+
+
+async def test_of_a_long_stream_it_is_counted_about_how_many_wait(post: Post) -> None:
+    count = 2 * MOST_OPENED * MOST_TASKS_PACKED
+    await post.sender.send(tasks(7))
+    await post.sender.send(tasks(count))
+    waiting = await RedisFleet(post.pipe).waiting(["h"])
+    assert waiting["h"] == pytest.approx(count, rel=0.1)
 
 
 async def test_who_has_room_for_few_reads_few_messages(post: Post) -> None:

@@ -131,7 +131,8 @@ class Told:
         self._pipe = pipe
         self._command = command
         self._answers = answers
-        self.script, self.clustered = pipe.script, pipe.clustered
+        self.script, self.many, self.evaluation = pipe.script, pipe.many, pipe.evaluation
+        self.clustered = pipe.clustered
         self.keeps_order = pipe.keeps_order
 
     def nodes(self) -> list[Told]:

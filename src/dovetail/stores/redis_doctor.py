@@ -14,13 +14,13 @@ from typing import Any
 from dovetail.config import Settings, env_name
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_fleet import DEAD, RedisFleet
+from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
 
 OLDEST_VERSION = (6, 2)
 MOST_SKEW_SECONDS = 1.0
 FULLEST = 0.9
 OLDEST_RESULT_SECONDS = 30.0
-TASKS, RESULTS, ORCHESTRATORS = "tasks:", "wf:stream:results", "wf:orchestrators"
+RESULTS, ORCHESTRATORS = "wf:stream:results", "wf:orchestrators"
 AT_BROKER = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
 
@@ -204,11 +204,9 @@ def _workers(workers: list[dict[str, Any]]) -> Finding:
 async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Finding:
     """Tasks that wait, by handler. One that was done has left its stream."""
     served = {name for one in workers if one["alive"] for name in one["handlers"]}
-    waiting: dict[str, int] = {}
-    for key in await _streams(pipe):
-        length = int(await pipe.call("XLEN", key))
-        if length:
-            waiting[key.removeprefix(TASKS)] = length
+    handlers = [key.removeprefix(TASKS) for key in await _streams(pipe)]
+    in_streams = await RedisFleet(pipe).waiting(handlers)
+    waiting = {name: count for name, count in in_streams.items() if count}
     at_broker = await pipe.call("HGETALL", AT_BROKER)  # counted by who sends and who takes
     for name, count in zip(at_broker[::2], at_broker[1::2], strict=True):
         if int(count) > 0:

@@ -20,8 +20,11 @@ from dovetail.stores.redis_lists import source
 
 WORKERS = "wf:workers"
 DEAD = "wf:dead"
+TASKS = "tasks:"
 REMEMBERED_SECONDS = 86400.0
 MOST_SHOWN = 1000
+MOST_OPENED = 100
+"""Messages of a stream of which it is asked how many tasks each holds."""
 
 
 class WorkerFacts(NamedTuple):
@@ -116,6 +119,12 @@ class RedisFleet:
             for one in await self._remembered()
             for name in one["handlers"]
         }
+
+    async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
+        """How many tasks of each lie in its stream; where many messages do, about how many."""
+        depth = source("fleet_depth")
+        asked = [self._pipe.evaluation(depth, [TASKS + name], [MOST_OPENED]) for name in handlers]
+        return dict(zip(handlers, await self._pipe.many(asked), strict=True))
 
     async def _remembered(self) -> list[dict[str, Any]]:
         seconds, _ = await self._pipe.call("TIME")

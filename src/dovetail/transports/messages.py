@@ -205,7 +205,8 @@ def read_tasks(fields: Sequence[bytes]) -> list[Task]:
     if b"more" not in fields[::2]:
         return [read_task(fields)]
     at = 2 * fields[::2].index(b"more")
-    first = read_task([*fields[:at], *fields[at + 2 :]])
+    counted = 2 if fields[at + 2 : at + 3] == [b"tasks"] else 0
+    first = read_task([*fields[:at], *fields[at + 2 + counted :]])
     return [first, *_more_tasks(fields[at + 1], first.handler)]
 
 

@@ -135,7 +135,8 @@ def _shared(task: Task) -> tuple[str, ...]:
 
 
 def _task_pack(pack: Sequence[_Packable]) -> Command:
-    """The first as if it were alone, the others behind it, as `read_tasks` takes them."""
+    """The first as if it were alone, the others behind it, as `read_tasks` takes them; and how many
+    they are, for who counts what waits."""
     (first, _, _), *others = pack
     (alone,) = task_messages([first])
     if not others:
@@ -149,7 +150,8 @@ def _task_pack(pack: Sequence[_Packable]) -> Command:
         more[-1] += (task.node_id, orjson.Fragment(config), task.place)
     assert isinstance(alone, bytes)  # noqa: S101
     count, _, words = alone.partition(b"\r\n")
-    return b"*%d\r\n%b%b" % (int(count[1:]) + 2, words, _words("more", orjson.dumps(more)))
+    behind = _words("more", orjson.dumps(more), "tasks", str(len(pack)))
+    return b"*%d\r\n%b%b" % (int(count[1:]) + 4, words, behind)
 
 
 def _common(task: Task) -> tuple[bytes, bytes, bytes]:
