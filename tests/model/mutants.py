@@ -133,7 +133,7 @@ def close_over_the_held(run: RunState, out: Decision, now: float) -> None:
 def publish_over_the_limit(run: RunState, index: int, node: Any, out: Decision) -> None:
     run.active += 1
     node.phase = Phase.PUBLISHED
-    out.dispatch.append(step.Dispatch(run, index, node.token))
+    out.dispatch.append(consequences.Dispatch(run, index, node.token))
 
 
 def everywhere(name: str, planted: Callable[..., Any]) -> tuple[Patch, ...]:
