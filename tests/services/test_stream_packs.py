@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -187,6 +188,27 @@ async def test_further_tasks_are_found_wherever_they_stand_in_their_message(post
     assert found == ["run", "r"]
 
 
+async def test_what_is_left_over_of_a_read_is_filled_up_with_the_next(post: Post) -> None:
+    await post.sender.send(tasks(6000))
+    inbox = await post.hire("w")
+    given = []
+    while sum(given) < 6000:
+        found = await inbox.tasks(90)
+        await settled(inbox, found, post)
+        given.append(len(found))
+    assert given == [90] * 66 + [60]
+
+
+async def test_who_has_something_does_not_wait_for_more(post: Post) -> None:
+    await post.sender.send(tasks(4 * FEWEST_MESSAGES))
+    inbox = await post.hire("w")
+    first = await inbox.tasks(FEWEST_MESSAGES)  # which reads all that there is, and cannot know
+    began = time.monotonic()
+    rest = await inbox.tasks(100)
+    assert len(first) + len(rest) == 4 * FEWEST_MESSAGES
+    assert time.monotonic() - began < streams.BLOCK_MILLISECONDS / 2000
+
+
 async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) -> None:
     await post.sender.send(tasks(1000))
     await post.sender.send(tasks(3))
@@ -208,6 +230,7 @@ async def test_who_has_room_for_few_reads_few_messages(post: Post) -> None:
     await post.sender.send(tasks(1000))
     inbox = await post.hire("w")
     await settled(inbox, await inbox.tasks(2), post)  # this one could not know how many there are
+    inbox._is_more = False
     while inbox._kept or inbox._unopened:
         await inbox.tasks(200)
     inbox._full = False

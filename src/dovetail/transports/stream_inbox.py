@@ -78,6 +78,8 @@ class StreamInbox:
         """Tasks, of the messages that were opened last."""
         self._full, self._given_at, self._ahead = False, 0.0, 1
         self._given = 0
+        self._is_more = False
+        """The last read brought as much as it could, so there may be more."""
         self._handler: str | None = None
         """Of all that was given last."""
         self._pace = 0.0
@@ -97,8 +99,11 @@ class StreamInbox:
         now = time.monotonic()
         # Who comes back at once for as much again may as well be given more to keep. Of a worker
         # that takes longer, others would have to wait for what it keeps.
-        quick = self._full and now - self._given_at < QUICK_SECONDS
-        self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
+        if self._full:
+            quick = now - self._given_at < QUICK_SECONDS
+            self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
+        elif not self._is_more:
+            self._ahead = 1
         if self._given:
             self._pace = (now - self._given_at) / self._given
         if not self._kept and not self._unopened:
@@ -106,6 +111,9 @@ class StreamInbox:
             if not self._kept:
                 self._unopened.extend(await self._read(limit * self._ahead))
             await self._arrived()
+        elif self._is_more and self._keeps < limit and len(self._readers) == 1:
+            # A turn for the little that is left takes as long as one for all slots.
+            self._unopened.extend(await self._read(limit * self._ahead, wait=False))
         self._asked_for = limit
         await self.open_more()
         taken, self._kept = self._kept[:limit], self._kept[limit:]
@@ -130,16 +138,22 @@ class StreamInbox:
     async def _opened(self, entries: Sequence[Entry]) -> list[Message]:
         return await self._readers[0][0].understood(entries)
 
-    async def _read(self, wanted: int) -> list[Entry]:
+    @property
+    def _keeps(self) -> float:
+        """About how many tasks."""
+        return len(self._kept) + len(self._unopened) * self._in_a_message
+
+    async def _read(self, wanted: int, *, wait: bool = True) -> list[Entry]:
         # COUNT is for each stream, and usually few of them have something.
         share = max(1, int(wanted / self._busy / self._in_a_message))
         if len(self._readers) == 1:
             reader, streams = self._readers[0]
             self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
-            found = await reader.received(streams, share)
+            found = await reader.received(streams, share, wait=wait)
         else:
             found = await self._read_each(share)
         self._busy = max(1, len({stream for stream, _ in found}))
+        self._is_more = len(found) >= share
         return found
 
     async def _read_each(self, share: int) -> list[Entry]:
@@ -254,7 +268,7 @@ class StreamInbox:
             await self.share_once()
 
     async def share_once(self) -> None:
-        kept = len(self._kept) + len(self._unopened) * self._in_a_message
+        kept = self._keeps
         stands_still = time.monotonic() - self._given_at >= SHARE_SECONDS
         if not kept or not (stands_still or kept * self._pace >= LONG_SECONDS):
             return

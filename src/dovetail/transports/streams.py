@@ -276,8 +276,10 @@ class StreamReader:
         """New messages of these streams, at most so many of each; waits a second for some."""
         return await self.understood(await self.received(streams, limit))
 
-    async def received(self, streams: Sequence[str], limit: int) -> list[Entry]:
-        """The same, as they came."""
+    async def received(
+        self, streams: Sequence[str], limit: int, *, wait: bool = True
+    ) -> list[Entry]:
+        """The same, as they came; those that are there already, unless it may `wait`."""
         for stream in streams:
             if stream not in self._known:
                 await self._open(stream)
@@ -291,8 +293,8 @@ class StreamReader:
             if found or _comes_later(reply):
                 return found  # there may be more: of several breaks, or of a longer read
             self._breaks = breaks
-        block: Command = ("BLOCK", BLOCK_MILLISECONDS, "STREAMS", *streams, *[">"] * len(streams))
-        reading: Command = (*command, *block)
+        block: Command = ("BLOCK", BLOCK_MILLISECONDS) if wait else ()
+        reading: Command = (*command, *block, "STREAMS", *streams, *[">"] * len(streams))
         self.is_reading = True
         try:
             asked = self._blocking.ask([reading])
