@@ -214,7 +214,9 @@ class Storm:
             await asyncio.sleep(chance.uniform(0.1, 0.8))
             if not self.plans:
                 continue
-            run_id = chance.choice(list(self.plans))
+            # Most runs have ended, and only the others can be cancelled.
+            some = sorted(self._open) if self._open and chance.random() < 0.5 else list(self.plans)
+            run_id = chance.choice(some)
             run = await self._load(run_id)
             if run is None:
                 continue
