@@ -16,10 +16,10 @@ import pytest
 
 from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Claim, Decision
+from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Retry, Transition
 from dovetail.stores.sqlite import SqliteStore
 
-from ..contracts.stores import create
+from ..contracts.stores import create, read
 from ..core.walk import graph
 
 T = 1000.0
@@ -91,3 +91,33 @@ async def test_a_decision_that_was_answered_is_in_the_file_though_others_came_be
     assert [bool(answer.changed) for answer in answers] == [False, True, True, True]
     run = await driver.load(run_id)
     assert {node.status for node in run.nodes} == {NodeStatus.RUNNING}
+
+
+async def test_who_finds_its_run_ended_elsewhere_goes_on_with_the_picture_it_has(
+    pair: tuple[SqliteStore, SqliteStore],
+) -> None:
+    other, driver = pair  # this time it is the driver that writes in its thread
+    run_id, begun = await create(driver, graph({"a": []}))
+    late = Complete(run_id, "a", begun.dispatch[0].token, 1)
+
+    async def told(store: SqliteStore, move: Transition) -> Decision:
+        (decision,) = await store.apply([move], T, durable=True)
+        return decision
+
+    answers = [begun, await told(other, Cancel(run_id))]
+    gate = held(driver)
+    # It is refused by what the driver knows, and then made with what the file has.
+    retried = asyncio.create_task(told(driver, Retry(run_id)))
+    await asyncio.sleep(0)
+    refused = asyncio.create_task(told(driver, late))
+    await asyncio.sleep(0)
+    answers.append(await told(other, late))
+    gate.set()
+    answers += await asyncio.wait_for(asyncio.gather(retried, refused), 10)
+
+    events = [event for answer in answers for event in answer.events]
+    run = await other.load(run_id)
+    assert run.epoch == 2
+    assert sorted(event.seq for event in events) == [
+        event.seq for event in await read(other, run_id, run.seq)
+    ]

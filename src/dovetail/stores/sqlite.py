@@ -323,6 +323,7 @@ class SqliteStore:
             if kept.on_its_way or not self._is_behind(run_id):
                 return kept
             (self._catch_up if kept.mine else self._refresh)(kept)
+            self._keep(kept)  # it was let go of if it has ended: whoever asks may move it on
             return kept
         row = self._query("read_run", run_id)
         if row is None:
