@@ -213,9 +213,10 @@ async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) ->
     await post.sender.send(tasks(1000))
     await post.sender.send(tasks(3))
     await post.sender.send(tasks(100, handler="other"))
-    await post.pipe.call("XADD", stream_of("odd"), "*", "tasks", "many")
+    for odd in ("many", "1e30", "-5", "nan", ""):
+        await post.pipe.call("XADD", stream_of("odd"), "*", "tasks", odd)
     waiting = await RedisFleet(post.pipe).waiting(["h", "other", "odd", "none"])
-    assert waiting == {"h": 1003, "other": 100, "odd": 1, "none": 0}
+    assert waiting == {"h": 1003, "other": 100, "odd": 5, "none": 0}
 
 
 async def test_of_a_long_stream_it_is_counted_about_how_many_wait(post: Post) -> None:

@@ -565,8 +565,7 @@ class SqliteStore:
         staged = {}
         for run_id in await self.transact(lambda c: self.owner.take(c, wanted)):
             kept = self._fetch(run_id)
-            if kept is None:
-                continue  # deleted meanwhile
+            assert kept is not None  # noqa: S101 - it was there a moment ago, and runs stay
             kept.mine = True
             behind = max(0.0, _newest(kept.run) - now)
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)

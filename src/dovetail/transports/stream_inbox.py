@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,7 +79,7 @@ class StreamInbox:
         self._full, self._given_at, self._ahead = False, 0.0, 1
         self._given = 0
         self._is_more = False
-        """The last read brought as much as it could, so there may be more."""
+        """The last read brought of a stream as much as it could, so there may be more."""
         self._handler: str | None = None
         """Of all that was given last."""
         self._pace = 0.0
@@ -113,7 +113,8 @@ class StreamInbox:
             await self._arrived()
         elif self._is_more and self._keeps < limit and len(self._readers) == 1:
             # A turn for the little that is left takes as long as one for all slots.
-            self._unopened.extend(await self._read(limit * self._ahead, wait=False))
+            lacking = limit * self._ahead - int(self._keeps)
+            self._unopened.extend(await self._read(lacking, wait=False))
         self._asked_for = limit
         await self.open_more()
         taken, self._kept = self._kept[:limit], self._kept[limit:]
@@ -152,8 +153,9 @@ class StreamInbox:
             found = await reader.received(streams, share, wait=wait)
         else:
             found = await self._read_each(share)
-        self._busy = max(1, len({stream for stream, _ in found}))
-        self._is_more = len(found) >= share
+        by_stream = Counter(stream for stream, _ in found)
+        self._busy = max(1, len(by_stream))
+        self._is_more = max(by_stream.values(), default=0) >= share
         return found
 
     async def _read_each(self, share: int) -> list[Entry]:

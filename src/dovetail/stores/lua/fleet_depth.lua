@@ -7,7 +7,9 @@ if length == 0 then return 0 end
 local seen, tasks = 0, 0
 for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+', 'COUNT', ARGV[1])) do
   local fields, held = entry[2], 1
-  if fields[#fields - 1] == 'tasks' then held = tonumber(fields[#fields]) or 1 end
+  if fields[#fields - 1] == 'tasks' then -- anybody may have written it
+    held = tonumber(string.match(fields[#fields], '^%d%d?$') or 1)
+  end
   seen = seen + 1
   tasks = tasks + held
 end
