@@ -23,10 +23,10 @@ from dovetail.core.errors import (
     NotFound,
 )
 from dovetail.core.run import RunState
-from dovetail.distributed import commanding
+from dovetail.distributed import ARCHIVE, commanding
 from dovetail.engine.commands import Commands
 from dovetail.engine.shared import SharedOrchestrator
-from dovetail.pipe import RedisError
+from dovetail.pipe import Pipe, RedisError
 from dovetail.stores.redis import keys_of
 
 from ..servers.server import free_port
@@ -485,6 +485,9 @@ async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
 
 @ARCHIVED
 async def test_who_was_not_told_of_the_archive_is_told(hands: Hands) -> None:
+    async with asyncio.timeout(10), Pipe(hands.redis_url) as pipe:
+        while not await pipe.call("EXISTS", ARCHIVE):  # an orchestrator says so when it begins
+            await asyncio.sleep(0.01)
     with pytest.raises(SettingsError, match="DOVETAIL_DATABASE_URL"):
         async with commanding(Settings(redis_url=hands.redis_url)):
             raise AssertionError
