@@ -7,9 +7,11 @@ for what the neighbours do.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 QUIET = 0.002
@@ -32,13 +34,35 @@ def _measured(work: Callable[[], Any]) -> float:
     return time.thread_time() - started
 
 
+def _slowness() -> float:
+    return max(1.0, _measured(_work) / QUIET) * SLOWED
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """What happens herein takes no longer. For what cannot be tried again; the limit has room.
+
+    The garbage of all the tests before is nothing of it: collecting it takes half a second.
+    """
+    gc.disable()
+    try:
+        started = time.thread_time()
+        yield
+        took = time.thread_time() - started
+    finally:
+        gc.enable()
+    if took > seconds:
+        took /= _slowness()
+    assert took <= seconds, f"took {took:.2f} s of an idle processor, at most {seconds:g} s allowed"
+
+
 def seconds_of(work: Callable[[], Any], enough: float) -> float:
     """The best of some tries, as many as it takes to be below `enough`."""
     best = float("inf")
     for _ in range(TRIES):
         took = _measured(work)
         if took > enough:
-            took /= max(1.0, _measured(_work) / QUIET) * SLOWED
+            took /= _slowness()
         best = min(best, took)
         if best <= enough:
             break
