@@ -121,3 +121,15 @@ async def test_who_finds_its_run_ended_elsewhere_goes_on_with_the_picture_it_has
     assert sorted(event.seq for event in events) == [
         event.seq for event in await read(other, run_id, run.seq)
     ]
+
+
+async def test_a_run_that_refused_a_move_is_not_held_by_who_does_not_drive_it(
+    pair: tuple[SqliteStore, SqliteStore],
+) -> None:
+    driver, other = pair
+    run_id, _ = await create(driver, graph({"a": []}))
+    for store in (other, driver):
+        (refused,) = await store.apply([Retry(run_id)], T, durable=True)
+        assert not refused
+    assert list(driver._runs) == [run_id]
+    assert not other._runs

@@ -255,8 +255,12 @@ class SqliteStore:
             open_places = []
             for place, kept, unsure, reading, staged in tried:
                 decisions[place] = staged.decision
-                if not staged.decision and unsure and kept.reading != reading:
+                if staged.decision:
+                    continue  # it is let go of once it is told
+                if unsure and kept.reading != reading:
                     open_places.append(place)
+                elif not kept.mine:
+                    self._drop(kept)
         return decisions
 
     def _is_behind(self, run_id: str) -> bool:
