@@ -149,7 +149,11 @@ async def test_a_pool_of_threads_and_one_without_processes_work_too(
         ((SCRIPT, "worker"), {"DOVETAIL_REDIS_URL": ""}, "set DOVETAIL_REDIS_URL"),
         (APP, {"DOVETAIL_REDIS_URL": ""}, "DOVETAIL_BROKER_URL"),
         (APP, {"DOVETAIL_HANDLERS": "nowhere.py"}, "nowhere.py: there is no such file"),
-        ((SCRIPT, "serve", "--with", "worker"), {}, "start `dovetail worker` beside it"),
+        (
+            (SCRIPT, "serve", "--port", "0", "--with", "worker"),
+            {},
+            "start `dovetail worker` beside it",
+        ),
         ((SCRIPT, "orchestrator"), {"PYTHONPATH": "HERE"}, "pip install 'dovetail[celery]'"),
     ],
 )
