@@ -6,14 +6,11 @@ All have one worker of two processes. How they are timed is said in redis_contes
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from apart import Job, Opener
+import redis_contestants
+from apart import Opener
 from distributed import Judge
-from redis_contestants import celery, dovetail
 from workloads import Workload
 
 OURS = "dovetail on celery"
@@ -30,27 +27,10 @@ TARGETS = {
 one before; plain tasks wait for nobody, so there they are only told."""
 
 
-@contextmanager
-def plain(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
-    os.environ["BENCH_REDIS_URL"] = url
-    import celery_task_peer
-
-    with celery_task_peer.opened([Workload(**each) for each in works]) as job:
-        yield job
-
-
-@contextmanager
-def on_celery(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
-    """One orchestrator, and a worker as `dovetail worker` starts it."""
-    with dovetail(works, url, transport="celery") as job:
-        yield job
-
-
-canvas = celery
 CONTESTANTS: dict[str, tuple[Opener, dict[str, Any]]] = {
-    OURS: (on_celery, {}),
-    PLAIN: (plain, {}),
-    CANVAS: (canvas, {}),
+    OURS: (redis_contestants.dovetail, {"transport": "celery"}),
+    PLAIN: (redis_contestants.peer, {"module": "celery_task_peer"}),
+    CANVAS: (redis_contestants.peer, {"module": "celery_peer"}),
 }
 
 

@@ -23,7 +23,7 @@ import workloads
 from apart import Apart, Failed, Missing, Opener
 from fleet import Pids, Used, private_postgres, private_redis, used
 from measuring import Times, ratio, rounds, summary
-from redis_contestants import ARCHIVED, CELERY, CONTESTANTS, DOUBLED, OURS, STREAQ
+from redis_contestants import ARCHIVED, CELERY, CONTESTANTS, DOUBLED, FLOOR, OURS, STREAQ
 from workloads import Workload
 
 TARGETS = {
@@ -183,7 +183,9 @@ def row(workload: Workload, seconds: Times, spent: list[Used]) -> dict[str, Any]
     }
 
 
-def table(workload: Workload, rows: dict[str, Any], peers: Sequence[str] = (STREAQ, CELERY)) -> str:
+def table(
+    workload: Workload, rows: dict[str, Any], peers: Sequence[str] = (STREAQ, CELERY, FLOOR)
+) -> str:
     head = f"{workload.name} over Redis, {workload.nodes:,} nodes"
     columns = f"{'median':>10} {'best':>10} {'spread':>6} {'nodes/s':>8} {'runs/s':>7}"
     against = " ".join(f"{'× ' + peer:>{_width(peer)}}" for peer in peers)

@@ -1,4 +1,4 @@
-"""Who runs the workloads over one Redis: Dovetail's services, streaQ, Celery's canvas.
+"""Who runs the workloads over one Redis: Dovetail's services, streaQ, Celery's canvas, a floor.
 
 Each has a database of that Redis, worker processes of its own and a client, which is the process it
 is opened in (see apart.py). Services, connections and definitions are there before; timed is what
@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from apart import Job, Opener
@@ -134,20 +135,10 @@ async def _archived(url: str) -> None:
 
 
 @contextmanager
-def streaq(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
+def peer(works: list[dict[str, Any]], url: str, module: str) -> Iterator[Job]:
+    """One of the modules beside this, which reads where its Redis is when it is loaded."""
     os.environ["BENCH_REDIS_URL"] = url
-    import streaq_peer
-
-    with streaq_peer.opened([Workload(**each) for each in works]) as job:
-        yield job
-
-
-@contextmanager
-def celery(works: list[dict[str, Any]], url: str, **_: Any) -> Iterator[Job]:
-    os.environ["BENCH_REDIS_URL"] = url
-    import celery_peer
-
-    with celery_peer.opened([Workload(**each) for each in works]) as job:
+    with import_module(module).opened([Workload(**each) for each in works]) as job:
         yield job
 
 
@@ -156,11 +147,13 @@ ARCHIVED = "dovetail, archived"
 DOUBLED = "dovetail, 2 + 2"
 STREAQ = "streaq"
 CELERY = "celery"
+FLOOR = "floor"
 
 CONTESTANTS: dict[str, tuple[Opener, dict[str, Any]]] = {
     OURS: (dovetail, {}),
     ARCHIVED: (dovetail, {"archive": True}),
     DOUBLED: (dovetail, {"orchestrators": 2, "workers": 2}),
-    STREAQ: (streaq, {}),
-    CELERY: (celery, {}),
+    STREAQ: (peer, {"module": "streaq_peer"}),
+    CELERY: (peer, {"module": "celery_peer"}),
+    FLOOR: (peer, {"module": "redis_floor"}),
 }
