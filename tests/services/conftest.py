@@ -6,9 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from dovetail.config import Settings
+from dovetail.distributed import connected
+
 from ..servers.postgres_server import Databases
 from ..servers.redis_server import RedisServer
 from .archive_world import World, an_empty_world
+from .halfway import LONGEST_LEASE, Stage
 from .hands import Hands, at_work
 
 
@@ -16,6 +20,12 @@ from .hands import Hands, at_work
 async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
     async with an_empty_world(redis_url, postgres_url) as made:
         yield made
+
+
+@pytest.fixture
+async def stage(redis_url: str) -> AsyncIterator[Stage]:
+    async with connected(Settings(redis_url=redis_url, lease_seconds=LONGEST_LEASE)) as parts:
+        yield Stage(parts)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,333 @@
+"""A worker is gone, and its lease says so: who looks when, and what keeps a run on the list.
+
+Nobody dies here either; see test_crash_points.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.states import RunStatus
+from dovetail.core.transitions import NOTHING, Cancel, Complete, Renew, Retry, Submit
+from dovetail.engine import shared
+from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.shared import EVER
+from dovetail.stores import redis_shells
+from dovetail.stores.redis_agenda import LEASES
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.transports.messages import task_fields
+from dovetail.transports.stream_inbox import StreamInbox
+from dovetail.transports.stream_messages import stream_of
+from dovetail.transports.streams import WORKERS, StreamReader
+
+from ..core.walk import graph
+from .halfway import FLOW, LEASE, LONG_AGO, LONGEST_LEASE, Stage
+
+
+async def test_a_worker_had_claimed_and_not_answered(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.drive()
+    assert (run.status, run.node("a").crashes) == (RunStatus.COMPLETED, 1)
+    assert await stage.listed() == {}
+
+
+async def test_a_worker_had_claimed_and_the_run_is_on_no_list(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await stage.parts.pipe.call("DEL", LEASES)
+    await asyncio.sleep(LEASE)
+    await stage.is_forgotten()
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").attempt == 2
+
+
+async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_asked_for_it(
+    stage: Stage,
+) -> None:
+    """It died before it was done with the message, so that another worker reads that as well."""
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    pipe = stage.parts.pipe
+    await pipe.call("XADD", stream_of("h"), "*", *task_fields(task))
+    reader = StreamReader(pipe, pipe, WORKERS, "heir")
+    heir = RemoteDesk(
+        StreamInbox(reader, pipe, ["h"]),
+        stage.store,
+        stage.agenda,
+        RedisLimits(pipe),
+        stage.parts.clock,
+        stage.living.apply,
+        worker_id="heir",
+        lease_seconds=60.0,
+    )
+    found = [(message, message.content) for message in await reader.read([stream_of("h")], 10)]
+    assert await heir.start(found) == []
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").attempt == 2
+
+
+async def test_many_leases_of_a_run_end_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    wide = graph({f"n{i}": [] for i in range(8)})
+    await stage.living.submit(Submit("r", wide, {}))
+    tasks = await stage.tasks()
+    for task in tasks:
+        await stage.claim(task, lease=LEASE)
+    await stage.store.apply([Complete("r", "n0", tasks[0].token, 1)], stage.parts.clock())
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert await stage.listed() == {}
+    run = await stage.drive()
+    assert [node.attempt for node in run.nodes] == [1, *[2] * 7]
+
+
+async def test_leases_of_many_runs_end_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In some of them nothing runs any more, and in one somebody renews it just now."""
+    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    ids = [f"r{i}" for i in range(10)]
+    await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
+    tasks = {task.run_id: task for task in await stage.tasks()}
+    for task in tasks.values():
+        await stage.claim(task, lease=LEASE)
+    over = [Complete(run_id, "a", tasks[run_id].token, 1) for run_id in ids[:4]]
+    await stage.store.apply(over, stage.parts.clock())
+    await asyncio.sleep(LEASE)
+    renewed = stage.parts.clock() + LONGEST_LEASE
+    apply = stage.store.apply
+
+    async def renew_before(moves: Any, now: float, **more: Any) -> Any:
+        if "r9" in {move.run_id for move in moves}:
+            await apply([Renew("r9", "a", tasks["r9"].token, renewed)], now)
+        return await apply(moves, now, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "apply", renew_before)
+        await asyncio.wait_for(stage.living.reap(), 10)
+    runs = [await stage.store.load(run_id) for run_id in ids]
+    assert [run.node("a").crashes for run in runs] == [*[0] * 4, *[1] * 5, 0]
+    (still,) = (await stage.listed()).items()
+    assert still == ("r9", pytest.approx(stage.parts.clock(), abs=1)), "it is looked at soon"
+    await asyncio.sleep(shared.REAP_SECONDS / 2)
+    await stage.living.reap()
+    assert await stage.listed() == {"r9": renewed}
+
+
+async def test_what_is_never_reaped_keeps_nobody_else_waiting(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "AT_ONCE", 2)
+    ids = [f"r{i}" for i in range(6)]
+    await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
+    for at, task in enumerate(await stage.tasks()):
+        await stage.claim(task, lease=LEASE + at / 1000)
+    await asyncio.sleep(2 * LEASE)
+    apply = stage.store.apply
+
+    async def refuse(moves: Any, now: float, **more: Any) -> Any:
+        stuck = {move.run_id for move in moves} & set(ids[:5])
+        mine = [move for move in moves if move.run_id not in stuck]
+        decisions = iter(await apply(mine, now, **more))
+        return [NOTHING if move.run_id in stuck else next(decisions) for move in moves]
+
+    monkeypatch.setattr(stage.store, "apply", refuse)
+    for _ in range(2):
+        await asyncio.wait_for(stage.living.reap(), 10)
+    assert (await stage.store.load("r5")).node("a").crashes == 1
+    assert sorted(await stage.listed()) == ids[:5]
+
+
+async def test_of_two_workers_on_a_run_the_one_that_died_is_missed_and_the_other_is_not(
+    stage: Stage,
+) -> None:
+    """Whoever of them came first, and though the one that lives has been renewed since."""
+    await stage.living.submit(Submit("r", graph({"a": [], "b": [], "c": ["a", "b"]}), {}))
+    first, second = await stage.tasks()
+    await stage.claim(first, lease=LEASE)
+    await stage.claim(second, lease=2 * LEASE)
+    await stage.renew(first, LONGEST_LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert [node.crashes for node in run.nodes] == [0, 0, 0]
+    assert await stage.listed() == {"r": run.node("b").lease_until}
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert [node.crashes for node in run.nodes] == [0, 1, 0]
+    assert await stage.listed() == {"r": run.node("a").lease_until}
+    await stage.living.take_in([Complete("r", "a", first.token, 1)])
+    assert (await stage.drive()).status is RunStatus.COMPLETED
+
+
+async def test_a_claim_that_comes_while_somebody_looks_keeps_the_run_on_the_list(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.agenda.lease(["r"], LONG_AGO)  # of a start that is over
+    running = stage.store.running
+
+    async def claimed_after(run_ids: Any) -> Any:
+        found = await running(run_ids)
+        await stage.claim(task, lease=LEASE)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "running", claimed_after)
+        await stage.living.reap()
+    until = (await stage.store.load("r")).node("a").lease_until
+    assert await stage.listed() == {"r": until}
+    await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
+    """Another one does, two leases later."""
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+    await stage.agenda.put_off(["r"], stage.parts.clock() + 2 * LEASE)
+    await stage.living.reap()
+    assert (await stage.store.load("r")).node("a").crashes == 0
+    await asyncio.sleep(2 * LEASE)
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+@pytest.mark.parametrize("error", [StoreError, NotFound, asyncio.CancelledError])
+async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+
+    async def stop(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.store, "apply", stop)
+        with pytest.raises(error):
+            await stage.living.reap()
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_who_looks_leaves_a_look_that_another_has_put_off_later(stage: Stage) -> None:
+    await stage.submit()
+    await stage.agenda.lease(["r"], LONG_AGO)
+    await stage.agenda.put_off(["r"], 2 * LONG_AGO)
+    await stage.agenda.put_off(["r"], 3 * LONG_AGO)
+    await stage.agenda.released(["r"], 2 * LONG_AGO)
+    assert await stage.listed() == {"r": 3 * LONG_AGO}
+    await stage.agenda.released(["r"], 3 * LONG_AGO)
+    await stage.agenda.put_off(["r"], 4 * LONG_AGO)
+    assert await stage.listed() == {}
+
+
+async def test_renewals_write_nothing_to_the_list_and_a_death_after_them_is_missed_in_time(
+    stage: Stage,
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    listed = await stage.listed()
+    for _ in range(3):
+        await stage.renew(task, 2 * LEASE)
+        assert await stage.listed() == listed
+        await asyncio.sleep(LEASE)
+    await stage.living.reap()
+    run = await stage.store.load("r")
+    assert run.node("a").crashes == 0
+    assert await stage.listed() == {"r": run.node("a").lease_until}
+    await asyncio.sleep(LEASE)  # nobody renews it any more
+    await stage.living.reap()
+    assert (await stage.drive()).node("a").crashes == 1
+
+
+async def test_who_has_not_heard_all_results_looks_at_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await stage.submit()
+    await stage.claim(task, lease=LEASE)
+    listed = await stage.listed()
+    await asyncio.sleep(LEASE)
+
+    async def of_long_ago() -> float:
+        return LONG_AGO
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage.parts.sender, "oldest_result", of_long_ago)
+        await stage.living.reap()
+    assert (await stage.store.load("r")).node("a").crashes == 0
+    assert await stage.listed() == listed
+
+
+async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    await stage.agenda.lease(["r"], LONG_AGO)
+    await stage.living.reap()
+    assert await stage.agenda.expired(stage.parts.clock() + 30, 10) == []
+    assert await stage.agenda.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert (await stage.drive()).node("a").crashes == 0
+
+
+async def test_a_run_that_has_ended_is_on_no_list(stage: Stage) -> None:
+    task = await stage.submit()
+    await stage.claim(task)
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert list(await stage.listed()) == ["r"], "it goes on"
+    await stage.drive()
+    assert await stage.listed() == {}
+    assert await stage.agenda.idle(EVER, 10) == []
+
+
+async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list_of_leases(
+    stage: Stage,
+) -> None:
+    await stage.submit()
+    ended = stage.parts.clock()
+    await stage.store.apply([Cancel("r")], ended)
+    await stage.living.apply([Retry("r")])
+    (task,) = await stage.tasks()
+    await stage.claim(task)
+    await stage.agenda.ended(["r"], ended)
+    assert list(await stage.listed()) == ["r"]
+
+
+async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_shells, "MOST_SHELLS", 1)
+    starts = []
+    for run_id in ("r", "s"):
+        await stage.living.submit(Submit(run_id, FLOW, {}))
+        (task,) = await stage.tasks()
+        await stage.claim(task)
+        starts.append((run_id, task.node_id, task.token))
+    assert [start for start, _ in await stage.store.running(["r", "s"])] == starts
+
+
+async def test_only_what_runs_is_found_to_run(stage: Stage) -> None:
+    task = await stage.submit()
+    assert await stage.store.running(["r", "ghost"]) == []
+    await stage.claim(task)
+    state = await stage.parts.pipe.call("HGET", "wf:{r}:nodes", 0)
+    await stage.parts.pipe.call("HSET", "wf:{r}:nodes", "not a place", state)
+    until = float(state.split(b"|")[10])
+    assert await stage.store.running(["r", "ghost"]) == [(("r", "a", task.token), until)]
+    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert await stage.store.running(["r"]) == []
