@@ -19,18 +19,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.config import Settings, SettingsError, env_name
-from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
+from dovetail.engine.duties import every, kept_up
+from dovetail.engine.isolating import isolated, told
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
 from dovetail.engine.restoring import Restorer
-from dovetail.engine.shared import SharedOrchestrator, every
+from dovetail.engine.shared import SharedOrchestrator
 from dovetail.engine.submissions import Acceptance, Submissions
 from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
@@ -80,8 +82,6 @@ ASKING_SECONDS = 5.0
 MOST_EXPIRED = 100
 EXPIRE_SECONDS = 10.0
 MAKE_UP_SECONDS = 2.0
-PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
 DAY_SECONDS = 86400.0
 TELL_SECONDS = 10.0
 ARCHIVE = "wf:archive"
@@ -225,7 +225,7 @@ async def _take_results(
                 continue
             followed = False
             if messages:
-                followed = await parts.orchestrator.take_in([m.content for m in messages])
+                followed = await _taken_in(reader, parts, messages)
                 reader.settle_soon(messages)
             if len(messages) >= FEW and not followed:
                 await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
@@ -262,8 +262,31 @@ class _Beside:
             self._work = None
 
 
+async def _taken_in(
+    reader: StreamReader, parts: Parts, messages: Sequence[Message], *, again: bool = False
+) -> bool:
+    """Whether anything followed from these but that they are noted.
+
+    One that cannot be applied is a dead letter: nobody ever could, and whether a worker is missed
+    is not asked while a result lies there.
+    """
+
+    async def take_in(some: Sequence[Message]) -> Sequence[bool]:
+        nonlocal again
+        had_before, again = again, True
+        results = [message.content for message in some]
+        return [await parts.orchestrator.take_in(results, again=had_before)]
+
+    async def bury(message: Message, problem: Exception) -> Sequence[bool]:
+        log.error("a result of run %s is a dead letter: %s", message.content.run_id, told(problem))
+        await reader.bury(message, problem)
+        return ()
+
+    return any(await isolated(take_in, messages, bury))
+
+
 async def _take_many(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
-    await parts.orchestrator.take_in([message.content for message in messages])
+    await _taken_in(reader, parts, messages)
     reader.settle_soon(messages)
 
 
@@ -288,7 +311,7 @@ async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) ->
 
 
 async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
-    await parts.orchestrator.take_in([m.content for m in messages], again=True)
+    await _taken_in(reader, parts, messages, again=True)
     await reader.settle(messages)
 
 
@@ -322,29 +345,6 @@ async def _tell_of_archive(parts: Parts) -> None:
     while True:
         await parts.pipe.call("SET", ARCHIVE, "1")
         await asyncio.sleep(TELL_SECONDS)
-
-
-async def kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Begun again whenever a store was away, or lost a run that somebody was at.
-
-    Anything else that it raises is a bug, and ends the service.
-    """
-    pause = PAUSE_SECONDS
-    while True:
-        began = time.monotonic()
-        try:
-            await work()
-            return
-        except* (StoreError, NotFound) as told:
-            log.warning("%s: %s; trying again", name, _cause(told))
-        pause = PAUSE_SECONDS if time.monotonic() - began > LONGEST_PAUSE_SECONDS else 2 * pause
-        await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1))  # noqa: S311
-
-
-def _cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +405,10 @@ async def working(
             if not crashed.done():
                 crashed.set_exception(error)
 
+        def crash_with(duty: asyncio.Task[None]) -> None:
+            if not duty.cancelled() and (error := duty.exception()):
+                crash(error)
+
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
@@ -423,6 +427,8 @@ async def working(
                 ("sharing", inbox.share),
             )
         ]
+        for task in beside:  # a worker that renews no leases, say, must not go on
+            task.add_done_callback(crash_with)
         try:
             yield AtWork(crashed, worker.holding)
             await worker.drain(settings.drain_seconds, desk.hand_back)

@@ -21,7 +21,7 @@ import hiredis
 from redis.connection import parse_url
 
 from dovetail.cluster import EXEC, MULTI, Address, Cluster, owners
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import BrokenRun, StoreError
 
 Argument = str | bytes | int | float
 Command = tuple[Argument, ...] | bytes
@@ -39,6 +39,9 @@ FEWEST_TOGETHER = 3
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
 """Answers of a server that will do later: one that starts, or is about to be replaced."""
 
+PASSING = (*LATER, "OOM", "MISCONF", "NOREPLICAS", "BUSY")
+"""What says nothing about a command itself, also where a script tells it of one of its own."""
+
 log = logging.getLogger("dovetail.redis")
 
 
@@ -55,6 +58,16 @@ def _name(command: Command) -> str:
     return "script" if command[0] == "EVALSHA" else str(command[0])
 
 
+def _refusal(command: Command, reply: str) -> RedisError:
+    in_script = reply.startswith("ERR") and "user_script" in reply
+    kind = RedisError
+    if reply.startswith(("WRONGTYPE", "CROSSSLOT")) or (
+        in_script and not any(code in reply for code in PASSING)
+    ):
+        kind = Senseless
+    return kind(f"{_name(command)}: {reply}")
+
+
 def as_one(commands: Sequence[Command]) -> Sequence[Command]:
     """To be carried out as one, so that who waits for what they do finds all of it."""
     return commands if len(commands) < FEWEST_TOGETHER else [MULTI, *commands, EXEC]
@@ -62,6 +75,10 @@ def as_one(commands: Sequence[Command]) -> Sequence[Command]:
 
 class RedisError(StoreError):
     """Redis refused a command."""
+
+
+class Senseless(RedisError, BrokenRun):
+    """A key is of another kind than the command is for, or a script met what it cannot read."""
 
 
 class Unreachable(RedisError):
@@ -359,7 +376,7 @@ class Pipe:
             elif forgotten:
                 later = []
             else:
-                raise RedisError(f"{_name(commands[refused[0]])}: {replies[refused[0]]}")
+                raise _refusal(commands[refused[0]], str(replies[refused[0]]))
             for digest in {str(commands[at][1]) for at in forgotten}:  # it was restarted
                 await self.call("SCRIPT", "LOAD", self._sources[digest])
             again = sorted([*later, *forgotten])

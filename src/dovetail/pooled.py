@@ -38,8 +38,9 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
-from dovetail.distributed import connected, kept_up, service_id
+from dovetail.distributed import connected, service_id
 from dovetail.engine.clock import steady_clock
+from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Result, Task
 from dovetail.engine.remote_desk import RemoteDesk

@@ -155,7 +155,7 @@ async def test_a_node_was_woken_and_not_published(stage: Stage) -> None:
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
     await stage.living.take_in([Fail("r", "a", task.token, error, after=0.0)])
-    (wake,) = await stage.agenda.due(stage.parts.clock(), 10)
+    ((_, wake),) = await stage.agenda.due(stage.parts.clock(), 10)
     assert await stage.store.apply([wake], stage.parts.clock())
     await stage.is_forgotten()
     await stage.living.wake_due()

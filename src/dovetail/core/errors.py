@@ -75,6 +75,11 @@ class StoreError(DovetailError):
     type = "store_error"
 
 
+class BrokenRun(StoreError):
+    """What the store has of one run, or is asked to do with it, makes no sense to it. All others
+    go on."""
+
+
 class ArchiveDown(StoreError):
     """The database that keeps runs for good is away. Runs go on; new ones are not accepted."""
 

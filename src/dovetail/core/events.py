@@ -6,6 +6,7 @@ audit trail, metrics and traces. An event is written with the transition it repo
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -45,6 +46,9 @@ class Event(NamedTuple):
     data: dict[str, Any] | None = None
 
 
+_TOKEN = re.compile(r"([0-9]{1,15})\.([0-9]{1,15})\.([0-9a-f]{1,16})")
+
+
 class Token(NamedTuple):
     """Names one start of one node. Whatever carries another token is stale.
 
@@ -61,7 +65,11 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        epoch, attempt, nonce = text.split(".")
+        """Raises `ValueError` for what no store can have given out, or could write down."""
+        found = _TOKEN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"no token: {text[:80]!r}")
+        epoch, attempt, nonce = found.groups()
         return cls(int(epoch), int(attempt), int(nonce, 16))
 
 

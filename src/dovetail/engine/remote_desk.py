@@ -15,10 +15,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
-from dovetail.core.transitions import Park, Progress, Reap, Renew, Stop, Transition
+from dovetail.core.transitions import (
+    NOTHING,
+    Decision,
+    Park,
+    Progress,
+    Reap,
+    Renew,
+    Stop,
+    Transition,
+)
 from dovetail.engine.clock import Clock
+from dovetail.engine.isolating import isolated, told
 from dovetail.engine.ports import Limits, Result, Task
-from dovetail.engine.shared import Agenda, SharedStore, Start
+from dovetail.engine.shared_ports import Agenda, SharedStore, Start
 
 PAUSE_SECONDS = 0.5
 NO_LIMIT = 1_000_000_000
@@ -106,6 +116,15 @@ class RemoteDesk:
 
     async def start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
         """Claim those that may start now, and be done with all of their messages."""
+        return list(await isolated(self._start, found, self._leave))
+
+    async def _leave(self, found: tuple[Any, Task], problem: Exception) -> Sequence[Task]:
+        message, task = found
+        log.error("run %s, node %s cannot start: %s", task.run_id, task.node_id, told(problem))
+        await self._inbox.settle([message])
+        return ()
+
+    async def _start(self, found: Sequence[tuple[Any, Task]]) -> Sequence[Task]:
         messages, tasks = [message for message, _ in found], [task for _, task in found]
         if any(task.resource_tag is not None for task in tasks):
             # What was doubled on the way shall not use up a limit.
@@ -122,7 +141,7 @@ class RemoteDesk:
                 await self._apply(parked)
         if not tasks:
             await self._inbox.settle(messages)
-            return []
+            return ()
         now = self._clock()
         until = now + self._lease_seconds
         # In this order: a claim in a run that is on nobody's list would be reaped late, and a
@@ -184,7 +203,7 @@ class RemoteDesk:
         if self._taking is not None and (self._is_claiming or self._taking.done()):
             left = await _kept(self._taking)  # also what was granted, and nobody came for
             self._taking = None
-        starts = [_start(task) for task in (*tasks, *left)]
+        starts = [_start_of(task) for task in (*tasks, *left)]
         if starts:
             now = self._clock()
             await self._renew(starts, now)
@@ -208,7 +227,7 @@ class RemoteDesk:
 
         The list of leases is not told: who looks at a run there finds the lease as it is by then.
         """
-        starts = [_start(task) for task in tasks]
+        starts = [_start_of(task) for task in tasks]
         kept = await self._renew(starts, self._clock() + self._lease_seconds)
         return [Stop(*start) for start, mine in zip(starts, kept, strict=True) if not mine]
 
@@ -216,8 +235,15 @@ class RemoteDesk:
         if not starts:
             return []
         moves = [Renew(*start, until) for start in starts]
-        decisions = await self._store.apply(moves, self._clock(), durable=True)
+        decisions = await isolated(self._renewed, moves, self._leave_unrenewed)
         return [bool(decision.changed) for decision in decisions]
+
+    async def _renewed(self, moves: Sequence[Renew]) -> Sequence[Decision]:
+        return await self._store.apply(moves, self._clock(), durable=True)
+
+    async def _leave_unrenewed(self, move: Renew, problem: Exception) -> Sequence[Decision]:
+        log.error("run %s, node %s: its lease ends: %s", move.run_id, move.node, told(problem))
+        return [NOTHING]
 
 
 async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
@@ -230,7 +256,7 @@ async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
         return []
 
 
-def _start(task: Task) -> Start:
+def _start_of(task: Task) -> Start:
     return task.run_id, task.node_id, task.token
 
 

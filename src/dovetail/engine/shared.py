@@ -8,13 +8,14 @@ handler runs, or any rule.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from functools import partial
 from time import monotonic
-from typing import Any, Protocol
 
 from dovetail.core.errors import NotFound
-from dovetail.core.events import Event, Token
+from dovetail.core.events import Event
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
@@ -28,7 +29,10 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Result, Store, Task, Transport
+from dovetail.engine.duties import every
+from dovetail.engine.isolating import isolated, told
+from dovetail.engine.ports import Result, Transport
+from dovetail.engine.shared_ports import Agenda, Notices, SharedStore, Start, Traffic
 
 WAKE_SECONDS = 0.1
 PUNCTUAL_SECONDS = (0.001, 0.006)
@@ -54,136 +58,7 @@ HEARD_SECONDS = 1.0
 MOST_SKEW_SECONDS = 5.0
 """So far apart the clocks of two machines may be, at the very most."""
 
-Start = tuple[str, str, Token]
-
-
-class Agenda(Protocol):
-    """What is due when, over all runs."""
-
-    async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None: ...
-    async def due(self, now: float, limit: int) -> list[Wake]: ...
-    async def next_due(self) -> float | None: ...
-    async def woken(self, wakes: Iterable[Wake]) -> None: ...
-    async def lease(self, run_ids: Iterable[str], until: float) -> None:
-        """Look at these runs then, or earlier if somebody else is to be missed earlier."""
-        ...
-
-    async def expired(self, now: float, limit: int) -> list[str]:
-        """Runs to look at: somebody in them may have been silent for longer than its lease."""
-        ...
-
-    async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
-        """Look at these no earlier than then, but for a `lease` that comes from now on."""
-        ...
-
-    async def released(self, run_ids: Iterable[str], mark: float) -> None:
-        """Nobody is to be missed in these, unless there was a `lease` since they were put off."""
-        ...
-
-    async def moved(self, run_ids: Iterable[str], now: float, *, is_new: bool = False) -> None:
-        """`is_new`: they are about to be made. One that is there already may be there because its
-        maker died over it, and has not moved."""
-        ...
-
-    async def idle(self, since: float, limit: int) -> list[tuple[str, float]]: ...
-    async def ended(self, run_ids: Iterable[str], since: float) -> None:
-        """Neither moves nor leases are to be expected of these, unless one has moved since."""
-        ...
-
-    async def remember_all(self, now: float) -> None: ...
-    async def age(self) -> float:
-        """For how many seconds it has been there without a break, at least."""
-        ...
-
-
-class Traffic(Protocol):
-    """What lies about between the processes."""
-
-    async def oldest_result(self) -> float | None:
-        """When the oldest result that is not taken in yet was sent."""
-        ...
-
-    async def oldest_waiting(self, handler: str) -> float | None:
-        """When the oldest task of a handler that no worker has got yet was sent."""
-        ...
-
-    async def lost(self) -> list[str]:
-        """Handlers whose waiting tasks were all lost since this was last asked."""
-        ...
-
-    async def announce(self, run_ids: Iterable[str]) -> None:
-        """Tell who waits for the end of these runs."""
-        ...
-
-
-class Notices(Protocol):
-    """Who else must know that runs have moved."""
-
-    every_move: bool
-    """Not only that their status is another."""
-
-    async def moved(
-        self,
-        run_ids: Sequence[str],
-        turned: Sequence[str],
-        ended: Mapping[str, Event | None] | None = None,
-    ) -> None:
-        """These have new events; of `turned` the status is another, or they are new. Those that
-        `ended` just now are told with their last event, if that is known.
-
-        Told before such a run leaves the agenda: if the teller dies, the sweep tells it again.
-        """
-        ...
-
-    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
-        """These are new."""
-        ...
-
-
-class SharedStore(Store, Protocol):
-    @property
-    def breaks(self) -> int:
-        """How often the connection to it broke: what was asked then may have been done before it
-        was asked again, and was refused."""
-        ...
-
-    async def inputs(self, task: Task) -> dict[str, Any]:
-        """The outputs of the node's completed parents by id."""
-        ...
-
-    async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
-        """Make these runs, each by itself; nothing is decided of one that is there."""
-        ...
-
-    async def offered(self, tasks: Sequence[Task]) -> list[bool]:
-        """Which of these starts anybody may still claim."""
-        ...
-
-    async def claim(
-        self, tasks: Sequence[Task], worker: str, until: float, now: float
-    ) -> list[bool]:
-        """Which of these starts are this worker's from now on; see `Claim`."""
-        ...
-
-    async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
-        """What is somebody's in these runs, and until when."""
-        ...
-
-    def made_at(self, run_id: str) -> float | None:
-        """When this run was made, if that is known without looking."""
-        ...
-
-    async def look_up(self, run_ids: Iterable[str]) -> None:
-        """Get to know these in one go, for who will apply something to each of them."""
-        ...
-
-    async def sent(self) -> None:
-        """Returns when whatever it has sent out by itself has arrived."""
-        ...
-
-    async def settle_pending(self, run_id: str, now: float) -> Decision:
-        """Decide on conditions that somebody left undecided."""
-        ...
+log = logging.getLogger("dovetail.orchestrator")
 
 
 class SharedOrchestrator:
@@ -378,8 +253,12 @@ class SharedOrchestrator:
     async def wake_due(self) -> None:
         due = await self.agenda.due(self._clock(), AT_ONCE)
         if due:
-            await self.apply(due)
+            await isolated(self.apply, [wake for _, wake in due], self._leave_asleep)
             await self.agenda.woken(due)
+
+    async def _leave_asleep(self, wake: Wake, problem: Exception) -> Sequence[Decision]:
+        log.error("run %s, node %s cannot be woken: %s", wake.run_id, wake.node, told(problem))
+        return ()
 
     async def _wake_in_time(self) -> None:
         """Each at its own time, for ever: those that wait for the tokens of a rate limit come one
@@ -403,7 +282,7 @@ class SharedOrchestrator:
             if not await self._all_heard():
                 return
             try:
-                await self._reap_in(run_ids, now)
+                await isolated(partial(self._reap_in, now=now), run_ids, self._leave_unreaped)
             except BaseException:  # we are stopped, or cannot go on: others need not wait that long
                 await self.agenda.lease(run_ids, now)
                 raise
@@ -421,7 +300,11 @@ class SharedOrchestrator:
             self._patient_until = self._looked_at + self._lease_seconds / 2
         return self._looked_at < self._patient_until
 
-    async def _reap_in(self, run_ids: Sequence[str], now: float) -> None:
+    async def _leave_unreaped(self, run_id: str, problem: Exception) -> Sequence[str]:
+        log.error("run %s cannot be asked for lost nodes: %s", run_id, told(problem))
+        return ()
+
+    async def _reap_in(self, run_ids: Sequence[str], now: float) -> Sequence[str]:
         """Reap what was lost in these runs, and say when to look at them again.
 
         The mark before the reading: who claims what we have not read says so before its claim, and
@@ -442,6 +325,7 @@ class SharedOrchestrator:
         for run_id, at in looks.items():
             await self.agenda.lease([run_id], at)
         await self.agenda.released([one for one in run_ids if one not in looks], mark)
+        return run_ids
 
     async def _reap(self, starts: Sequence[Start]) -> set[Start]:
         """Which of these were lost; who was renewed or has ended meanwhile was not."""
@@ -468,7 +352,7 @@ class SharedOrchestrator:
         before = now - self._lease_seconds - BACKLOG_SECONDS
         while silent := await self.agenda.idle(before, AT_ONCE):
             for some in _some_at_a_time(silent):
-                await asyncio.gather(*(self.look_after(*run, waiting) for run in some))
+                await asyncio.gather(*(self._try_to_look_after(*run, waiting) for run in some))
             if len(silent) < AT_ONCE:
                 return
 
@@ -478,7 +362,23 @@ class SharedOrchestrator:
         known: dict[str, float | None] = {} if lost is None else dict.fromkeys(lost)
         for some in _some_at_a_time(await self.agenda.idle(EVER, EVERYBODY)):
             waiting = dict(known)
-            await asyncio.gather(*(self.look_after(*run, waiting) for run in some))
+            await asyncio.gather(*(self._try_to_look_after(*run, waiting) for run in some))
+
+    async def _try_to_look_after(
+        self, run_id: str, since: float, waiting: dict[str, float | None]
+    ) -> None:
+        """The same; what cannot be looked after has its next turn once it was silent again."""
+
+        async def look(run_ids: Sequence[str]) -> Sequence[str]:
+            await self.look_after(run_id, since, waiting)
+            return run_ids
+
+        async def leave(run_id: str, problem: Exception) -> Sequence[str]:
+            log.error("run %s cannot be looked after: %s", run_id, told(problem))
+            await self.agenda.moved([run_id], self._clock())
+            return ()
+
+        await isolated(look, [run_id], leave)
 
     async def look_after(
         self,
@@ -570,10 +470,3 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
 def _some_at_a_time(runs: Sequence[tuple[str, float]]) -> Iterator[Sequence[tuple[str, float]]]:
     """To look after one takes several roundtrips, and all of it in memory."""
     return (runs[at : at + LOOKED_AFTER] for at in range(0, len(runs), LOOKED_AFTER))
-
-
-async def every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
-    """Jittered, so that many of them do not come at the same moment."""
-    while True:
-        await asyncio.sleep(seconds * random.uniform(0.8, 1.2))  # noqa: S311
-        await duty()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import NotFound, TemplateError
+from dovetail.core.errors import BrokenRun, NotFound, TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
 from dovetail.core.transitions import (
@@ -429,10 +429,15 @@ class RedisStore:
         if b"status" not in fields:  # dropped, or lost with Redis
             self._shells.forget(run_id)
             raise _no_run(run_id)
-        fields |= take_counts(nodes)
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
-        return run_of(run, fields, nodes, counts, outputs, ends, seq), fields.get(b"pending", b"")
+        try:
+            fields |= take_counts(nodes)
+            run = run_of(run, fields, nodes, counts, outputs, ends, seq)
+        except (LookupError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise BrokenRun(f"run {run_id}: Redis has only parts of it ({what})") from error
+        return run, fields.get(b"pending", b"")
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""

@@ -8,7 +8,7 @@ too few is found by the sweep. What it must not know: any rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dovetail.core.events import Token, text_of
@@ -31,6 +31,13 @@ for first = 2, #ARGV, 4000 do
 end
 return gone
 """
+_WOKEN = """
+for k = 1, #ARGV, 2 do
+  local at = redis.call('ZSCORE', KEYS[1], ARGV[k + 1])
+  if at and tonumber(at) == tonumber(ARGV[k]) then redis.call('ZREM', KEYS[1], ARGV[k + 1]) end
+end
+"""
+"""A node that was woken, and parked again by the worker that got it, has the name that it had."""
 _RELEASED = """
 for k = 2, #ARGV do
   local at = redis.call('ZSCORE', KEYS[1], ARGV[k])
@@ -48,16 +55,19 @@ class RedisAgenda:
     async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None:
         await self._add(DELAYED, [(at, _name(wake)) for at, wake in wakes])
 
-    async def due(self, now: float, limit: int) -> list[Wake]:
-        return [_wake(name) for name in await self._until(DELAYED, now, limit)]
+    async def due(self, now: float, limit: int) -> list[tuple[float, Wake]]:
+        found = await self._before(DELAYED, now, limit)
+        return [(float(at), _wake(name.decode())) for name, at in found]
 
     async def next_due(self) -> float | None:
         """When the next is due that waits by now."""
         found = await self._pipe.call("ZRANGE", DELAYED, 0, 0, "WITHSCORES")
         return float(found[1]) if found else None
 
-    async def woken(self, wakes: Iterable[Wake]) -> None:
-        await self._drop(DELAYED, [_name(wake) for wake in wakes])
+    async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
+        done = [part for at, wake in due for part in (repr(at), _name(wake))]
+        if done:
+            await self._pipe.script(_WOKEN, [DELAYED], done)
 
     # ── where a lease ends ───────────────────────────────────────────────────────────────
 
@@ -69,7 +79,7 @@ class RedisAgenda:
             self._pipe.soon([("ZADD", LEASES, "LT", *entries)])
 
     async def expired(self, now: float, limit: int) -> list[str]:
-        return await self._until(LEASES, now, limit)
+        return [name.decode() for name, _ in await self._before(LEASES, now, limit)]
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
@@ -87,11 +97,8 @@ class RedisAgenda:
 
     async def idle(self, since: float, limit: int) -> list[tuple[str, float]]:
         """Runs that have not moved since then, longest first, and when they last did."""
-        found = await self._pipe.call(
-            *("ZRANGEBYSCORE", ACTIVE, "-inf", repr(float(since)), "WITHSCORES"),
-            *("LIMIT", 0, limit),
-        )
-        return [(found[at].decode(), float(found[at + 1])) for at in range(0, len(found), 2)]
+        found = await self._before(ACTIVE, since, limit)
+        return [(name.decode(), float(at)) for name, at in found]
 
     async def ended(self, run_ids: Iterable[str], since: float) -> None:
         """These need no look any more, but for one that has moved since then: it was retried.
@@ -135,15 +142,12 @@ class RedisAgenda:
             flat = [part for at, name in entries for part in (repr(float(at)), name)]
             await self._pipe.call("ZADD", key, *how, *flat)
 
-    async def _until(self, key: str, at: float, limit: int) -> list[str]:
+    async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
+        """What is there until then, earliest first, and when each is."""
         found = await self._pipe.call(
-            "ZRANGEBYSCORE", key, "-inf", repr(float(at)), "LIMIT", 0, limit
+            *("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
         )
-        return [name.decode() for name in found]
-
-    async def _drop(self, key: str, names: Sequence[str]) -> None:
-        if names:
-            await self._pipe.call("ZREM", key, *names)
+        return zip(found[::2], found[1::2], strict=True)
 
 
 def _name(wake: Wake) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from dovetail.core.dag import Graph
+from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.pipe import Command, Pipe
@@ -121,5 +122,9 @@ class Shells:
         if graph is None:
             content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
             if content is not None:  # else Redis was emptied this very moment
-                graph = self.definitions.graph(digest, retries, lambda: content)
+                try:
+                    graph = self.definitions.graph(digest, retries, lambda: content)
+                except ValueError as error:  # damaged, or of a version that is newer than ours
+                    why = f"definition {digest.decode()} cannot be read: {error}"
+                    raise BrokenRun(why) from error
         return graph

@@ -5,10 +5,14 @@ What it must not know: what follows from what is heard.
 
 from __future__ import annotations
 
+import logging
+
 from dovetail.core.events import Token
 from dovetail.core.transitions import Stop
 from dovetail.pipe import Pipe
 from dovetail.transports.streams import BLOCK_MILLISECONDS, STOPS
+
+log = logging.getLogger("dovetail.worker")
 
 
 class StopFeed:
@@ -25,8 +29,13 @@ class StopFeed:
         """The orders since the last call; waits a second for some."""
         found: list[Stop] = []
         for given in await self._feed.next():
-            token = Token.parse(given[b"token"].decode())
-            found.append(Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token))
+            try:
+                token = Token.parse(given[b"token"].decode())
+                order = Stop(given[b"run_id"].decode(), given[b"node_id"].decode(), token)
+            except (LookupError, ValueError) as problem:
+                log.warning("no order to stop: %s", problem)
+            else:
+                found.append(order)
         return found
 
 

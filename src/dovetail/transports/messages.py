@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import orjson
@@ -29,6 +30,8 @@ USUAL_TIMEOUT = 300.0
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
+MOST_PLACES = 1 << 31
+"""No run has so many nodes."""
 MOST_INPUTS = 64 << 10
 """Bytes of a node's inputs that travel with its task: it may have thousands of parents."""
 
@@ -162,11 +165,7 @@ def _result(given: dict[str, bytes]) -> Result:
     run_id, node = given["run_id"].decode(), given["node_id"].decode()
     token = _token(given["token"])
     if given["success"] in (b"1", b"true", b"True"):
-        cache = orjson.loads(given["cache"]) if "cache" in given else None
-        output = _output(given["output"])
-        return Complete(
-            run_id, node, token, output, None if cache is None else (cache[0], cache[1])
-        )
+        return Complete(run_id, node, token, _output(given["output"]), _cache(given))
     if given["success"] not in (b"0", b"false", b"False"):
         raise Malformed(f"its success is {shown(given['success'])!r}")
     error = _error(_output(given["error"]))
@@ -179,7 +178,7 @@ def _result(given: dict[str, bytes]) -> Result:
         permanent=bool(hints.get("permanent")),
         after=_seconds(hints.get("after")),
         at_least=_seconds(hints.get("at_least")),
-        chance=float(hints.get("chance") or 0.0),
+        chance=_chance(hints.get("chance")),
     )
 
 
@@ -189,6 +188,25 @@ def _seconds(told: Any) -> float | None:
     if isinstance(told, bool) or not isinstance(told, int | float) or told < 0:
         raise Malformed("a pause that it asks for is no number of seconds")
     return float(told)
+
+
+def _chance(told: Any) -> float:
+    if told is None:
+        return 0.0
+    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told <= 1:
+        raise Malformed("its chance is no number from 0 to 1")
+    return float(told)
+
+
+def _cache(given: dict[str, bytes]) -> tuple[str, float] | None:
+    """Under which key its output is kept, and for how many seconds."""
+    if "cache" not in given:
+        return None
+    key, seconds = orjson.loads(given["cache"])
+    kept_for = _seconds(seconds)
+    if kept_for is None:
+        raise Malformed("its output is kept for no time")
+    return _text(key), kept_for
 
 
 def _error(told: Any) -> dict[str, Any]:
@@ -218,6 +236,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
         for node, config, place in zip(told[::3], told[1::3], told[2::3], strict=True):
             if not isinstance(config, dict) or not isinstance(place, int):
                 raise Malformed("a config is no object, or a place no number")
+            if not 0 <= place < MOST_PLACES:
+                raise Malformed(f"a place is {place}")
             plain = (
                 start[0],
                 _text(node),
@@ -252,13 +272,14 @@ def read_task(fields: Sequence[bytes]) -> Task:
             None,
             (),
             None,
-            int(place),
+            _place(place),
             None,
         )
         return new_tuple(Task, plain)
     given = _given(fields, TASK_FIELDS)
-    deferred = orjson.loads(given.get("deferred", b"[]"))
-    cache = orjson.loads(given["cache"]) if "cache" in given else None
+    timeout = float(given.get("timeout_seconds", USUAL_TIMEOUT))
+    if not 0 < timeout < inf:
+        raise Malformed(f"its timeout_seconds is {timeout}")
     tag = given.get("resource_tag")
     return Task(
         given["run_id"].decode(),
@@ -268,10 +289,26 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _object("config", given["config"]),
         _object("params", given.get("params", b"{}")),
         None if given["inputs"] == b"null" else _object("inputs", given["inputs"]),
-        float(given.get("timeout_seconds", USUAL_TIMEOUT)),
+        timeout,
         None if tag is None else tag.decode(),
-        tuple(Deferred(tuple(path), source, scope) for path, source, scope in deferred),
-        None if cache is None else (cache[0], cache[1]),
-        int(given["place"]) if "place" in given else None,
+        _deferred(given.get("deferred", b"[]")),
+        _cache(given),
+        _place(given["place"]) if "place" in given else None,
         given["traceparent"].decode() if "traceparent" in given else None,
     )
+
+
+def _place(text: bytes) -> int:
+    place = int(text)
+    if not 0 <= place < MOST_PLACES:
+        raise Malformed(f"its place is {place}")
+    return place
+
+
+def _deferred(text: bytes) -> tuple[Deferred, ...]:
+    found = []
+    for path, source, scope in orjson.loads(text):
+        if not isinstance(path, list) or not isinstance(scope, dict):
+            raise Malformed("what it leaves to be rendered has no path, or no scope")
+        found.append(Deferred(tuple(path), _text(source), scope))
+    return tuple(found)

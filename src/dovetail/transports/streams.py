@@ -416,6 +416,12 @@ class StreamReader:
                 ]
         return found
 
+    async def bury(self, message: Message, problem: Exception) -> None:
+        """This was understood, and nobody can do what it says."""
+        stream, number = message.stream, message.id
+        for _, fields in await self._pipe.call("XRANGE", stream, number, number):
+            await self._bury(stream, number, fields, problem)
+
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
         texts = [shown(self._redact(field.decode(errors="replace")).encode()) for field in fields]
         letter = {
