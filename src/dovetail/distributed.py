@@ -22,7 +22,7 @@ from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
-from dovetail.engine.clock import Clock, steady_clock
+from dovetail.engine.clock import StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
 from dovetail.engine.isolating import isolated, told
@@ -44,6 +44,7 @@ from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_clock import follow_clock, set_clock
 from dovetail.stores.redis_fleet import Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
@@ -101,21 +102,27 @@ class Parts:
     pipe: Pipe
     store: RedisStore
     orchestrator: SharedOrchestrator
-    clock: Clock
+    clock: StoreClock
     sender: StreamSender
 
 
 @asynccontextmanager
 async def connected(
-    settings: Settings, *, patience: float = PATIENCE_SECONDS, listener: Listener | None = None
+    settings: Settings,
+    *,
+    patience: float = PATIENCE_SECONDS,
+    listener: Listener | None = None,
+    clock: StoreClock | None = None,
 ) -> AsyncIterator[Parts]:
     """The parts over the Redis of the settings, which may be away for as long as that.
 
-    `listener` is told what is moved through them.
+    `listener` is told what is moved through them; `clock` is set by that of Redis.
     """
-    clock = steady_clock()
+    clock = clock or StoreClock()
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(Pipe(_url(settings), patience=patience))
+        following = asyncio.create_task(follow_clock(pipe, clock))
+        stack.callback(following.cancel)
         ends = await stack.enter_async_context(EndFeed(_url(settings)))
         listed = settings.database_url is None
         heard = None
@@ -181,6 +188,7 @@ async def orchestrate(
     """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
+        await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
         me = service_id()
@@ -364,6 +372,7 @@ async def working(
     """A worker that runs; leaving it lets what runs finish within the drain time."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
+        await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()

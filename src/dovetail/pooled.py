@@ -39,7 +39,7 @@ from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
 from dovetail.distributed import connected, service_id
-from dovetail.engine.clock import steady_clock
+from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Result, Task
@@ -233,7 +233,7 @@ class Child:
         self.pid = os.getpid()
         self.settings, self.registry = post.known()
         self.worker_id = f"{post.worker_id}/{self.pid}"
-        self.clock = steady_clock()
+        self.clock = StoreClock()
         calls: Calls = RegistryCalls(
             self.registry,
             secrets=self.settings.secrets,
@@ -279,7 +279,7 @@ class Child:
     async def _duties(self) -> AsyncIterator[Duties]:
         async with AsyncExitStack() as stack:
             parts = await stack.enter_async_context(
-                connected(self.settings, listener=post.listener)
+                connected(self.settings, listener=post.listener, clock=self.clock)
             )
             listening = await stack.enter_async_context(Pipe(redis_of(self.settings)))
             self._parts = parts

@@ -71,7 +71,7 @@ class Engine:
         self.told: list[str] = []
         self.runs = Runs(GRAPH)
         self.number = NO_RUN
-        self.due: list[Wake] = []
+        self.due: list[tuple[float, Wake]] = []
         self.expired: list[str] = []
         self.idle: list[tuple[str, float]] = []
         self._clock = count(100, 50).__next__
@@ -233,7 +233,7 @@ async def test_a_timer_is_forgotten_after_it_was_applied(engine: Engine) -> None
     engine.also(("fail", *engine.start("b")))
     engine.step(Fail("r", "b", engine.token("b"), ERROR))
     engine.run.node("b").until = 0.0
-    engine.due = [Wake("r", "b", engine.token("b"))]
+    engine.due = [(0.0, Wake("r", "b", engine.token("b")))]
     await engine.orchestrator.wake_due()
     engine.same(processes.wake_due(engine.start("b")))
 

@@ -17,15 +17,19 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Claim, Fail, Submit
 from dovetail.distributed import Parts, connected, orchestrate, working
 from dovetail.engine import shared
+from dovetail.engine.archiver import Entry
 from dovetail.engine.isolating import isolated
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.stores.redis import PARTS
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import result_fields
 from dovetail.transports.stream_messages import RESULTS, stream_of
 from dovetail.transports.streams import DEAD, ORCHESTRATORS, STOPS, WORKERS
 
 from ..core.walk import graph
+from .archive_world import DIAMOND, RECOVERY, RETENTION, World
+from .archive_world import graph as archived_graph
 
 LEASE = 0.5
 SECONDS = 20.0
@@ -181,6 +185,32 @@ async def lost_and_failed_nodes_go_on(scene: Scene) -> None:
     for run_id in ("good", "failed", "lost"):
         assert await scene.status(run_id) is RunStatus.COMPLETED
     scene.check()
+
+
+@pytest.mark.parametrize("part", ["meta", "nodes", "events", "out"])
+async def test_a_damaged_run_is_not_in_the_way_of_the_archive(
+    world: World, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    bad, ended, going_on = [await world.begin(archived_graph(DIAMOND)) for _ in range(3)]
+    await world.do(bad, "a")
+    key = f"wf:{{{bad}}}:{part}"
+    await world.pipe.call("DEL", key)
+    await world.pipe.call("SET", key, "junk")
+    await world.finish(ended)
+    await world.archiver.sweep()
+    await world.archiver.archive_what_moved()
+    assert f"run {bad} cannot be archived" in caplog.text
+    for run_id in (ended, going_on):
+        await world.assert_archived(run_id)
+    world.now += 2 * RETENTION
+    await world.hints.archived([Entry(bad, world.now - 1.5 * RETENTION)])
+    await world.archiver.retire()
+    assert await world.snapshots.known([ended]) == set()
+    # It is said to be there whatever is left of it, and those that are lost are put back.
+    await world.pipe.call("DEL", *[f"wf:{{{going_on}}}:{each}" for each in PARTS])
+    world.now += RECOVERY
+    assert await world.restorer.restore() == 1
+    assert (await world.finish(going_on)).status is RunStatus.COMPLETED
 
 
 async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:

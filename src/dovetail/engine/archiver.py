@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from dovetail.core.errors import ArchiveDown, StoreError
 from dovetail.engine.clock import Clock
+from dovetail.engine.isolating import isolated, told
 from dovetail.engine.snapshots import Course, Head, Kept, Reading, RunSnapshot, course
 
 AT_ONCE = 200
@@ -174,12 +175,21 @@ class Archiver:
 
     async def _take(self, claims: Sequence[Claim]) -> None:
         try:
-            done = await self._bring([claim.run_id for claim in claims])
+            await isolated(self._taken, claims, self._leave)
         except StoreError:
             await self._hints.give_back(claims)
             raise
+
+    async def _taken(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        done = await self._bring([claim.run_id for claim in claims])
         # What is not done comes again when its claim lapses.
-        await self._hints.settle([claim for claim in claims if claim.run_id in done])
+        settled = [claim for claim in claims if claim.run_id in done]
+        await self._hints.settle(settled)
+        return settled
+
+    async def _leave(self, claim: Claim, problem: Exception) -> Sequence[Claim]:
+        log.error("run %s cannot be archived: %s", claim.run_id, told(problem))
+        return ()
 
     async def _bring(self, run_ids: Sequence[str]) -> set[str]:
         """Bring the archive up to these; those of which it has everything now."""
@@ -327,9 +337,17 @@ class Archiver:
             entries = await self._hints.archived_before(long_ago, AT_ONCE)
             if not entries:
                 return
-            heads = await self._archive.heads([entry.run_id for entry in entries])
-            await asyncio.gather(*(self._drop(e.run_id, heads.get(e.run_id)) for e in entries))
+            await isolated(self._retire, entries, self._keep_hot)
             await self._hints.forget(entries)
+
+    async def _retire(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        heads = await self._archive.heads([entry.run_id for entry in entries])
+        await asyncio.gather(*(self._drop(e.run_id, heads.get(e.run_id)) for e in entries))
+        return entries
+
+    async def _keep_hot(self, entry: Entry, problem: Exception) -> Sequence[Entry]:
+        log.error("run %s stays in Redis: %s", entry.run_id, told(problem))
+        return ()
 
     async def _drop(self, run_id: str, head: Head | None) -> None:
         if head is None or not head.kept.finished or await self._hot.drop(run_id, head) < 0:

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from dovetail.core.errors import NotFound
+from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.transitions import Submit
 from dovetail.engine.archiver import Entry, Hints, HotRuns, in_spite_of_outages
 from dovetail.engine.clock import Clock
+from dovetail.engine.isolating import isolated, told
 from dovetail.engine.ports import Rates
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.engine.snapshots import RunSnapshot
@@ -90,6 +91,14 @@ class Restorer:
 
     async def restore_lost(self, run_ids: Sequence[str]) -> int:
         """Those of these that are not finished and that Redis does not know, however young."""
+        return sum(await isolated(self._restore_some, run_ids, self._leave))
+
+    async def _leave(self, run_id: str, problem: Exception) -> Sequence[int]:
+        # A definition that is understood no more, say: it must not be in the way of others.
+        log.error("run %s cannot be restored: %s", run_id, told(problem))
+        return ()
+
+    async def _restore_some(self, run_ids: Sequence[str]) -> Sequence[int]:
         known = await self._hot.known(run_ids)
         # Of those that have ended there, the archive is behind, or Redis has lost a retry.
         await self._hints.moved(await self._hot.finished([*known]))
@@ -98,7 +107,7 @@ class Restorer:
         for first in range(0, len(lost), AT_ONCE):
             some = lost[first : first + AT_ONCE]
             restored += sum(await asyncio.gather(*map(self._restore, some)))
-        return restored
+        return [restored]
 
     async def bring_back(self, run_id: str) -> None:
         """Make a run that is archived hot again, so that it can be moved. Raises `NotFound`."""
@@ -120,9 +129,8 @@ class Restorer:
             return False  # somebody wrote its end meanwhile
         try:
             return await self._put_back(snapshot)
-        except (ValueError, LookupError):
-            # A definition that is understood no more, say: it must not be in the way of others.
-            log.exception("run %s cannot be restored", run_id)
+        except (ValueError, LookupError, BrokenRun) as problem:
+            await self._leave(run_id, problem)
             return False
 
     async def _put_back(self, snapshot: RunSnapshot) -> bool:

@@ -52,7 +52,9 @@ class RedisSnapshots:
             cursor, flat = await self._pipe.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE)
             run_ids = [name.decode() for name in flat[::2]]
             logs = [("LLEN", _keys(run_id)["events"]) for run_id in run_ids]
-            yield dict(zip(run_ids, await self._pipe.many(logs), strict=True))
+            counts = zip(run_ids, await self._pipe.ask(logs) if logs else (), strict=True)
+            # A log that is none says nothing of the others.
+            yield {run_id: count for run_id, count in counts if isinstance(count, int)}
             if cursor == b"0":
                 return
 
