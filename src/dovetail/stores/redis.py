@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import BrokenRun, NotFound, TemplateError
+from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
 from dovetail.core.transitions import (
@@ -59,6 +59,7 @@ from dovetail.stores.redis_hot import (
 from dovetail.stores.redis_lists import Born, source
 from dovetail.stores.redis_moves import (
     FEW,
+    PENDING,
     Fields,
     decision_of,
     event_of,
@@ -71,6 +72,7 @@ from dovetail.stores.redis_moves import (
 from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 from dovetail.stores.redis_starts import Starts
+from dovetail.stores.redis_verdicts import Judge
 
 RULES = (
     "consequences",
@@ -142,6 +144,7 @@ class RedisStore:
         self._shells = Shells(pipe)
         self._scenes = Scenes(pipe, self._shells)
         self._starts = Starts(pipe, self._shells)
+        self._judge = Judge(pipe, self._shells, self._scenes)
 
     @property
     def breaks(self) -> int:
@@ -190,7 +193,7 @@ class RedisStore:
                 self._shells.keep(shell)
                 if answer[1]:  # verdicts are pending
                     cause = {"now": time_text(now), "nonce": str(nonce)}
-                    rest = await self._settle(submit.run_id, shell, cause)
+                    rest = await self._settle(shell, cause, submit.graph.roots)
                     decision = joined(decision, rest)
             decisions.append(decision)
         return decisions
@@ -360,9 +363,8 @@ class RedisStore:
                 decisions.append(decision_of(answer, shell.run, seq))
                 seq += len(answer[1])
             if why == b"pending":
-                decisions[-1] = joined(
-                    decisions[-1], await self._settle(run_id, shell, todo[len(answers) - 1])
-                )
+                cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
+                decisions[-1] = joined(decisions[-1], await self._settle(shell, cause, ready))
             graph = shell.shape.whole if why == b"graph" else b""
             todo = todo[go_on - 1 :] if go_on else []
         return decisions
@@ -378,34 +380,22 @@ class RedisStore:
         """Decide on conditions that somebody left undecided, if there are any."""
         cause = {"now": time_text(now), "nonce": str(_nonce())}
         shell = await self._shells.find(run_id)
-        return NOTHING if shell is None else await self._settle(run_id, shell, cause)
+        return NOTHING if shell is None else await self._settle(shell, cause, ())
 
-    async def _settle(self, run_id: str, shell: Shell, cause: Fields) -> Decision:
+    async def _settle(self, shell: Shell, cause: Fields, ready: Sequence[int]) -> Decision:
         """Ask the conditions of the nodes that became ready, until none is left to ask."""
         whole = NOTHING
-        while True:
-            try:
-                run, pending = await self._load(run_id, shell)
-            except NotFound:
-                return whole  # it was lost, or dropped, meanwhile
-            if not pending:
-                return whole
-            verdicts = {}
-            for place in orjson.loads(pending)["ready"]:
-                condition = run.graph.nodes[place].condition
-                if condition is not None:
-                    verdicts[str(place)] = _verdict(run, place)
-            request = {
-                "kind": "settle",
-                "now": cause["now"],
-                "nonce": cause["nonce"],
-                "epoch": run.epoch,
-                "verdicts": verdicts,
-            }
-            _, _, seq, (answer,) = await self._call(run_id, [request], shell.shape.whole)
-            whole = joined(whole, decision_of(answer, shell.run, seq))
+        while verdicts := await self._judge.verdicts(shell, ready):
+            request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
+            request |= verdicts.fields
+            _, _, seq, (answer,) = await self._call(shell.run.id, [request], verdicts.graph)
+            decision, ready = decision_of(answer, shell.run, seq), answer[PENDING]
+            whole = joined(whole, decision)
+            if decision and not ready:
+                break
             if whole.ended:  # what is pending from now on is of another epoch, and not ours
-                return whole
+                break
+        return whole
 
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
@@ -420,10 +410,9 @@ class RedisStore:
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
     async def load(self, run_id: str) -> RunState:
-        run, _ = await self._load(run_id, await self._known(run_id))
-        return run
+        return await self._load(run_id, await self._known(run_id))
 
-    async def _load(self, run_id: str, shell: Shell) -> tuple[RunState, bytes]:
+    async def _load(self, run_id: str, shell: Shell) -> RunState:
         *hashes, seq = await self._pipe.script(source("load"), keys_of(run_id)[:6], [])
         fields, nodes, counts, outputs, ends = map(_pairs, hashes)
         if b"status" not in fields:  # dropped, or lost with Redis
@@ -437,14 +426,14 @@ class RedisStore:
         except (LookupError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise BrokenRun(f"run {run_id}: Redis has only parts of it ({what})") from error
-        return run, fields.get(b"pending", b"")
+        return run
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""
         shell = await self._known(run_id)
         while True:
             await self.ended(run_id)
-            run, _ = await self._load(run_id, shell)
+            run = await self._load(run_id, shell)
             if run.finished:  # else somebody has retried it meanwhile
                 return run
 
@@ -531,17 +520,6 @@ def _no_run(run_id: str) -> NotFound:
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
     """A hash, as Redis answers it."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _verdict(run: RunState, place: int) -> bool | str:
-    spec = run.graph.nodes[place]
-    if spec.condition is None:
-        return True
-    try:
-        return bool(spec.condition(run))
-    except TemplateError as problem:
-        message = f"node '{spec.id}': condition {problem}"
-        return orjson.dumps({"type": problem.type, "message": message}).decode()
 
 
 def _nonce() -> int:

@@ -124,12 +124,15 @@ def claimed(move: Claim, place: int, answer: Sequence[int], now: float) -> Decis
 def complete_args(
     moves: Sequence[Complete], shape: Shape, now: float, nonce: int
 ) -> list[Argument] | None:
-    """None if one of them is not for this script: of a node that is not there, or started twice."""
+    """None if one of them is not for this script: of a node that is not there, or started twice. Or
+    if already at the first it would have to stop, because a child has a condition."""
     index, children, dumps = shape.graph.index, shape.children_text, orjson.dumps
     args: list[Argument] = [time_text(now), nonce]
     for _, node, token, output, _ in moves:
         place = index.get(node)
         if place is None or token[0] != 1 or token[1] != 1:
+            return None
+        if children[place] == "?" and len(args) == 2:
             return None
         args += (place, token[2], dumps(output), children[place])
     return args

@@ -7,6 +7,7 @@ request reaches Redis.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ from dovetail.core.events import Event, Token
 from dovetail.core.replay import KINDS
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.templates import Condition
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -59,6 +61,8 @@ _PHASES = {
 SEPARATOR = "|"
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
+PENDING = 6
+"""Where a decision of the scripts says which nodes are left pending."""
 COUNTS = b"counts"
 """Beside the states of the nodes: see consequences.lua."""
 
@@ -77,7 +81,17 @@ def _is_plain(graph: Graph, spec: NodeSpec, needs: Sequence[int]) -> bool:
     )
 
 
+def _asks(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
+    if not isinstance(spec.condition, Condition):  # it has none: functions are in no store
+        return ()
+    names = dict.fromkeys(read.name for read in spec.condition.reads)
+    return tuple(graph.index[name] for name in names if name in graph.index)
+
+
 FEW = 8
+NEARBY = 64
+"""Nodes below those that are skipped of which Redis is told at once: that must not grow with the
+graph, and a skip that goes on beyond them is carried on from there."""
 
 
 class Shape:
@@ -106,6 +120,8 @@ class Shape:
         """As `complete_many.lua` takes them."""
         self.needs = [_needs(graph, spec) for spec in graph.nodes]
         """Of each node, those whose outputs it takes to make its message."""
+        self.asks = [_asks(graph, spec) for spec in graph.nodes]
+        """Of each node, those that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
         self.foreseeable = [
             tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
@@ -122,6 +138,22 @@ class Shape:
 
     def children(self, place: int) -> list[list[int]]:
         return self._children[place]
+
+    def families(self, ready: Iterable[int], skipped: Iterable[int]) -> dict[str, list[Any]]:
+        """What `settle.lua` has to know of the graph: of these nodes, and of those near below the
+        ones that will be skipped, because a skip may go on there."""
+        known = dict.fromkeys(ready)
+        todo, most = deque(skipped), len(known) + NEARBY
+        while todo and len(known) < most:
+            for child, *_ in self._children[todo.popleft()]:
+                if child not in known and len(known) < most:
+                    known[child] = None
+                    todo.append(child)
+        return {str(place): self._family(place) for place in known}
+
+    def _family(self, place: int) -> list[Any]:
+        parents = len(self.graph.nodes[place].parents)
+        return [parents, self._conditional[place], self._children[place]]
 
     @property
     def whole(self) -> bytes:

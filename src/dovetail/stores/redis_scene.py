@@ -116,29 +116,44 @@ class Scenes:
             if lacking:
                 commands.append(("HMGET", f"wf:{{{run_id}}}:out", *lacking))
                 missing.append((scene, lacking))
-        answers = await self._pipe.many(commands)
-        doubtful: list[tuple[RedisScene, list[int], list[bytes | None]]] = []
+        await self._add(missing, await self._pipe.many(commands))
+        return made
+
+    async def of(
+        self, run: RunState, places: list[int], *, behind: Sequence[Command]
+    ) -> tuple[RedisScene, list[Any]]:
+        """These nodes, read behind what is asked first, with the answers to that."""
+        scene = RedisScene(run)
+        reading: list[Command] = [("HMGET", f"wf:{{{run.id}}}:out", *places)] if places else []
+        answers = await self._pipe.many([*behind, *reading])
+        await self._add([(scene, places)] if places else [], answers[len(behind) :])
+        return scene, answers[: len(behind)]
+
+    async def _add(
+        self, missing: Sequence[tuple[RedisScene, list[int]]], answers: Sequence[Any]
+    ) -> None:
+        """Add nodes to scenes, from what was answered when their outputs were asked for."""
+        doubtful: list[tuple[RedisScene, list[int]]] = []
         for (scene, places), outputs in zip(missing, answers, strict=True):
             known = [output for output in outputs if output is not None]
             if len(known) == len(places):  # who has an output is completed, and nobody else
                 scene.add_completed(places, known)
             else:
-                doubtful.append((scene, places, outputs))
+                doubtful.append((scene, places))
         await self._look_closer(doubtful)
-        return made
 
-    async def _look_closer(
-        self, doubtful: Sequence[tuple[RedisScene, list[int], list[bytes | None]]]
-    ) -> None:
-        """Add nodes some of which have no output: they were skipped, or failed."""
+    async def _look_closer(self, doubtful: Sequence[tuple[RedisScene, list[int]]]) -> None:
+        """Add nodes some of which had no output: they were skipped, or failed, or run again since
+        a retry. The outputs last: one that completes in between has its output then."""
         commands: list[Command] = [
             ("HMGET", f"wf:{{{scene.run.id}}}:{part}", *places)
-            for scene, places, _ in doubtful
-            for part in ("nodes", "ends")
+            for scene, places in doubtful
+            for part in ("nodes", "ends", "out")
         ]
         answers = iter(await self._pipe.many(commands))
-        for scene, places, outputs in doubtful:
-            states, ends = next(answers), next(answers)
+        for scene, places in doubtful:
+            states, ends, outputs = next(answers), next(answers), next(answers)
             found = nodes_of(scene.run.graph, places, states, outputs, ends)
             for place, node in found.items():
-                scene.add(place, node.status, node.output, node.error)
+                output = node.output if node.status is NodeStatus.COMPLETED else None
+                scene.add(place, node.status, output, node.error)

@@ -1,11 +1,11 @@
 -- apply: step one run by the transitions of the request, in order, then write what changed.
 -- returns {place of the transition to go on with, or 0; why; events before these; decisions}
--- A decision is {changed, events, dispatch, wake, stop, ended, pending}.
+-- A decision is {changed, events, dispatch, wake, stop, ended, nodes that are left pending}.
 
 local decisions, go_on, why = {}, 0, ''
 for k, move in ipairs(request.moves) do
   now, nonce = move.now, move.nonce
-  out = {changed = {}, events = {}, dispatch = {}, wake = {}, stop = {}, ended = 0, pending = 0}
+  out = {changed = {}, events = {}, dispatch = {}, wake = {}, stop = {}, ended = 0, pending = {}}
   if run.known then
     local answer = rules[move.kind](move)
     if answer == NEED_GRAPH then
@@ -15,7 +15,7 @@ for k, move in ipairs(request.moves) do
   end
   decisions[#decisions + 1] =
     {out.changed, out.events, out.dispatch, out.wake, out.stop, out.ended, out.pending}
-  if out.pending == 1 then
+  if #out.pending > 0 then
     go_on, why = k + 1, 'pending'
     break
   end

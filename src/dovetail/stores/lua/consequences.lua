@@ -14,7 +14,7 @@
 --   KEYS[7]  wf:{id}:held    zset  ready nodes beyond max_concurrency, by place
 --   ARGV[1]  JSON: the transitions, and what of the graph each needs
 --   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it and has none says so, and is
---            called again with it: only failures, skips and retries do.
+--            called again with it: only failures and retries do.
 --
 -- The core says what follows from what; here is how it is done where the state is. Nothing is
 -- written before the end, so a rule that must ask for the graph has changed nothing. Times are
@@ -333,29 +333,51 @@ local function refuse(i, move)
     .. ',{"reason":"' .. why .. '"}]')
 end
 
+local function leave_pending(ready, first, queue)
+  local rest = {}
+  for k = first, #ready do rest[#rest + 1] = ready[k] end
+  run.pending = cjson.encode({ready = rest, queue = queue})
+  out.pending = rest
+end
+
+-- How many parents a node has and whether it has a condition; nothing if that was not told.
+local function family_of(i, told)
+  if graph ~= nil then return #graph.parents[i + 1], graph.conditional[i + 1] end
+  local family = told[tostring(i)]
+  if family ~= nil then return family[1], family[2] end
+end
+
+-- {child, its parents} of each child of a node whose family is known.
+local function children_of(i, told)
+  if graph == nil then return told[tostring(i)][3] end
+  local children = {}
+  for k, child in ipairs(graph.children[i + 1]) do
+    children[k] = {child, #graph.parents[child + 1]}
+  end
+  return children
+end
+
 -- Conditions are templates, and templates are not for Redis: a rule that makes such a node ready
--- leaves everything that became ready with it pending, until it is told the verdicts.
-local function resolve(ready, queue, verdicts)
+-- leaves everything that became ready with it pending, until it is told the verdicts. A skip that
+-- comes to a node of which nothing was told waits there, too.
+local function resolve(ready, queue, verdicts, families)
   local k = 1
   while k <= #ready do
     local i = ready[k]
     local nd = node(i)
     if nd.s == 'W' then
       local reason
-      local parents = graph.parents[i + 1]
-      local completed = #parents > 0 and (tonumber(call('HGET', DEPS, i) or '0') % UNIT) or 1
+      local parents, conditional = family_of(i, families)
+      if parents == nil then return leave_pending(ready, k, queue) end
+      local completed = parents > 0 and (tonumber(call('HGET', DEPS, i) or '0') % UNIT) or 1
       if completed == 0 then
         reason = 'dependency_skipped'
-      elseif graph.conditional[i + 1] == 0 then
+      elseif conditional == 0 then
         queue[#queue + 1] = i
       else
         local verdict = verdicts[tostring(i)]
         if verdict == nil then
-          local rest = {}
-          for r = k, #ready do rest[#rest + 1] = ready[r] end
-          run.pending = cjson.encode({ready = rest, queue = queue})
-          out.pending = 1
-          return
+          return leave_pending(ready, k, queue)
         elseif verdict == true then
           queue[#queue + 1] = i
         elseif verdict == false then
@@ -366,12 +388,11 @@ local function resolve(ready, queue, verdicts)
       end
       if reason ~= nil then
         skip_node(i, reason)
-        for _, child in ipairs(graph.children[i + 1]) do
+        for _, below in ipairs(children_of(i, families)) do
+          local child, count = below[1], below[2]
           if node(child).s == 'W' then
             local settled = call('HINCRBY', DEPS, child, UNIT)
-            if math.floor(settled / UNIT) == #graph.parents[child + 1] then
-              ready[#ready + 1] = child
-            end
+            if math.floor(settled / UNIT) == count then ready[#ready + 1] = child end
           end
         end
       end
@@ -403,9 +424,7 @@ local function settle(children)
     -- Beside what somebody else may have left pending and is about to settle, or died over.
     local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
     for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
-    run.pending = cjson.encode(kept)
-    out.pending = 1
-    return
+    return leave_pending(kept.ready, 1, kept.queue)
   end
   for _, i in ipairs(ready) do queue_node(i) end
   if run.held > 0 or run.unfinished == 0 then close() end

@@ -59,5 +59,5 @@ rules.retry = function(move)
       if settled == #graph.parents[i + 1] then ready[#ready + 1] = i end
     end
   end
-  resolve(ready, {}, {})
+  resolve(ready, {}, {}, {})
 end
