@@ -87,7 +87,7 @@ class Engine:
             self.told,
             apply=self._apply,
             create_many=self._create,
-            load=lambda run_id: self.run,
+            load=lambda run_id, outputs: self.run,
             running=lambda run_ids: self._running(),
             settle_pending=lambda run_id, now: NOTHING,
             claim=lambda tasks, worker, until, now: [True] * len(tasks),

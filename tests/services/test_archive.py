@@ -145,16 +145,41 @@ class TestArchiving:
         run_id = await world.begin(graph(DIAMOND))
         await world.do(run_id, "a", "b", "c", "d")
         outputs = world.snapshots._outputs
+        first = outputs.first
 
-        async def retried(wanted: Any) -> Any:
-            monkeypatch.setattr(world.snapshots, "_outputs", outputs)
+        async def retried(wanted: Any, most: int) -> Any:
+            monkeypatch.setattr(outputs, "first", first)
             await world.orchestrator.apply([Retry(run_id, "b")])
-            return await outputs(wanted)
+            return await first(wanted, most)
 
-        monkeypatch.setattr(world.snapshots, "_outputs", retried)
+        monkeypatch.setattr(outputs, "first", retried)
         await world.archiver.archive_what_moved()
         await world.assert_archived(run_id)
         assert sorted((await world.raw(run_id))["outputs"]) == [0, 2]
+
+    async def test_large_outputs_are_read_and_written_a_few_runs_at_a_time(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs, nodes, size = 12, ["n0", "n1", "n2"], 600_000
+        written: list[int] = []
+        write_many = world.archive.write_many
+
+        async def watched(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+            written.append(sum(len(o) for one in snapshots for o in one.outputs.values()))
+            return await write_many(snapshots)
+
+        monkeypatch.setattr(world.archive, "write_many", watched)
+        run_ids = [await world.begin(graph({name: {} for name in nodes})) for _ in range(runs)]
+        for run_id in run_ids:
+            await world.start(run_id, *nodes)
+            run = await world.load(run_id)
+            results = [Complete(run_id, n, run.node(n).token, "x" * (size - 2)) for n in nodes]
+            await world.orchestrator.apply(results)
+        await world.archiver.archive_what_moved()
+        for run_id in run_ids:
+            await world.assert_archived(run_id)
+        assert sum(written) == runs * len(nodes) * size
+        assert max(written) < archiver.WRITTEN_BYTES + len(nodes) * size
 
     async def test_a_run_that_was_never_accepted_is_archived_with_its_definition(
         self, world: World

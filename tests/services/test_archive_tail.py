@@ -30,6 +30,12 @@ from .archive_world import (
 )
 
 
+async def whole(world: World, run_id: str) -> list[RunSnapshot]:
+    """As an archiver reads it that knows nothing of it."""
+    readings = world.snapshots.read({run_id: None})
+    return [reading.snapshot async for some in readings for reading in some.values()]
+
+
 async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(world: World) -> None:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a")
@@ -176,10 +182,10 @@ async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(wo
         await world.start(run_id, "b")
         token = (await world.load(run_id)).node("b").token
         await world.store.apply([Progress(run_id, "b", token, fraction, "")], world.now)
-    lost = await world.snapshots.read({run_id: None})
+    lost = await whole(world, run_id)
     await come_back_with(world, older)
     await world.do(run_id, "a", "b")
-    await world.archive.write_many([reading.snapshot for reading in lost.values()])
+    await world.archive.write_many(lost)
     await world.archiver.archive_what_moved()
     world.now += 10
     await world.archiver.archive_what_moved()
@@ -211,11 +217,9 @@ async def test_who_still_writes_what_was_lost_does_no_harm(world: World) -> None
     await world.do(run_id, "a")
     await world.archiver.archive_what_moved()
     await world.do(run_id, "b")
-    late: list[RunSnapshot] = [
-        reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()
-    ]
+    late = await whole(world, run_id)
     await world.finish(run_id)
-    ends = [reading.snapshot for reading in (await world.snapshots.read({run_id: None})).values()]
+    ends = await whole(world, run_id)
     await lose_everything(world)
     await world.restorer.restore()
     await world.archive.write_many(late)

@@ -78,7 +78,7 @@ async def events(
     run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
-    if came_back and (await here.commands.store.load(run_id)).seq <= after:
+    if came_back and (await here.commands.store.load(run_id, outputs=False)).seq <= after:
         # A browser comes back whenever a stream ends; this is how it is told not to.
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}

@@ -79,7 +79,7 @@ class Reading:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         # The events first: what happens in between is then told twice, and not left out.
         events = [event_from(fields) for fields in await self.events(run_id)]
         return run_from(await self._get(at("runs", run_id)), events)

@@ -86,8 +86,9 @@ class HotRuns(Protocol):
         """Those of these that are there, and have ended."""
         ...
 
-    async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
-        """What each run has beyond a head, or everything; without those that are not there."""
+    def read(self, heads: Mapping[str, Head | None]) -> AsyncIterator[dict[str, Reading]]:
+        """What each run has beyond a head, or everything; without those that are not there. Some
+        runs at a time, so that nobody need have all of it at once."""
         ...
 
     async def definition(self, snapshot: RunSnapshot) -> bytes: ...
@@ -198,12 +199,14 @@ class Archiver:
         group: list[RunSnapshot] = []
         for first in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[first : first + READ_TOGETHER]
-            lacking = await self._look(some, heads)
+            lacking: set[str] = set()
+            async for snapshots in self._look(some, heads):
+                lacking |= {snapshot.run_id for snapshot in snapshots}
+                group += snapshots
+                if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                    done |= await self._write(group)
+                    group = []
             done |= {run_id for run_id in some if run_id not in lacking}
-            group += lacking.values()
-            if sum(map(_weight, group)) >= WRITTEN_BYTES:
-                done |= await self._write(group)
-                group = []
         return done | await self._write(group)
 
     async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, Head]:
@@ -214,37 +217,37 @@ class Archiver:
 
     async def _look(
         self, run_ids: Sequence[str], heads: Mapping[str, Head]
-    ) -> dict[str, RunSnapshot]:
-        """What the archive lacks of these; nothing of those of which it knew better."""
-        readings = await self._hot.read({run_id: heads.get(run_id) for run_id in run_ids})
-        lacking: dict[str, RunSnapshot] = {}
-        complete: list[RunSnapshot] = []
+    ) -> AsyncIterator[list[RunSnapshot]]:
+        """What the archive lacks of these, some at a time; nothing of those of which it knew
+        better."""
+        remembered = {run_id for run_id in run_ids if self._heads.pop(run_id, None) is not None}
         unsure: list[str] = []
-        for run_id in run_ids:
-            remembered = self._heads.pop(run_id, None)
-            if run_id not in readings:
-                continue
-            head, reading = heads.get(run_id), readings[run_id]
-            match course(head, reading):
-                case Course.LEAVE:
-                    complete.append(reading.snapshot)
-                    if head is not None and not head.kept.finished:
-                        self._remember(run_id, head)
-                case Course.WRITE:
-                    lacking[run_id] = reading.snapshot
-                case _ if remembered is not None:
-                    unsure.append(run_id)  # somebody else may have put it right since
-                case Course.REPLACE:
-                    await self._replace(reading.snapshot)
-                case Course.RESUME:
-                    await self._resume(reading.snapshot)
-                case Course.RENUMBER:
-                    assert head is not None  # noqa: S101
-                    lacking |= await self._renumber(reading.snapshot, head)
-        await self._let_go(complete)
+        async for readings in self._hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
+            lacking: list[RunSnapshot] = []
+            complete: list[RunSnapshot] = []
+            for run_id, reading in readings.items():
+                head = heads.get(run_id)
+                match course(head, reading):
+                    case Course.LEAVE:
+                        complete.append(reading.snapshot)
+                        if head is not None and not head.kept.finished:
+                            self._remember(run_id, head)
+                    case Course.WRITE:
+                        lacking.append(reading.snapshot)
+                    case _ if run_id in remembered:
+                        unsure.append(run_id)  # somebody else may have put it right since
+                    case Course.REPLACE:
+                        await self._replace(reading.snapshot)
+                    case Course.RESUME:
+                        await self._resume(reading.snapshot)
+                    case Course.RENUMBER:
+                        assert head is not None  # noqa: S101
+                        lacking += await self._renumber(reading.snapshot, head)
+            await self._let_go(complete)
+            yield lacking
         if unsure:
-            lacking |= await self._look(unsure, await self._archive.heads(unsure))
-        return lacking
+            async for lacking in self._look(unsure, await self._archive.heads(unsure)):
+                yield lacking
 
     async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
         """Those of these that are finished need not be hot for ever."""
@@ -252,13 +255,13 @@ class Archiver:
             [Entry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
         )
 
-    async def _renumber(self, here: RunSnapshot, head: Head) -> dict[str, RunSnapshot]:
+    async def _renumber(self, here: RunSnapshot, head: Head) -> list[RunSnapshot]:
         """The whole run, under a generation that neither side has used."""
         log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
         following = max(here.generation, head.kept.generation) + 1
         await self._hot.renumber(here.run_id, here.generation, following)
-        whole = await self._hot.read({here.run_id: None})
-        return {run_id: reading.snapshot for run_id, reading in whole.items()}
+        whole = self._hot.read({here.run_id: None})
+        return [reading.snapshot async for some in whole for reading in some.values()]
 
     async def _replace(self, here: RunSnapshot) -> None:
         kept = await self._archive.read(here.run_id)

@@ -290,7 +290,7 @@ class Commands:
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         """Why each node that has not finished is where it is."""
-        run = await self.store.load(run_id)
+        run = await self.store.load(run_id, outputs=False)
         driven = await self.store.owner_of(run_id) != "gone"
         served = None if self.serving is None else await self.serving()
         nodes = explain(run, self.clock(), driven, served)
@@ -339,7 +339,7 @@ class Commands:
         return run
 
     async def _move(self, move: Cancel | Retry) -> RunState:
-        epoch = (await self.store.load(move.run_id)).epoch
+        epoch = (await self.store.load(move.run_id, outputs=False)).epoch
         for again in range(MOST_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
                 (decision,) = await self.orchestrator.apply([move], durable=True)
@@ -356,7 +356,7 @@ class Commands:
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         """What a retry would run again and what it would keep. Raises as it would."""
-        run = await self.store.load(run_id)
+        run = await self.store.load(run_id, outputs=False)
         plan = retry_plan(run, from_node)
         if isinstance(plan, str):
             raise explain_refusal(run, Retry(run_id, from_node))
@@ -384,7 +384,7 @@ class Commands:
             case "here":
                 return [run_id]
             case "none":
-                run = await self.store.load(run_id)
+                run = await self.store.load(run_id, outputs=False)
                 raise Conflict(f"run {run_id} is {run.status}: there is nothing to resume")
             case "elsewhere":
                 raise Conflict(f"run {run_id} is driven by another process, which is alive")
@@ -407,7 +407,7 @@ class Commands:
     async def _unknown_handlers(self, run_id: str) -> list[str]:
         if self.known_handlers is None:
             return []
-        run = await self.store.load(run_id)
+        run = await self.store.load(run_id, outputs=False)
         used = dict.fromkeys(spec.handler for spec in run.graph.nodes)
         return [name for name in used if name not in self.known_handlers]
 
@@ -502,7 +502,7 @@ class Commands:
         try:
             await self.retry(run_id)
         except Conflict:
-            if (await self.store.load(run_id)).status in _AGAIN:
+            if (await self.store.load(run_id, outputs=False)).status in _AGAIN:
                 raise  # and not because somebody else was faster
 
     async def _some_of(self, batch_id: str, count: int) -> list[str]:

@@ -51,8 +51,11 @@ class Store(Protocol):
         """
         ...
 
-    async def load(self, run_id: str) -> RunState:
-        """The run as it is now, to read. Raises `NotFound`."""
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+        """The run as it is now, to read. Raises `NotFound`.
+
+        For who needs no `outputs` they may be left out: a run may have more than fit into memory.
+        """
         ...
 
     def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:

@@ -433,7 +433,7 @@ class SharedOrchestrator:
 
     async def _find(self, run_id: str) -> RunState | None:
         try:
-            return await self._store.load(run_id)
+            return await self._store.load(run_id, outputs=False)
         except NotFound:
             return None
 

@@ -78,7 +78,7 @@ class MemoryStore:
         self._events.clear()
         self._cache.clear()
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         try:
             return self._runs[run_id]
         except KeyError:

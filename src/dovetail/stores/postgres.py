@@ -89,7 +89,7 @@ class PostgresArchive:
         rows = await self._pool.rows("heads", list(run_ids))
         return {run_id: Head(Kept(*kept), epoch, event) for run_id, *kept, epoch, event in rows}
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         """The run as far as it is archived, to read. Raises `NotFound`."""
         snapshot = await self.read(run_id)
         if snapshot is None:
@@ -104,7 +104,7 @@ class PostgresArchive:
             {name.encode(): value.encode() for name, value in meta.items()},
             {b"%d" % place: state.encode() for place, state in snapshot.nodes.items()},
             {},
-            {b"%d" % place: output for place, output in snapshot.outputs.items()},
+            snapshot.outputs,
             {b"%d" % place: end for place, end in snapshot.ends.items()},
             snapshot.last_seq,
         )

@@ -69,6 +69,7 @@ from dovetail.stores.redis_moves import (
     take_counts,
     time_text,
 )
+from dovetail.stores.redis_outputs import PART_BYTES, Outputs, bounded, there
 from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 from dovetail.stores.redis_starts import Starts
@@ -144,6 +145,7 @@ class RedisStore:
         self._shells = Shells(pipe)
         self._scenes = Scenes(pipe, self._shells)
         self._starts = Starts(pipe, self._shells)
+        self._outputs = Outputs(pipe)
         self._judge = Judge(pipe, self._shells, self._scenes)
 
     @property
@@ -409,24 +411,34 @@ class RedisStore:
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str) -> RunState:
-        return await self._load(run_id, await self._known(run_id))
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+        return await self._load(run_id, await self._known(run_id), outputs=outputs)
 
-    async def _load(self, run_id: str, shell: Shell) -> RunState:
-        *hashes, seq = await self._pipe.script(source("load"), keys_of(run_id)[:6], [])
-        fields, nodes, counts, outputs, ends = map(_pairs, hashes)
-        if b"status" not in fields:  # dropped, or lost with Redis
-            self._shells.forget(run_id)
-            raise _no_run(run_id)
-        known = shell.run
-        run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
+    async def _load(self, run_id: str, shell: Shell, *, outputs: bool = True) -> RunState:
         try:
-            fields |= take_counts(nodes)
-            run = run_of(run, fields, nodes, counts, outputs, ends, seq)
+            return await self._read(run_id, shell, outputs=outputs)
         except (LookupError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise BrokenRun(f"run {run_id}: Redis has only parts of it ({what})") from error
-        return run
+
+    async def _read(self, run_id: str, shell: Shell, *, outputs: bool) -> RunState:
+        meta, nodes, deps, out, ends, events, _ = keys_of(run_id)
+        keys = (meta, nodes, deps, ends, out, events)
+        most = PART_BYTES if outputs else -1
+        while True:
+            *hashes, seq, placed, small = await self._pipe.script(bounded("load"), keys, [most])
+            fields, states, counts, endings = map(_pairs, hashes)
+            if b"status" not in fields:  # dropped, or lost with Redis
+                self._shells.forget(run_id)
+                raise _no_run(run_id)
+            places = [int(place) for place in placed]
+            rest = await self._outputs.all(run_id, places[len(small) :], fields[b"epoch"])
+            if rest is not None:  # else it was retried, or dropped, meanwhile
+                break
+        known = shell.run
+        run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
+        fields |= take_counts(states)
+        return run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""

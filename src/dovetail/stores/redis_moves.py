@@ -8,7 +8,7 @@ request reaches Redis.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -313,7 +313,7 @@ def run_of(
     meta: dict[bytes, bytes],
     states: dict[bytes, bytes],
     counts: dict[bytes, bytes],
-    outputs: dict[bytes, bytes],
+    outputs: Mapping[int, bytes],
     ends: dict[bytes, bytes],
     seq: int,
 ) -> RunState:
@@ -335,8 +335,8 @@ def run_of(
             settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
             node.waiting = len(spec.parents) - settled
             node.fed = completed > 0
-    for key, output in outputs.items():
-        run.nodes[int(key)].output = orjson.loads(output)
+    for place, output in outputs.items():
+        run.nodes[place].output = orjson.loads(output)
     for key, ending in ends.items():
         _end(run.nodes[int(key)], ending, run.graph)
     run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from dovetail.core.dag import Graph
@@ -22,11 +22,14 @@ from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_lists import source
 from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text
+from dovetail.stores.redis_outputs import Outputs, there
 
 PIECE = 1000
 """Of a hash or a list, in one command."""
 FEW = 64
 """Of outputs, which may be a megabyte each."""
+TOGETHER_BYTES = 8 << 20
+"""Of outputs of several runs; what has more than its share of it is read by itself."""
 STAGED_SECONDS = 600
 """What nobody finished putting back goes away by itself."""
 STATE, NONCE, PHASE, LEASE = 0, 5, 8, 10
@@ -42,6 +45,7 @@ class RedisSnapshots:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._definitions = Definitions()
+        self._outputs = Outputs(pipe)
 
     # ── out of Redis ─────────────────────────────────────────────────────────────────────
 
@@ -70,18 +74,21 @@ class RedisSnapshots:
         ended = await self._pipe.many(asked)
         return [run_id for run_id, at in zip(run_ids, ended, strict=True) if at]
 
-    async def read(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
-        """What each run has beyond a head, or everything; without those that are not there."""
-        found: dict[str, Reading] = {}
+    async def read(self, heads: Mapping[str, Head | None]) -> AsyncIterator[dict[str, Reading]]:
+        """What each run has beyond a head, or everything; without those that are not there. Some
+        at a time: as many as have few outputs, and each other one by itself."""
         todo = dict(heads)
         while todo:
             readings = await self._states(todo)
-            going_on = {one: r.snapshot for one, r in readings.items() if r.continues}
-            moved = await self._add_outputs(going_on)
-            found |= {one: reading for one, reading in readings.items() if not reading.continues}
-            found |= {one: Reading(snapshot, True) for one, snapshot in going_on.items()}
-            todo = {run_id: heads[run_id] for run_id in moved}
-        return found
+            yield {one: reading for one, reading in readings.items() if not reading.continues}
+            going_on = {
+                one: reading.snapshot for one, reading in readings.items() if reading.continues
+            }
+            todo = {run_id: heads[run_id] for run_id in going_on}
+            async for some in self._with_outputs(going_on):
+                yield {snapshot.run_id: Reading(snapshot, True) for snapshot in some}
+                for snapshot in some:
+                    del todo[snapshot.run_id]
 
     async def _states(self, heads: Mapping[str, Head | None]) -> dict[str, Reading]:
         asked = []
@@ -95,56 +102,57 @@ class RedisSnapshots:
         answers = zip(heads.items(), await self._pipe.many(asked), strict=True)
         return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
 
-    async def _add_outputs(self, snapshots: dict[str, RunSnapshot]) -> list[str]:
-        """To each of these, and the result if it is finished; those that were retried, or
-        dropped, meanwhile are taken out and returned."""
+    async def _with_outputs(
+        self, snapshots: Mapping[str, RunSnapshot]
+    ) -> AsyncIterator[list[RunSnapshot]]:
+        """These with their outputs, but for those that were retried, or dropped, meanwhile."""
+        if not snapshots:
+            return
         wanted = {
             run_id: [i for i, state in snapshot.nodes.items() if state.startswith("C|")]
             for run_id, snapshot in snapshots.items()
         }
-        outputs = await self._outputs(wanted)
-        moved = []
-        for run_id, (found, epoch) in outputs.items():
-            snapshot = snapshots[run_id]
-            if epoch != snapshot.meta["epoch"].encode():
-                moved.append(run_id)
-                del snapshots[run_id]
+        parts = await self._outputs.first(wanted, TOGETHER_BYTES // len(wanted))
+        small: list[RunSnapshot] = []
+        large: list[tuple[RunSnapshot, list[int]]] = []
+        for run_id, part in parts.items():
+            places = wanted[run_id]
+            one = replace(snapshots[run_id], outputs=there(places, part.outputs))
+            if part.epoch != _epoch(one):
                 continue
-            snapshot.outputs.update(found)
-            if snapshot.finished:
-                snapshots[run_id] = replace(snapshot, result=await self._result(snapshot))
-        return moved
+            if rest := places[len(part.outputs) :]:
+                large.append((one, rest))
+            elif (whole := await self._with_result(one)) is not None:
+                small.append(whole)
+        yield small
+        for one, rest in large:
+            more = await self._outputs.all(one.run_id, rest, _epoch(one))
+            if more is not None:
+                # A copy: what was given away is not to be kept until all the others are.
+                filled = replace(one, outputs=one.outputs | more)
+                if (whole := await self._with_result(filled)) is not None:
+                    yield [whole]
 
-    async def _outputs(
-        self, wanted: Mapping[str, Sequence[int]]
-    ) -> dict[str, tuple[dict[int, bytes], bytes | None]]:
-        """By run, with the epoch that they are of: within it, an output never changes."""
-        asked: list[Command] = []
-        for run_id, places in wanted.items():
-            keys = _keys(run_id)
-            asked += [("HMGET", keys["out"], *piece) for piece in _pieces(places, FEW)]
-            # Last, so that it is still the epoch of all that was read before it.
-            asked.append(("HGET", keys["meta"], "epoch"))
-        answers = iter(await self._pipe.many(asked))
-        found = {}
-        for run_id, places in wanted.items():
-            pieces = [next(answers) for _ in range(-(-len(places) // FEW))]
-            values = zip(places, chain.from_iterable(pieces), strict=True)
-            there = {place: value for place, value in values if value is not None}
-            found[run_id] = (there, next(answers))
-        return found
+    async def _with_result(self, snapshot: RunSnapshot) -> RunSnapshot | None:
+        """With its result, if it is finished. None if it was retried, or dropped, meanwhile."""
+        if not snapshot.finished:
+            return snapshot
+        result = await self._result(snapshot)
+        return None if result is None else replace(snapshot, result=result)
 
-    async def _result(self, snapshot: RunSnapshot) -> bytes:
-        """As `views.result` says it, made of the outputs as they are."""
+    async def _result(self, snapshot: RunSnapshot) -> bytes | None:
+        """As `views.result` says it, made of the outputs as they are. None if these are of another
+        epoch by now."""
         try:
             graph = await self._graph(snapshot)
         except LookupError:
             return JSON_NULL  # nobody can say any more which output it is
         wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
-        outputs = snapshot.outputs
-        if missing := [place for place in wanted if place not in outputs]:
-            more = await self._outputs({snapshot.run_id: missing})
-            outputs = {**outputs, **more[snapshot.run_id][0]}
+        lacking = [place for place in wanted if place not in snapshot.outputs]
+        more = await self._outputs.all(snapshot.run_id, lacking, _epoch(snapshot))
+        if more is None:
+            return None
+        outputs = {**snapshot.outputs, **more}
         if graph.output_node is not None:
             return outputs.get(graph.output_node, JSON_NULL)
         told = (
@@ -308,6 +316,10 @@ def _pieces(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
     rest = iter(values)
     while piece := list(islice(rest, size)):
         yield piece
+
+
+def _epoch(snapshot: RunSnapshot) -> bytes:
+    return snapshot.meta["epoch"].encode()
 
 
 def _keys(run_id: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.5
 class Archive(Protocol):
     """Runs that Redis does not have."""
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         """Raises `NotFound`."""
         ...
 
@@ -83,13 +83,13 @@ class SharedRuns:
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         try:
-            return await self._hot.load(run_id)
+            return await self._hot.load(run_id, outputs=outputs)
         except NotFound:
             if self._archive is None:
                 raise
-        return await self._archive.load(run_id)
+        return await self._archive.load(run_id, outputs=outputs)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -137,7 +137,9 @@ class SharedRuns:
         status, finished_at = await self._pipe.call(
             "HMGET", keys_of(run_id)[0], "status", "finished_at"
         )
-        finished = bool(finished_at) if status else (await self.load(run_id)).finished
+        finished = (
+            bool(finished_at) if status else (await self.load(run_id, outputs=False)).finished
+        )
         return "none" if finished else "elsewhere"
 
     async def orphans(self) -> list[str]:

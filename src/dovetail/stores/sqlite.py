@@ -442,7 +442,7 @@ class SqliteStore:
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str) -> RunState:
+    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
         self._check()
         kept = self._fetch(run_id)
         if kept is None:
