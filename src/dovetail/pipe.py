@@ -119,8 +119,7 @@ class _Wire(asyncio.Protocol):
             try:
                 reply = self._reader.gets()
             except hiredis.ProtocolError:
-                if self.transport is not None:
-                    self.transport.abort()
+                self.abort()
                 return
             if reply is False:
                 return
@@ -134,6 +133,10 @@ class _Wire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
         self._on_lost(self)
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
 
 class Pipe:
@@ -486,7 +489,11 @@ class Pipe:
                         ssl=self._url.startswith("rediss://") or None,
                     )
                 _, wire = await opening
-                await self._greet(wire, where)
+                try:
+                    await self._greet(wire, where)
+                except BaseException:  # refused, or not answered: nobody else would close it
+                    wire.abort()
+                    raise
                 if wire.is_lost:  # by a server that was about to die
                     raise ConnectionResetError("the connection broke at once")
         except (OSError, TimeoutError) as error:
@@ -540,8 +547,8 @@ class Pipe:
     def _break(self) -> None:
         if self._cluster is not None:
             self._cluster.learn()
-        if self._wire is not None and self._wire.transport is not None:
-            self._wire.transport.abort()
+        if self._wire is not None:
+            self._wire.abort()
 
     async def _reopen(self) -> None:
         pause = RETRY_SECONDS

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import hiredis
 import pytest
 
+from dovetail import pipe as pipe_module
+from dovetail.blocking_pipe import BlockingPipe
 from dovetail.core.errors import StoreError
 from dovetail.pipe import Pipe, RedisError
 
@@ -164,6 +167,62 @@ async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     async with asyncio.timeout(10):
         assert await pipe.call("PING") in (b"PONG", "PONG")
     assert dying == []
+
+
+class Doorman:
+    """Takes every connection, and answers each greeting the same, or not at all."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.taken = 0
+        self.open = 0
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.taken += 1
+        self.open += 1
+        with suppress(ConnectionError):
+            while await reader.read(1000):
+                writer.write(self.answer)
+        self.open -= 1
+        writer.close()
+
+
+@pytest.mark.parametrize("answer", [b"-WRONGPASS invalid password\r\n", b""])
+async def test_a_connection_that_is_not_let_in_is_closed(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one is left open with every try, for as long as a password is not the right one."""
+    monkeypatch.setattr(pipe_module, "CONNECT_SECONDS", 0.02)
+    monkeypatch.setattr(pipe_module, "LONGEST_RETRY_SECONDS", 0.01)
+    doorman = Doorman(answer)
+    server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
+    url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    async with server, asyncio.timeout(10):
+        with pytest.raises(RedisError):
+            async with Pipe(url):
+                pass
+        trying = Pipe(url)
+        trying.begin()
+        while doorman.taken < 10:
+            await asyncio.sleep(0.01)
+        assert doorman.open <= 2, "the last one, and one whose end is on its way"
+        trying.close()
+        while doorman.open:
+            await asyncio.sleep(0.001)
+
+
+async def test_the_same_of_one_that_waits_for_each_answer() -> None:
+    doorman = Doorman(b"-WRONGPASS invalid password\r\n")
+    server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
+    url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    async with server, asyncio.timeout(10):
+        waiting = BlockingPipe(url)
+        for _ in range(3):
+            with pytest.raises(RedisError, match="WRONGPASS"):
+                await asyncio.to_thread(waiting.ask, [("PING",)])
+        while doorman.open:
+            await asyncio.sleep(0.001)
+        waiting.close()
 
 
 async def test_a_redis_that_is_not_there_is_told_in_words() -> None:
