@@ -16,6 +16,8 @@ from dovetail.engine import archiver
 from dovetail.engine.archiver import Archiver
 from dovetail.engine.snapshots import Kept, RunSnapshot
 from dovetail.engine.views import result, run_view
+from dovetail.stores.redis import RedisStore
+from dovetail.stores.redis_definitions import GRACE_SECONDS, UnusedDefinitions
 from dovetail.stores.redis_hints import ARCHIVED, CLAIM_SECONDS, UNARCHIVED
 
 from .archive_world import DIAMOND, RETENTION, World, a_world, graph
@@ -473,8 +475,26 @@ class TestRetention:
         before = await used_memory(world)
         await some(300)
         assert await used_memory(world) < 1.1 * before
-        left = await world.pipe.call("KEYS", "wf:*")
-        assert all(key.startswith(b"wf:def:") for key in left), left
+        for _ in range(2):
+            await UnusedDefinitions(world.pipe).look(world.now)
+            world.now += GRACE_SECONDS
+        assert await world.pipe.call("KEYS", "wf:*") == []
+
+    async def test_a_definition_that_redis_has_forgotten_is_restored_with_its_run(
+        self, world: World
+    ) -> None:
+        run_id = await world.begin(graph(DIAMOND))
+        await world.orchestrator.apply([Cancel(run_id)])
+        await world.archiver.archive_what_moved()
+        world.now += 2 * RETENTION
+        await world.archiver.retire()
+        for _ in range(2):
+            await UnusedDefinitions(world.pipe).look(world.now)
+            world.now += GRACE_SECONDS
+        await world.restorer.bring_back(run_id)
+        await world.orchestrator.apply([Retry(run_id)])
+        elsewhere = await RedisStore(world.pipe).load(run_id)
+        assert elsewhere.status is RunStatus.RUNNING
 
 
 async def used_memory(world: World) -> int:

@@ -14,7 +14,9 @@ from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, R
 from dovetail.engine.ports import KeyUsed
 from dovetail.pipe import Command, Pipe
 from dovetail.stores import redis_lists
+from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import RedisStore, keys_of
+from dovetail.stores.redis_acceptance import Acceptance
 from dovetail.stores.redis_lists import RUNS, batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
 
@@ -709,6 +711,45 @@ async def test_a_crash_in_the_middle_of_dropping_leaves_nothing_behind(
     assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
 
 
+async def test_many_who_expire_at_once_are_not_in_each_others_way(keeper: RedisKeeper) -> None:
+    runs = [submit() for _ in range(20)]
+    for run in runs:
+        await keeper.accept(run, NOW)
+        await keeper.cancel(run, NOW)
+    await asyncio.gather(*(RedisRecords(keeper.pipe).expire(NOW + 8 * DAY) for _ in range(4)))
+    assert await keeper.statuses() == []
+    assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+async def test_a_batch_that_was_opened_and_got_no_run_goes_a_week_after_that(
+    keeper: RedisKeeper, claimed: bool
+) -> None:
+    records = keeper.records
+    if claimed:
+        await records.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
+    else:  # its maker dies before it has claimed the key
+        acceptance = Acceptance(Crashing(keeper.pipe, 1), Definitions())  # type: ignore[arg-type]
+        with pytest.raises(ConnectionError):
+            await acceptance.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
+    await records.expire(NOW + 7 * DAY - 1)
+    assert (await records.get_batch("batch"))["count"] == 2
+    await records.expire(NOW + 7 * DAY)
+    assert await keeper.keys() == set()
+    await records.open_batch("other", "test", 2, ("batch", "k", "body"), NOW)
+
+
+async def test_a_batch_that_was_opened_and_has_a_run_goes_with_that(keeper: RedisKeeper) -> None:
+    await keeper.records.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
+    run = submit(place=(await keeper.records.batch_number("batch"), 0))
+    await keeper.accept(run, NOW)
+    await keeper.records.expire(NOW + 8 * DAY)
+    assert (await keeper.records.get_batch("batch"))["counts"] == {"RUNNING": 1}
+    await keeper.cancel(run, NOW + 8 * DAY)
+    await keeper.records.expire(NOW + 15 * DAY)
+    assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
+
+
 async def test_a_key_is_free_as_soon_as_its_run_is_forgotten(keeper: RedisKeeper) -> None:
     old = submit(key=("run", "k", "b"))
     await keeper.accept(old, NOW)
@@ -735,6 +776,10 @@ class Crashing:
     async def call(self, *command: Any) -> Any:
         self._count()
         return await self._pipe.call(*command)
+
+    async def many(self, commands: Any) -> Any:
+        self._count()
+        return await self._pipe.many(commands)
 
     async def script(self, *given: Any) -> Any:
         self._count()

@@ -22,6 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import cache
+from time import monotonic
 from typing import Any, NamedTuple
 
 import orjson
@@ -45,6 +46,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.ports import Cached, Task
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis_agenda import ACTIVE
+from dovetail.stores.redis_definitions import GRACE_SECONDS
 from dovetail.stores.redis_foresight import Foreseen, foresee, foresee_roots
 from dovetail.stores.redis_hot import (
     MOST_AT_ONCE,
@@ -161,7 +163,7 @@ class RedisStore:
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
-        nonce = _nonce()
+        nonce, began = _nonce(), monotonic()
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
             await self._pipe.many(definitions)
@@ -170,6 +172,9 @@ class RedisStore:
         parts = [submits[at : at + A_PART] for at in range(0, len(submits), A_PART)]
         creating = (self._create(part, now, nonce) for part in parts)
         _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
+        if monotonic() - began > GRACE_SECONDS / 2:
+            # We stood still, and before the runs were there nothing referred to what they are of.
+            await self._pipe.many(await self._shells.keeping(submits))
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:

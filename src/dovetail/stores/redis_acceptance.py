@@ -22,10 +22,11 @@ from dovetail.engine.submissions import Key, Unmade
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_definitions import ACCEPTED, definition, definition_key
 from dovetail.stores.redis_lists import batch_key, batch_number, batch_of, source
 
-ACCEPTED = "wf:accepted"
-"""What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
+OPENED = "wf:opened"
+"""Batches that were made before their runs, by time: whoever asked may never ask for any."""
 WORDS_AT_ONCE = 2000
 """Of one command: so that a large batch keeps nobody waiting."""
 AT_ONCE = 100
@@ -159,6 +160,8 @@ class Acceptance:
         if todo:
             fields += ["todo", todo]
             commands.append(("ZADD", ACCEPTED, repr(now), name))
+        else:
+            commands.append(("ZADD", OPENED, repr(now), batch_id))
         await self._pipe.many([*commands, ("HSET", name, *fields), *places])
 
     async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
@@ -179,6 +182,18 @@ class Acceptance:
         name = batch_key(batch_id)
         await self._pipe.call("DEL", name, f"{name}:places")
         await self._pipe.call("ZREM", ACCEPTED, name)
+        await self.no_longer_opened(batch_id)
+
+    async def opened(self, before: float, limit: int) -> list[str]:
+        """Batches that were opened before that time."""
+        found = await self._pipe.call(
+            "ZRANGEBYSCORE", OPENED, "-inf", repr(before), "LIMIT", 0, limit
+        )
+        return [batch_id.decode() for batch_id in found]
+
+    async def no_longer_opened(self, batch_id: str) -> None:
+        """It goes with its runs from now on, or is gone."""
+        await self._pipe.call("ZREM", OPENED, batch_id)
 
     # ── what a maker left behind ─────────────────────────────────────────────────────────
 
@@ -216,7 +231,7 @@ class Acceptance:
         elif key is not None and await self._claimed(key.decode(), body.decode(), batch_id):
             await self._forget_batch(batch_id)
             return None
-        content = await self._pipe.call("GET", f"wf:def:{kept['definition']}")
+        content = await definition(self._pipe, kept["definition"])
         if content is None:
             raise NotFound(f"the definition {kept['definition']} is not in Redis any more")
         graph = self._definitions.graph(
@@ -253,7 +268,7 @@ class Acceptance:
     async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
         first = submits[0]
         stored = self._definitions.stored(first.graph)
-        await self._pipe.call("SET", f"wf:def:{stored.sha256}", stored.content, "NX")
+        await self._pipe.call("SET", definition_key(stored.sha256), stored.content, "NX")
         kept: dict[str, Any] = {
             "version": first.version,
             "definition": stored.sha256,

@@ -27,6 +27,8 @@ from dovetail.core.transitions import Submit
 from dovetail.pipe import Argument, Command, Pipe
 
 RUNS = "wf:list:{runs}"
+WORKFLOWS = "wf:workflows"
+"""Every name that was ever registered: one that was deleted still has a number to go on from."""
 _BATCHES = "wf:batch:"
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
 """A run is stored once it was started."""

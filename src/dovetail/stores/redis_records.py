@@ -34,6 +34,7 @@ from dovetail.stores.listing import (
 )
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_acceptance import Acceptance
+from dovetail.stores.redis_definitions import definition, definition_key
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import (
     BIRTH,
@@ -42,6 +43,7 @@ from dovetail.stores.redis_lists import (
     RUNS,
     STATUSES,
     TURNED,
+    WORKFLOWS,
     Born,
     Facts,
     RunLists,
@@ -55,8 +57,6 @@ from dovetail.stores.redis_lists import (
 )
 from dovetail.stores.redis_moves import event_of
 
-WORKFLOWS = "wf:workflows"
-"""Every name that was ever registered: one that was deleted still has a number to go on from."""
 MOST_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
 
@@ -96,7 +96,7 @@ class RedisRecords:
     async def register(
         self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
     ) -> WorkflowVersion:
-        await self._pipe.call("SET", f"wf:def:{sha256}", content, "NX")
+        await self._pipe.call("SET", definition_key(sha256), content, "NX")
         await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
         version, created = await self._pipe.script(
@@ -116,7 +116,9 @@ class RedisRecords:
             have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
             raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
         sha256, created_at = kept.decode().split(" ")
-        content = await self._pipe.call("GET", f"wf:def:{sha256}")
+        content = await definition(self._pipe, sha256)
+        if content is None:
+            raise NotFound(f"the definition of workflow '{name}' is not in Redis any more")
         return Registered(name, number, int(sha256, 16), content, float(created_at))
 
     async def version_of(self, name: str, version: int | str | None = None) -> int:
@@ -330,7 +332,10 @@ class RedisRecords:
         try:
             return self._definitions.graph(int(digest, 16), retries, _not_compiled)
         except LookupError:
-            content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
+            text = digest.decode()
+            content = await definition(self._pipe, text)
+            if content is None:
+                raise NotFound(f"the definition {text} is not in Redis any more") from None
             return self._definitions.graph(int(digest, 16), retries, lambda: content)
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
@@ -475,6 +480,8 @@ class RedisRecords:
             "ZRANGEBYSCORE", f"{RUNS}:finished", "-inf", repr(long_ago), "LIMIT", 0, limit
         )
         await asyncio.gather(*(self._expire(name.decode(), long_ago, now) for name in due))
+        for batch_id in await self._acceptance.opened(long_ago, limit):
+            await self._expire_opened(batch_id)
         return len(due)
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:
@@ -501,6 +508,8 @@ class RedisRecords:
     async def _take_out(self, run_id: str) -> None:
         meta = keys_of(run_id)[0]
         key, *birth = await self._pipe.call("HMGET", meta, "key", *BIRTH)
+        if birth[0] is None:
+            return  # another one is done with it
         if key is not None:
             await self._acceptance.unclaim(key.decode(), run_id)
         was = born(*birth)
@@ -510,6 +519,12 @@ class RedisRecords:
             if not await self._lists.count(batch_key(was.batch), "all"):
                 await self._drop_batch(was.batch)
         await self._pipe.call("DEL", meta)
+
+    async def _expire_opened(self, batch_id: str) -> None:
+        """Whoever opened it may have died before its first run, with which it would go."""
+        if not await self._lists.count(batch_key(batch_id), "all"):
+            await self._drop_batch(batch_id)
+        await self._acceptance.no_longer_opened(batch_id)
 
     async def _drop_batch(self, batch_id: str) -> None:
         name = batch_key(batch_id)

@@ -17,6 +17,7 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
+from dovetail.stores.redis_definitions import definition, definition_key
 from dovetail.stores.redis_lists import BIRTH, Born, born
 from dovetail.stores.redis_moves import Shape
 
@@ -112,7 +113,7 @@ class Shells:
         stored = {id(one.graph): self.definitions.stored(one.graph) for one in submits}
         commands: list[Command] = []
         for one in {kept.sha256: kept for kept in stored.values()}.values():
-            key = f"wf:def:{one.sha256}"
+            key = definition_key(one.sha256)
             if len(one.content) <= SMALL_DEFINITION or not await self._pipe.call("EXISTS", key):
                 commands.append(("SET", key, one.content, "NX"))
         return commands
@@ -120,7 +121,7 @@ class Shells:
     async def _graph(self, digest: bytes, retries: bytes) -> Graph | None:
         graph = self.definitions.known(digest, retries)
         if graph is None:
-            content = await self._pipe.call("GET", f"wf:def:{digest.decode()}")
+            content = await definition(self._pipe, digest.decode())
             if content is not None:  # else Redis was emptied this very moment
                 try:
                     graph = self.definitions.graph(digest, retries, lambda: content)

@@ -20,6 +20,7 @@ from dovetail.pipe import Argument, Command, Pipe, RedisError
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
+from dovetail.stores.redis_definitions import definition, definition_key
 from dovetail.stores.redis_lists import source
 from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text
 from dovetail.stores.redis_outputs import Outputs, there
@@ -172,7 +173,7 @@ class RedisSnapshots:
 
     async def definition(self, snapshot: RunSnapshot) -> bytes:
         """The text of a run's definition."""
-        content: bytes | None = await self._pipe.call("GET", _definition_key(snapshot))
+        content = await definition(self._pipe, snapshot.meta["definition"])
         if content is None:
             raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
         return content
@@ -201,9 +202,11 @@ class RedisSnapshots:
             given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
         for _ in range(MOST_TRIES):
             aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
-            await self._pipe.call("SET", _definition_key(snapshot), content, "NX")
             for commands in _writes(aside, parts):
                 await self._pipe.many(commands)
+            # Last: what nothing refers to does not stay there for ever, and this may take long.
+            key = definition_key(snapshot.meta["definition"])
+            await self._pipe.call("SET", key, content, "NX")
             both = [*keys.values(), *(aside + part for part in keys)]
             answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
             if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
@@ -324,10 +327,6 @@ def _epoch(snapshot: RunSnapshot) -> bytes:
 
 def _keys(run_id: str) -> dict[str, str]:
     return dict(zip(PARTS, keys_of(run_id), strict=True))
-
-
-def _definition_key(snapshot: RunSnapshot) -> str:
-    return f"wf:def:{snapshot.meta['definition']}"
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
