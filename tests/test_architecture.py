@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stores": {"core", "engine", "config", "pipe"},
     "transports": {"core", "engine", "config", "pipe"},
     "wiring": {*INSIDE, "pipe", "stores", "transports"},
-    "distributed": {*INSIDE, "pipe", "stores", "transports", "wiring"},
+    "clearing": {"core", "config", "engine", "pipe", "stores", "transports"},
+    "distributed": {*INSIDE, "clearing", "pipe", "stores", "transports", "wiring"},
     # The same for a worker of Celery, which imports it by its name.
     "pooled": {*INSIDE, "pipe", "blocking_pipe", "stores", "transports", "wiring", "distributed"},
     "fleet": {"core", "config", "engine", "pipe", "stores", "transports"},

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.clearing import clear_up
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
@@ -200,6 +201,7 @@ async def orchestrate(
             ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),
             ("stale results", lambda: _take_stale(reader, parts, settings)),
             ("after a break", lambda: _mend(parts)),
+            ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)

@@ -112,6 +112,14 @@ class RedisAgenda:
             if gone:
                 self._pipe.soon([("ZREM", LEASES, *gone)])
 
+    async def over(self, run_ids: Iterable[str]) -> set[str]:
+        """Those of these that have ended, or are gone."""
+        asked = list(run_ids)
+        told = await self._pipe.many(
+            [("HGET", f"wf:{{{run_id}}}:meta", "finished_at") for run_id in asked]
+        )
+        return {run_id for run_id, at in zip(asked, told, strict=True) if at != b""}
+
     async def age(self) -> float:
         """Of the server that was started last. Redis tells the difference of two whole seconds."""
         told = [await node.info("server") for node in self._pipe.nodes()]

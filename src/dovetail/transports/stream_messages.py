@@ -22,6 +22,7 @@ from dovetail.transports.messages import (
 )
 
 RESULTS = "wf:stream:results"
+TASKS = "tasks:"
 FEWEST_PACKED, MOST_PACKED = 8, 64
 """Results that travel in one message. So many that what it costs to send, read and settle one is
 shared, and so few that workers can begin with what follows from the first."""
@@ -33,7 +34,7 @@ MOST_PACKED_BYTES = 4096
 
 
 def stream_of(handler: str) -> str:
-    return f"tasks:{handler}"
+    return f"{TASKS}{handler}"
 
 
 def _words(*words: str | bytes | None) -> bytes:

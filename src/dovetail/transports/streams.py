@@ -238,7 +238,7 @@ redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_s
 """
 """Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
 leaves some that nobody reads again. Everything before what any group still needs may go."""
-_DISMISS = """
+DISMISS = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
 end
@@ -362,7 +362,7 @@ class StreamReader:
     async def dismiss(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
-            await self._pipe.script(_DISMISS, [stream], [self._group, consumer])
+            await self._pipe.script(DISMISS, [stream], [self._group, consumer])
 
     async def settle(self, messages: Iterable[Message]) -> None:
         """These are done with: they shall be read by nobody again."""
