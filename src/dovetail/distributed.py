@@ -13,16 +13,16 @@ import os
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from dovetail.clearing import clear_up
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
+from dovetail.engine.beside import Beside
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
@@ -78,6 +78,8 @@ SINGLES_SECONDS = 0.02
 """Celery's processes tell their results one by one, each as dear as many together."""
 CROWD, CROWD_SECONDS = 32, 0.1
 """While so many messages wait, no worker waits for what follows from a result."""
+UNDER_WAY_SECONDS = 1.0
+"""So long after it was read, a result that is not settled may still be under way."""
 FAREWELL_SECONDS = 3.0
 ASKING_SECONDS = 5.0
 """Who asks for something is told soon that Redis is away; a service has time to wait for it."""
@@ -196,12 +198,16 @@ async def orchestrate(
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
+        unapplied = asyncio.Event()
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
-            ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),
-            ("stale results", lambda: _take_stale(reader, parts, settings)),
             ("after a break", lambda: _mend(parts)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
+        ]
+        taking: list[Duty] = [
+            ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),
+            ("stale results", lambda: _take_stale(reader, parts, settings)),
+            ("results once more", lambda: _take_up_again(reader, parts, unapplied)),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)
@@ -214,7 +220,9 @@ async def orchestrate(
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(kept_up(*duty)) for duty in duties]
-            await kept_up("results", lambda: _take_results(reader, parts, settings, stopping))
+            tasks += [group.create_task(kept_up(*duty, unapplied.set)) for duty in taking]
+            results = lambda: _take_results(reader, parts, settings, stopping)  # noqa: E731
+            await kept_up("results", results, unapplied.set)
             for task in tasks:
                 task.cancel()
         await reader.dismiss(RESULTS, me)
@@ -226,7 +234,7 @@ async def _take_results(
 ) -> None:
     come_as_singles = settings.transport == "celery"
     crowd, seen_at = 0, 0.0
-    async with _Beside() as beside:
+    async with Beside() as beside:
         while stopping is None or not stopping.is_set():
             messages = await reader.read([RESULTS], MOST_MESSAGES)
             await beside.done()
@@ -246,30 +254,6 @@ async def _take_results(
                     await asyncio.sleep(SINGLES_SECONDS)
         await beside.done()
     parts.pipe.flush()  # what is settled is so before we say that we are gone
-
-
-class _Beside:
-    """One piece of work that goes on beside what its owner does, and not without him."""
-
-    def __init__(self) -> None:
-        self._work: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> _Beside:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = asyncio.create_task(work)
-
-    async def done(self) -> None:
-        """Returns when it is, and raises what it raised."""
-        if self._work is not None:
-            await self._work
-            self._work = None
 
 
 async def _taken_in(
@@ -318,6 +302,19 @@ async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) ->
         while messages := await reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
             await _take_again(reader, parts, messages)
         await asyncio.sleep(settings.stale_claim_interval)
+
+
+async def _take_up_again(reader: StreamReader, parts: Parts, unapplied: asyncio.Event) -> None:
+    """The same of our own: results that we have read and then were not able to apply. Not those
+    that were read just now, which may be under way."""
+    idle = UNDER_WAY_SECONDS
+    while True:
+        await unapplied.wait()
+        unapplied.clear()  # first: what cannot be applied from now on is for the next time
+        await asyncio.sleep(idle)
+        me = reader.consumer
+        while messages := await reader.claim_from(RESULTS, me, MOST_MESSAGES, idle_seconds=idle):
+            await _take_again(reader, parts, messages)
 
 
 async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:

@@ -36,11 +36,14 @@ SILENCE_SECONDS = 8.0
 PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
 FEWEST_TOGETHER = 3
-LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN")
-"""Answers of a server that will do later: one that starts, or is about to be replaced."""
+TELL_SECONDS = 10.0
+LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "OOM", "MISCONF")
+"""Answers of a server that will do later: one that starts, is about to be replaced, or takes no
+writes because its memory or its disk is full. A script is refused so at its first write or never,
+so nothing of it was done."""
 
-PASSING = (*LATER, "OOM", "MISCONF", "NOREPLICAS", "BUSY")
-"""What says nothing about a command itself, also where a script tells it of one of its own."""
+PASSING = (*LATER, "NOREPLICAS", "BUSY", "NOPERM")
+"""What says nothing about a command itself."""
 
 log = logging.getLogger("dovetail.redis")
 
@@ -58,14 +61,22 @@ def _name(command: Command) -> str:
     return "script" if command[0] == "EVALSHA" else str(command[0])
 
 
-def _refusal(command: Command, reply: str) -> RedisError:
-    in_script = reply.startswith("ERR") and "user_script" in reply
-    kind = RedisError
-    if reply.startswith(("WRONGTYPE", "CROSSSLOT")) or (
-        in_script and not any(code in reply for code in PASSING)
-    ):
-        kind = Senseless
-    return kind(f"{_name(command)}: {reply}")
+def _met(reply: Any) -> str:
+    """The error that was met; before Redis 7 that of a script stands behind where it came from."""
+    text = str(reply)
+    return text.partition(": -")[2] if text.startswith("ERR Error running script") else text
+
+
+def comes_later(reply: Any) -> bool:
+    """Redis will do later what it was asked: this says nothing about what there is."""
+    return isinstance(reply, hiredis.ReplyError) and _met(reply).startswith(LATER)
+
+
+def _refusal(command: Command, reply: Any) -> RedisError:
+    """For good: what to raise."""
+    in_script = "user_script" in str(reply) and not _met(reply).startswith(PASSING)
+    senseless = _met(reply).startswith(("WRONGTYPE", "CROSSSLOT")) or in_script
+    return (Senseless if senseless else RedisError)(f"{_name(command)}: {reply}")
 
 
 def as_one(commands: Sequence[Command]) -> Sequence[Command]:
@@ -167,6 +178,8 @@ class Pipe:
         self._digests: dict[str, str] = {}
         self._sources: dict[str, str] = {}
         self._unwatched: set[asyncio.Task[list[Any]]] = set()
+        self._tell_at = 0.0
+        """When it is told again that Redis refuses what it is asked."""
         self.roundtrips = 0
         """Writes to the socket, for tests that count them."""
         self.commands = 0
@@ -369,17 +382,19 @@ class Pipe:
         give_up = self._loop.time() + patience
         pause = RETRY_SECONDS
         while refused:
-            later = [at for at in refused if str(replies[at]).startswith(LATER)]
+            later = [at for at in refused if comes_later(replies[at])]
             forgotten = [at for at in refused if str(replies[at]).startswith("NOSCRIPT")]
             if later and self._loop.time() < give_up:
-                if any(str(replies[at]).startswith("READONLY") for at in later):
+                if any(_met(replies[at]).startswith("READONLY") for at in later):
                     self._break()  # our server was replaced: find the new one
+                if pause > RETRY_SECONDS:
+                    self._tell(_met(replies[later[0]]))
                 await self._rest(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
             elif forgotten:
                 later = []
             else:
-                raise _refusal(commands[refused[0]], str(replies[refused[0]]))
+                raise _refusal(commands[refused[0]], replies[refused[0]])
             for digest in {str(commands[at][1]) for at in forgotten}:  # it was restarted
                 await self.call("SCRIPT", "LOAD", self._sources[digest])
             again = sorted([*later, *forgotten])
@@ -387,6 +402,12 @@ class Pipe:
             for at, reply in zip(again, answers, strict=True):
                 replies[at] = reply
             refused = [at for at in refused if isinstance(replies[at], hiredis.ReplyError)]
+
+    def _tell(self, refusal: str) -> None:
+        """For whoever can help: many may wait for a long time, and it is told now and then."""
+        if (now := self._loop.time()) >= self._tell_at:
+            self._tell_at = now + TELL_SECONDS
+            log.warning("Redis at %s refuses what it is asked: %s", self.where, refusal)
 
     async def _rest(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

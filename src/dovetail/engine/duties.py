@@ -25,7 +25,11 @@ async def every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
         await duty()
 
 
-async def kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
+async def kept_up(
+    name: str,
+    work: Callable[[], Awaitable[None]],
+    on_failure: Callable[[], None] = lambda: None,
+) -> None:
     """Begun again whenever a store was away, or lost a run that somebody was at.
 
     Anything else that it raises is a bug, and ends the service.
@@ -38,6 +42,7 @@ async def kept_up(name: str, work: Callable[[], Awaitable[None]]) -> None:
             return
         except* (StoreError, NotFound) as told:
             log.warning("%s: %s; trying again", name, _cause(told))
+            on_failure()
         pause = PAUSE_SECONDS if time.monotonic() - began > LONGEST_PAUSE_SECONDS else 2 * pause
         await asyncio.sleep(min(pause, LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1))  # noqa: S311
 

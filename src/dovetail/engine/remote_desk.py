@@ -183,7 +183,10 @@ class RemoteDesk:
         progress = [one for one in told if isinstance(one, Progress)]
         results = [one for one in told if not isinstance(one, Progress)]
         if progress:
-            await self._store.apply(progress, self._clock())
+            try:
+                await self._store.apply(progress, self._clock())
+            except StoreError as error:  # nothing follows from it, and handlers shall go on
+                log.warning("progress is not told: %s", error)
         while results:
             try:
                 await self._inbox.send(results)
@@ -220,7 +223,11 @@ class RemoteDesk:
         await self._inbox.close()
 
     async def slow(self, tag: str, until: float) -> None:
-        await self._limits.slow(tag, until)
+        """If that can be told: who is too early will be sent away by the service itself."""
+        try:
+            await self._limits.slow(tag, until)
+        except StoreError as error:
+            log.warning("the rate of %s stays as it is: %s", tag, error)
 
     async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
         """Say that these still run; what must stop, because it is ours no longer.

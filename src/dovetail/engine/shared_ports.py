@@ -30,7 +30,9 @@ class Agenda(Protocol):
         ...
 
     async def expired(self, now: float, limit: int) -> list[str]:
-        """Runs to look at: somebody in them may have been silent for longer than its lease."""
+        """Runs to look at: somebody in them may have been silent for longer than its lease.
+
+        Answers no sooner than a lease can be renewed."""
         ...
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:

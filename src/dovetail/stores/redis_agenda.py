@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail.core.events import Token, text_of
 from dovetail.core.transitions import Wake
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Argument, Command, Pipe
 
 SCANNED = 1000
 DELAYED, LEASES, ACTIVE = "wf:delayed", "wf:leases", "wf:active"
@@ -79,7 +79,12 @@ class RedisAgenda:
             self._pipe.soon([("ZADD", LEASES, "LT", *entries)])
 
     async def expired(self, now: float, limit: int) -> list[str]:
-        return [name.decode() for name, _ in await self._before(LEASES, now, limit)]
+        """Beside a write that changes nothing: while Redis refuses that, it refuses renewals too,
+        and whoever asks for this shall wait as it would for a Redis that is away."""
+        _, found = await self._pipe.many(
+            [("ZADD", LEASES, "XX", 0, ""), _until(LEASES, now, limit)]
+        )
+        return [name.decode() for name, _ in _pairs(found)]
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
@@ -151,11 +156,16 @@ class RedisAgenda:
             await self._pipe.call("ZADD", key, *how, *flat)
 
     async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        """What is there until then, earliest first, and when each is."""
-        found = await self._pipe.call(
-            *("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
-        )
-        return zip(found[::2], found[1::2], strict=True)
+        return _pairs(await self._pipe.call(*_until(key, at, limit)))
+
+
+def _until(key: str, at: float, limit: int) -> tuple[Argument, ...]:
+    """What asks for what is there until then, earliest first, and when each is."""
+    return ("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _name(wake: Wake) -> str:

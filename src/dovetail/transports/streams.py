@@ -21,7 +21,7 @@ from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Task
-from dovetail.pipe import LATER, RETRY_SECONDS, Command, Pipe, RedisError
+from dovetail.pipe import RETRY_SECONDS, Command, Pipe, RedisError, comes_later
 from dovetail.transports.messages import read_results, read_tasks, shown
 from dovetail.transports.stream_messages import (
     FEWEST_MESSAGES,
@@ -186,6 +186,8 @@ class StreamSender:
         for handler, new in zip(
             handlers, await self._pipe.ask(marks) if marks else (), strict=True
         ):
+            if comes_later(new):
+                continue
             if new != 0 and handler in self._marked:
                 lost.append(handler)
             if isinstance(new, hiredis.ReplyError):  # no stream, or nobody has read it yet
@@ -246,9 +248,11 @@ end
 """In one step: with what it holds, a consumer would take messages along that nobody reads again."""
 
 
-def _comes_later(reply: Any) -> bool:
-    """Redis starts, or is about to be replaced: this says nothing about what there is."""
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("UNBLOCKED", *LATER))
+def _reads_later(reply: Any) -> bool:
+    """Redis will do later, or has sent away who waited: this says nothing about what there is."""
+    return comes_later(reply) or (
+        isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNBLOCKED")
+    )
 
 
 class StreamReader:
@@ -290,7 +294,7 @@ class StreamReader:
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
             found = await self._entries(reply)
-            if found or _comes_later(reply):
+            if found or _reads_later(reply):
                 return found  # there may be more: of several breaks, or of a longer read
             self._breaks = breaks
         block: Command = ("BLOCK", BLOCK_MILLISECONDS) if wait else ()
@@ -309,7 +313,7 @@ class StreamReader:
             if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
                 self._known.clear()
                 return []
-            if _comes_later(reply):
+            if _reads_later(reply):
                 await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
@@ -345,9 +349,13 @@ class StreamReader:
             for entry in reply[1]
         )
 
-    async def claim_from(self, stream: str, consumer: str, limit: int) -> list[Message]:
-        """Messages that this consumer has read, which is known to be gone."""
-        pending: Command = ("XPENDING", stream, self._group, "-", "+", limit, consumer)
+    async def claim_from(
+        self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
+    ) -> list[Message]:
+        """Messages that this consumer has read and not settled for so long. It is known to be
+        gone, or it is this one, and was not able to go on with them."""
+        idle = ("IDLE", int(idle_seconds * 1000))
+        pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
         (held,) = await self._pipe.ask([pending])
         if isinstance(held, hiredis.ReplyError) or not held:
             return []

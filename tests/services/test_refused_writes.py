@@ -1,0 +1,363 @@
+"""A Redis that answers and takes no writes, because its memory or its disk is full: as one that is
+away, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import hiredis
+import pytest
+
+from dovetail import distributed
+from dovetail.config import Settings
+from dovetail.core.dag import build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.errors import StoreError
+from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.transitions import Claim, Complete, Progress, Submit
+from dovetail.distributed import Parts, commanding, connected, orchestrate, working
+from dovetail.engine import shared
+from dovetail.engine.ports import Result
+from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.shared import SharedOrchestrator
+from dovetail.handlers.context import Context
+from dovetail.handlers.registry import Registry, describe
+from dovetail.pipe import Pipe, RedisError
+from dovetail.stores.redis_limits import RedisLimits
+from dovetail.transports.stream_inbox import StreamInbox
+from dovetail.transports.stream_messages import RESULTS, result_messages, stream_of
+from dovetail.transports.streams import WORKERS, StreamReader, StreamSender
+
+from ..core.walk import graph
+from ..servers.redis_server import RedisServer
+
+SECONDS = 10.0
+SOON = 4.0
+"""A moment, on a busy machine; a result that nobody cares for waits for half a minute."""
+LITTLE_PATIENCE = 0.1
+FLOW = graph({"a": [], "b": ["a"]})
+
+
+class Refusing:
+    """A Redis, and what makes it refuse."""
+
+    def __init__(self, server: RedisServer, how: str) -> None:
+        self._ask = server.ask
+        self.url = server.url
+        self.refusal, *self._begin, self._end = {
+            "memory": ("OOM", ("maxmemory", "1"), ("maxmemory", "0")),
+            "disk": (
+                "MISCONF",
+                ("stop-writes-on-bgsave-error", "yes"),
+                ("stop-writes-on-bgsave-error", "no"),
+            ),
+        }[how]
+        self.end()
+        if how == "disk":  # a snapshot that cannot be written
+            (server.folder / "dump.rdb" / "in the way").mkdir(parents=True)
+            self._ask("CONFIG", "SET", "save", "3600 1000000")
+            self._ask("BGSAVE")
+            while "rdb_last_bgsave_status:err" not in self._ask("INFO", "persistence"):
+                time.sleep(0.01)
+
+    @property
+    def beginning(self) -> tuple[str, ...]:
+        """The command with which it begins."""
+        return ("CONFIG", "SET", *self._begin[0])
+
+    def begin(self) -> None:
+        self._ask(*self.beginning)
+
+    def end(self) -> None:
+        self._ask("CONFIG", "SET", *self._end)
+
+
+@pytest.fixture(params=["memory", "disk"])
+def full(request: pytest.FixtureRequest) -> Iterator[Refusing]:
+    with RedisServer() as server:  # its own: others would be refused, too
+        yield Refusing(server, request.param)
+
+
+@asynccontextmanager
+async def orchestrating(settings: Settings) -> AsyncIterator[None]:
+    task = asyncio.create_task(orchestrate(settings))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await task
+
+
+async def until_read(parts: Parts) -> None:
+    """Somebody reads results."""
+    while not isinstance((await parts.pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
+        await asyncio.sleep(0.01)
+
+
+async def claimed(parts: Parts, run_id: str, lease: float = 300.0) -> Complete:
+    """A run whose first node is somebody's, and the result of that."""
+    await parts.orchestrator.submit(Submit(run_id, FLOW, {}))
+    token = (await parts.store.load(run_id)).node("a").token
+    now = parts.clock()
+    await parts.orchestrator.agenda.lease([run_id], now + lease)
+    await parts.store.apply([Claim(run_id, "a", token, "w", now + lease)], now)
+    return Complete(run_id, "a", token, 1)
+
+
+async def followed(parts: Parts, run_id: str) -> None:
+    while (await parts.store.load(run_id)).node("b").status is NodeStatus.PENDING:
+        await asyncio.sleep(0.05)
+
+
+# ── the connection ───────────────────────────────────────────────────────────────────────
+
+
+async def test_what_was_refused_is_asked_again_and_done_once(
+    full: Refusing, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Pipe(full.url) as pipe, asyncio.timeout(SECONDS):
+        full.begin()
+        added = [("RPUSH", "l", n) for n in range(4)]
+        asked = [
+            asyncio.ensure_future(one)
+            for one in (
+                pipe.call("INCR", "called"),
+                pipe.many([("INCR", "many"), ("GET", "many"), ("INCR", "many")]),
+                pipe.together(added),
+                pipe.script("return redis.call('INCR', KEYS[1])", ["scripted"], []),
+            )
+        ]
+        pipe.soon([("INCR", "soon")])
+        await asyncio.sleep(0.3)
+        assert not any(one.done() for one in asked)
+        full.end()
+        called, (first, _, second), together, scripted = await asyncio.gather(*asked)
+        assert (called, first, second, together, scripted) == (1, 1, 2, [1, 2, 3, 4], 1)
+        while await pipe.call("GET", "soon") != b"1":
+            await asyncio.sleep(0.01)
+    (told,) = caplog.messages  # once, and not by everybody who waits
+    assert f"refuses what it is asked: {full.refusal} " in told
+
+
+async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
+    full: Refusing,
+) -> None:
+    """Else to ask it again would not be safe."""
+    makes_first = "redis.call('SET', KEYS[1], 1) redis.call('DEL', KEYS[2])"
+    takes_first = "redis.call('DEL', KEYS[2]) redis.call('SET', KEYS[1], 1)"
+    async with Pipe(full.url, patience=LITTLE_PATIENCE) as pipe:
+        for script in (makes_first, takes_first):
+            await pipe.call("DEL", "made")
+            await pipe.call("SET", "taken", 1)
+            full.begin()
+            try:
+                await pipe.script(script, ["made", "taken"], [])
+                done = True
+            except RedisError:
+                done = False
+            full.end()
+            there = await pipe.call("EXISTS", "made"), await pipe.call("EXISTS", "taken")
+            assert there == ((1, 0) if done else (0, 1))
+
+
+async def test_what_redis_6_says_of_a_script_is_understood(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Pipe.ask
+    refusals = [
+        "ERR Error running script (call to f_8f55): @user_script:41: @user_script: 41: "
+        "-OOM command not allowed when used memory > 'maxmemory'."
+    ]
+
+    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+        if commands[0][0] != "EVALSHA" or not refusals:
+            return ask(self, commands, **more)
+        told = asyncio.get_running_loop().create_future()
+        told.set_result([hiredis.ReplyError(refusals.pop())])
+        return told
+
+    async with Pipe(redis_url) as pipe:
+        monkeypatch.setattr(Pipe, "ask", answer)
+        assert await pipe.script("return 7", [], []) == 7
+    assert refusals == []
+
+
+async def test_who_asks_for_a_run_is_told_soon_and_has_made_none(
+    full: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "ASKING_SECONDS", LITTLE_PATIENCE)
+    flow = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
+    async with commanding(Settings(redis_url=full.url)) as commands, asyncio.timeout(SECONDS):
+        full.begin()
+        with pytest.raises(StoreError, match=full.refusal):
+            await commands.trigger(flow)
+        assert (await commands.list_runs())["items"] == []
+        full.end()
+        made = await commands.trigger(flow)
+        assert [one["run_id"] for one in (await commands.list_runs())["items"]] == [made.run_id]
+
+
+# ── a worker ─────────────────────────────────────────────────────────────────────────────
+
+
+async def chatty(config: dict[str, Any], ctx: Context) -> int:
+    for step in range(20):
+        ctx.progress(step / 20)
+        await asyncio.sleep(0.1)
+    return ctx.attempt
+
+
+async def quiet(config: dict[str, Any], ctx: Context) -> int:
+    await asyncio.sleep(config["seconds"])
+    return ctx.attempt
+
+
+async def test_a_worker_keeps_its_handlers_and_their_results(full: Refusing) -> None:
+    nodes = [
+        {"id": "chatty", "handler": "chatty"},
+        {"id": "ends", "handler": "quiet", "config": {"seconds": 1.0}},
+        {"id": "once", "handler": "quiet", "config": {"seconds": 3.0}, "delivery": "at_most_once"},
+    ]
+    flow = build_graph(Workflow.model_validate({"name": "w", "nodes": nodes}), {})
+    registry = Registry()
+    for fn in (chatty, quiet):
+        registry.add(describe(fn, name=fn.__name__))
+    settings = Settings(redis_url=full.url)
+    async with (
+        connected(settings) as parts,
+        orchestrating(settings),
+        working(settings, registry) as at_work,
+        asyncio.timeout(SECONDS),
+    ):
+        await parts.orchestrator.submit(Submit("r", flow, {}))
+        while len(at_work.holding()) < len(nodes):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        full.begin()
+        await asyncio.sleep(1.5)
+        full.end()
+        run = await parts.store.wait("r")
+        assert not at_work.crashed.done()
+    assert run.status is RunStatus.COMPLETED
+    assert [node.attempt for node in run.nodes] == [1, 1, 1]
+
+
+async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> None:
+    """Redis refuses for longer than anybody waits for it."""
+    async with (
+        connected(Settings(redis_url=full.url), patience=LITTLE_PATIENCE) as parts,
+        Pipe(full.url) as blocking,
+        asyncio.timeout(SECONDS),
+    ):
+        done = await claimed(parts, "r")
+        reader = StreamReader(blocking, parts.pipe, WORKERS, "w")
+        desk = RemoteDesk(
+            StreamInbox(reader, parts.pipe, ["h"]),
+            parts.store,
+            parts.orchestrator.agenda,
+            RedisLimits(parts.pipe),
+            parts.clock,
+            parts.orchestrator.apply,
+            worker_id="w",
+            lease_seconds=60.0,
+        )
+        full.begin()
+        await desk.slow("tag", parts.clock() + 60)
+        await desk.report([Progress("r", "a", done.token, 0.5, "half"), done])
+        full.end()
+        while not await parts.pipe.call("XLEN", RESULTS):
+            await desk.report([done])  # whatever comes next sees to what was sent before
+            await asyncio.sleep(0.05)
+
+
+# ── an orchestrator ──────────────────────────────────────────────────────────────────────
+
+
+async def test_results_that_were_read_just_then_are_applied_soon(full: Refusing) -> None:
+    settings = Settings(redis_url=full.url)
+    async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
+        done = await claimed(parts, "r")
+        await until_read(parts)
+        await parts.pipe.many([("MULTI",), *result_messages([done]), full.beginning, ("EXEC",)])
+        await asyncio.sleep(1.0)
+        full.end()
+        async with asyncio.timeout(SOON):
+            await followed(parts, "r")
+
+
+@pytest.mark.parametrize("crash", ["before", "after"])
+async def test_what_could_not_be_applied_is_taken_up_again_soon(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    """Whatever the reason, and also if it was applied and nothing could follow."""
+    take_in, follow = SharedOrchestrator.take_in, SharedOrchestrator._follow
+    failures = [RedisError("refused for long")] * 2
+    monkeypatch.setattr(StreamSender, "sends_ahead", False)
+
+    async def fail_first(self: SharedOrchestrator, results: Sequence[Result], **more: Any) -> bool:
+        if failures and crash == "before":
+            raise failures.pop()
+        return await take_in(self, results, **more)
+
+    async def fail_to_follow(self: SharedOrchestrator, *what: Any, **more: Any) -> None:
+        if failures and crash == "after" and self is not parts.orchestrator:
+            raise failures.pop()
+        await follow(self, *what, **more)
+
+    settings = Settings(redis_url=redis_url)
+    async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
+        done = await claimed(parts, "r")
+        await until_read(parts)
+        monkeypatch.setattr(SharedOrchestrator, "take_in", fail_first)
+        monkeypatch.setattr(SharedOrchestrator, "_follow", fail_to_follow)
+        await parts.pipe.many(result_messages([done]))
+        async with asyncio.timeout(SOON + 2):  # it fails twice
+            await followed(parts, "r")
+            while await parts.pipe.call("XLEN", stream_of("h")) < len(FLOW.nodes):
+                await asyncio.sleep(0.05)
+            while (await parts.pipe.call("XPENDING", RESULTS, "orchestrators"))[0]:
+                await asyncio.sleep(0.05)
+    assert failures == []
+
+
+async def test_workers_are_given_a_moment_when_writes_are_taken_again(
+    full: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They could not renew their leases, though all could be read."""
+    now = 1000.0
+    monkeypatch.setattr(shared, "monotonic", lambda: now)
+    async with connected(Settings(redis_url=full.url)) as parts, asyncio.timeout(SECONDS):
+        orchestrator = parts.orchestrator
+        await orchestrator.reap()
+        await claimed(parts, "r", lease=-1.0)
+        full.begin()
+        look = asyncio.create_task(orchestrator.reap())
+        await asyncio.sleep(0.3)
+        assert not look.done()
+        now += orchestrator._lease_seconds
+        full.end()
+        await look
+        assert (await parts.store.load("r")).node("a").crashes == 0
+        for leases, lost in ((0.4, 0), (0.2, 1)):
+            now += leases * orchestrator._lease_seconds
+            await orchestrator.reap()
+            assert (await parts.store.load("r")).node("a").crashes == lost
+
+
+async def test_no_stream_of_tasks_is_taken_for_lost(full: Refusing) -> None:
+    async with Pipe(full.url) as pipe:
+        sender = StreamSender(pipe)
+        sender._sent_to.add("h")
+        await pipe.call("XGROUP", "CREATE", stream_of("h"), WORKERS, "0", "MKSTREAM")
+        assert await sender.lost() == []
+        full.begin()
+        assert await sender.lost() == []
+        full.end()
+        assert await sender.lost() == []
+        await pipe.call("DEL", stream_of("h"))
+        assert await sender.lost() == ["h"]
