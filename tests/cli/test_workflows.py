@@ -144,6 +144,17 @@ def test_the_same_idempotency_key_is_the_same_run(shell: Shell, command: Command
     assert other.err.startswith("error: ")
 
 
+def test_it_is_the_same_run_after_the_workflow_was_deleted(shell: Shell, command: Command) -> None:
+    shell.write("flow.yaml", FLOW)
+    command("workflows", "register", "flow.yaml")
+    first = shell("trigger", "flow", "--idempotency-key", "k", "--json")
+    command("workflows", "delete", "flow")
+    again = shell("trigger", "flow", "--idempotency-key", "k", "--json")
+    assert (again.code, json.loads(again.out)) == (0, json.loads(first.out))
+    other = shell("trigger", "flow", "--idempotency-key", "other")
+    assert (other.code, "no workflow 'flow'" in other.err) == (1, True)
+
+
 def test_a_workflow_with_an_unfinished_run_is_not_deleted(shell: Shell, command: Command) -> None:
     shell.write("flow.yaml", "name: flow\nnodes: [{id: a, handler: until, config: {file: go}}]")
     command("workflows", "register", "flow.yaml", "--handlers", "mine.py")

@@ -20,6 +20,7 @@ GRAPH = build_graph(
     Workflow.model_validate({"name": "f", "nodes": [{"id": "a", "handler": "input"}]}), {}
 )
 ASKED = Submit("asked", GRAPH, {})
+KEY = ("batch of f", "k", "digest")
 
 
 class Kept:
@@ -42,8 +43,11 @@ class Kept:
             raise self.used
         return list(submits)
 
-    async def unmade_of(self, batch_id: str) -> Unmade | None:
-        return next((left for left in self.left if left.name == batch_id), None)
+    async def known(self, key: Any) -> KeyUsed | None:
+        return self.used
+
+    async def unmade_under(self, key: Any, made: str) -> Unmade | None:
+        return next((left for left in self.left if left.name == made), None)
 
     async def made(self, submit: Submit) -> None:
         self.settled.append(submit.run_id)
@@ -106,7 +110,19 @@ async def test_so_is_the_rest_of_a_batch_if_it_is_the_same(same: bool) -> None:
     kept.left = [Unmade("first", [ASKED], 980.0)]
     them, _ = submitting(kept, maker)
     with pytest.raises(KeyUsed):
-        await them.submit_batch("second", [ASKED._replace(run_id="other")], None, 1000.0)
+        await them.submit_batch("second", [ASKED._replace(run_id="other")], KEY, 1000.0)
+    assert maker.made == [("asked", 980.0)] * same
+    assert kept.settled == ["first"] * same
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_so_is_what_is_only_looked_up_by_its_key(same: bool) -> None:
+    kept, maker = Kept(outlives=False), Maker()
+    them, _ = submitting(kept, maker)
+    assert await them.made_under(KEY) is None
+    kept.used = KeyUsed("first", same_body=same)
+    kept.left = [Unmade("first", [ASKED], 980.0)]
+    assert await them.made_under(KEY) is kept.used
     assert maker.made == [("asked", 980.0)] * same
     assert kept.settled == ["first"] * same
 

@@ -594,6 +594,21 @@ async def test_the_same_key_with_another_request_is_a_conflict(dt: Dovetail) -> 
         await dt.batch(GREET, [{"who": "Ada"}, {}], idempotency_key="order 9")
 
 
+async def test_a_key_is_for_what_was_asked_whatever_became_of_it(client: OpenAnywhere) -> None:
+    async with client() as dt:
+        await dt.register(GREET)
+        first = await dt.run("greet", {"who": "Ada"}, idempotency_key="order 7")
+        batch = await dt.batch("greet", [{"who": "Ada"}], idempotency_key="order 7")
+        await dt.register({**GREET, "params": {"type": "object", "required": ["whom"]}})
+        assert await dt.run("greet", {"who": "Ada"}, idempotency_key="order 7") == first
+        again = await dt.batch("greet", [{"who": "Ada"}], idempotency_key="order 7")
+        assert again.batch_id == batch.batch_id
+        with pytest.raises(InvalidParams):
+            await dt.run("greet", {"who": "Ada"}, idempotency_key="order 8")
+        with pytest.raises(Conflict, match="order 7"):
+            await dt.run("greet", {"who": "Bob"}, idempotency_key="order 7")
+
+
 async def test_one_key_at_the_same_time_makes_one_run(dt: Dovetail) -> None:
     runs = await asyncio.gather(*(dt.run(GREET, idempotency_key="once") for _ in range(20)))
     assert len({run.run_id for run in runs}) == len(await dt.list_runs()) == 1

@@ -359,6 +359,36 @@ async def test_it_is_made_at_once_by_whoever_is_asked_again(
     assert [run.status for run in made] == ["COMPLETED"] * len(accepted)
 
 
+@BOTH
+@pytest.mark.parametrize("becomes", [{"description": "changed"}, {"params": PATIENT}])
+@pytest.mark.parametrize(
+    "call",
+    [
+        'trigger("NAME", {"x": 0}, idempotency_key="k")',
+        'batch("NAME", [{"x": n} for n in range(3)], idempotency_key="k")',
+    ],
+)
+async def test_it_is_made_as_it_was_asked_for_first(
+    commands: Commands, hands: Hands, tmp_path: Path, call: str, becomes: dict[str, Any]
+) -> None:
+    name = f"{call[:5]}-{next(iter(becomes))}"  # one for each call
+    first = await commands.register(flow(name))
+    just_now = KILLED.replace("- 100", "- 0")
+    accepted = await accepted_by_who_dies(hands, tmp_path, call.replace("NAME", name), just_now)
+    await commands.register(flow(name, **becomes))
+    if "trigger" in call:
+        again = await commands.trigger(name, {"x": 0}, idempotency_key="k")
+        assert again == (accepted[0], False)
+    else:
+        batch = await commands.batch(name, [{"x": n} for n in range(3)], idempotency_key="k")
+        assert not batch["created"]
+    made = [await commands.get_run(run_id) for run_id in accepted]
+    assert [run["version"] for run in made] == [first.version] * len(accepted)
+    async with asyncio.timeout(5):
+        ended = [await commands.wait(run_id) for run_id in accepted]
+    assert [run.status for run in ended] == ["COMPLETED"] * len(accepted)
+
+
 # --- batches -------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from dovetail.client.connection import Connection, Query
 from dovetail.client.refusals import findings_of
 from dovetail.client.retold import ToldRun, event_from, run_from
 from dovetail.config import Settings
-from dovetail.core.definition.params import apply_params
+from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, check
 from dovetail.core.errors import DovetailError, InvalidDefinition, InvalidParams, NotFound, Problem
@@ -30,7 +30,7 @@ from dovetail.core.events import Event
 from dovetail.core.findings import shown
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
-from dovetail.engine.commands import Accepted, Commands, Given, within_item
+from dovetail.engine.commands import Accepted, Commands, Given
 from dovetail.engine.ports import Seen, WorkflowVersion
 from dovetail.engine.views import receipt_view
 from dovetail.wiring import definition_limits
@@ -283,7 +283,7 @@ class ServerCommands(Commands):
         version: int | str | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        body = {"items": _checked_items(items)}
+        body = {"items": apply_to_items(None, items)}
         made, created = await self._make("batches", workflow, body, version, idempotency_key)
         return {"batch_id": made["batch_id"], "count": made["count"], "created": created}
 
@@ -371,20 +371,6 @@ def _sent(definition: Source) -> tuple[bytes, str]:
         not name.endswith((".yaml", ".yml")) and text.lstrip()[:1] == "{"
     )
     return text.encode(), JSON if is_json else YAML
-
-
-def _checked_items(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """Each as JSON, or every problem with its place, as the engine would tell it."""
-    fine: list[dict[str, Any]] = []
-    problems: list[Problem] = []
-    for place, item in enumerate(items):
-        try:
-            fine.append(apply_params(None, item))
-        except InvalidParams as error:
-            problems += [within_item(problem, place) for problem in error.problems]
-    if problems:
-        raise InvalidParams(problems)
-    return fine
 
 
 def _json(value: Any) -> bytes:

@@ -7,7 +7,6 @@ decided here and in the core. Answers that are dictionaries have the fields of t
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 from collections.abc import (
@@ -15,7 +14,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Container,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -28,14 +26,14 @@ import orjson
 from dovetail.core.audit import audit
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import LONGEST_LABEL, Workflow
-from dovetail.core.definition.params import apply_params
+from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
-from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import (
     Conflict,
     InvalidDefinition,
     InvalidParams,
+    NotFound,
     Problem,
     StoreError,
 )
@@ -44,10 +42,11 @@ from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
-from dovetail.core.values import is_json
+from dovetail.core.values import NotJson
 from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
+from dovetail.engine.idempotency import Request
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, TokenBucket
 from dovetail.engine.ports import (
     Driver,
@@ -61,7 +60,6 @@ from dovetail.engine.ports import (
 from dovetail.engine.views import outputs, result, run_view
 
 MOST_COMPILED = 64
-MOST_KEY_CHARACTERS = 255
 BATCH_POLL_SECONDS = (0.005, 0.01, 0.02, 0.05)
 """Where nothing is left to wait for, but the batch is not told as finished: at first a matter of
 moments, later of whoever has not made its last runs yet."""
@@ -92,10 +90,8 @@ class _Compiled(NamedTuple):
     params: dict[str, Any] | None
     """The schema."""
     version: int | None
-    scope: str
-    """Of idempotency keys."""
-    body: str
-    """What of a request's digest the definition makes up."""
+    sha256: str | None
+    """Of a definition that is not registered."""
     source: Any
     """Held, so that its identity stays its own."""
 
@@ -185,8 +181,7 @@ class Commands:
                 await self.learn_handlers()
                 found = await self.records.registered(given, number)
                 workflow = Workflow.model_validate(orjson.loads(found.content))
-                scope = f"run of {found.name}"
-                self._remember(key, workflow, found.version, scope, str(found.version), None)
+                self._remember(key, workflow, found.version, None, None)
             return self._compiled[key]
         if version is not None:
             message = "a version is of a registered workflow; this is a definition"
@@ -194,16 +189,16 @@ class Commands:
         key = id(given)
         if not isinstance(given, Checked) or key not in self._compiled:
             workflow = await self._valid(given)
-            self._remember(key, workflow, None, "run", self.digest(workflow)[0], given)
+            self._remember(key, workflow, None, self.digest(workflow)[0], given)
         return self._compiled[key]
 
     def _remember(
-        self, key: Any, workflow: Workflow, version: int | None, scope: str, body: str, source: Any
+        self, key: Any, workflow: Workflow, version: int | None, sha256: str | None, source: Any
     ) -> None:
         if len(self._compiled) >= MOST_COMPILED:
             del self._compiled[next(iter(self._compiled))]
         graph = build_graph(workflow, self.default_retries)
-        self._compiled[key] = _Compiled(graph, workflow.params, version, scope, body, source)
+        self._compiled[key] = _Compiled(graph, workflow.params, version, sha256, source)
 
     # ── runs are made ────────────────────────────────────────────────────────────────────
 
@@ -221,20 +216,46 @@ class Commands:
         `place` is a batch and an index in it. Raises `InvalidDefinition`, `NotFound` or, for the
         params alone, `InvalidParams`; `Conflict` for a key that was used for something else.
         """
-        compiled = await self._compile(workflow, version)
         params = {} if params is None else params
-        given = apply_params(compiled.params, params)
-        key = None
-        if idempotency_key is not None:
-            key = _key(compiled.scope, idempotency_key, [compiled.body, params])
+        request = Request("run", _name(workflow), version, params, idempotency_key)
+        try:
+            compiled = await self._compile(workflow, version)
+            given = apply_params(compiled.params, params)
+        except (InvalidDefinition, NotFound) as refusal:
+            known_run = await self._made_before(request, workflow, refusal)
+            return Accepted(known_run, created=False)
+        key = request.key(compiled.sha256)
         where = None if place is None else (await self.records.batch_number(place[0]), place[1])
         run_id = new_id()
         submit = Submit(run_id, compiled.graph, given, compiled.version, key=key, place=where)
         try:
             await self.orchestrator.submit(submit)
         except KeyUsed as known:
-            return Accepted(_same(known, idempotency_key), created=False)
+            return Accepted(request.answer(known), created=False)
         return Accepted(run_id, created=True)
+
+    async def _made_before(
+        self, request: Request, given: Given, refusal: InvalidDefinition | NotFound
+    ) -> str:
+        """What the same request has made already; else raises why it is refused.
+
+        Whatever has become of the workflow, its schema and its handlers since is no concern of
+        who asks again. Looked up after the refusal, so that nothing can be made in between.
+        """
+        sha256 = None
+        if not isinstance(given, str):
+            checked = given if isinstance(given, Checked) else self.validate(given)
+            if checked.parsed is None:
+                raise refusal
+            sha256 = self.digest(checked.parsed)[0]
+        try:
+            key = request.key(sha256)
+        except NotJson:
+            raise refusal from None
+        known = None if key is None else await self.store.made_under(key)
+        if known is None:
+            raise refusal
+        return request.answer(known)
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """The answer to a trigger: it can be had as soon as that was accepted."""
@@ -422,32 +443,23 @@ class Commands:
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
         """One run per item: all of them, or none if one item is invalid."""
-        compiled = await self._compile(workflow, version)
-        if not items:
-            raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
-        submits, problems = [], []
-        with uncollected():
-            for place, params in enumerate(items):
-                try:
-                    given = apply_params(compiled.params, params)
-                except InvalidParams as error:
-                    problems += [within_item(problem, place) for problem in error.problems]
-                    continue
-                submits.append(Submit(new_id(), compiled.graph, given, compiled.version))
-        if problems:
-            raise InvalidParams(problems)
-        key = None
-        if idempotency_key is not None:
-            asked = [compiled.body, list(items)]
-            key = _key(compiled.scope.replace("run", "batch", 1), idempotency_key, asked)
+        request = Request("batch", _name(workflow), version, list(items), idempotency_key)
+        try:
+            compiled = await self._compile(workflow, version)
+            given = apply_to_items(compiled.params, items)
+        except (InvalidDefinition, NotFound) as refusal:
+            known_batch = await self._made_before(request, workflow, refusal)
+            return {"batch_id": known_batch, "count": len(items), "created": False}
+        graph, number = compiled.graph, compiled.version
+        submits = [Submit(new_id(), graph, params, number) for params in given]
+        key = request.key(compiled.sha256)
         batch_id = new_id()
         try:
             decisions = await self.store.create_batch(batch_id, submits, key, self.clock())
         except KeyUsed as known:
-            batch_id = _same(known, idempotency_key)
-            return {"batch_id": batch_id, "count": len(submits), "created": False}
+            return {"batch_id": request.answer(known), "count": len(items), "created": False}
         await self.orchestrator.follow(decisions)
-        return {"batch_id": batch_id, "count": len(submits), "created": True}
+        return {"batch_id": batch_id, "count": len(items), "created": True}
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
@@ -457,15 +469,14 @@ class Commands:
         `items` is a digest of them: the same key for other items is a `Conflict`.
         """
         compiled = await self._compile(workflow, None)
-        scope = compiled.scope.replace("run", "batch", 1)
-        key = _key(scope, idempotency_key, [compiled.body, count, items])
+        request = Request("batch", _name(workflow), None, [count, items], idempotency_key)
+        key = request.key(compiled.sha256)
         batch_id = new_id()
         name = compiled.graph.name
         try:
             await self.records.open_batch(batch_id, name, count, key, self.clock())
         except KeyUsed as known:
-            batch_id = _same(known, idempotency_key)
-            return {"batch_id": batch_id, "count": count, "created": False}
+            return {"batch_id": request.answer(known), "count": count, "created": False}
         return {"batch_id": batch_id, "count": count, "created": True}
 
     async def get_batch(
@@ -558,29 +569,13 @@ class Commands:
         return await self.rate_limit(tag)
 
 
-def _key(scope: str, key: str, asked: Iterable[Any]) -> tuple[str, str, str]:
-    if not 0 < len(key) <= MOST_KEY_CHARACTERS or not is_json(key):
-        message = f"must be a text of 1 to {MOST_KEY_CHARACTERS} characters"
-        raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
-    body = orjson.dumps(list(asked), option=orjson.OPT_SORT_KEYS)
-    return scope, key, hashlib.sha256(body).hexdigest()
+def _name(given: Given) -> str | None:
+    return given if isinstance(given, str) else None
 
 
 def _is_done(move: Cancel | Retry, epoch: int, run: RunState) -> bool:
     """Whether the run shows it, which was in that epoch; somebody may have gone on from there."""
     return run.epoch > epoch or (isinstance(move, Cancel) and run.finished)
-
-
-def _same(known: KeyUsed, key: str | None) -> str:
-    if not known.same_body:
-        raise Conflict(f"the idempotency key '{key}' was used before, for another request")
-    return known.made
-
-
-def within_item(problem: Problem, place: int) -> Problem:
-    """The problem of an item's params, with its place in the batch."""
-    path = f"items[{place}]" + (f".{problem.path}" if problem.path else "")
-    return Problem(problem.code, problem.message, path)
 
 
 def new_id() -> str:

@@ -80,6 +80,10 @@ class Cached:
     output: Any
 
 
+Key = tuple[str, str, str]
+"""An idempotency key: its scope, itself, and the digest of what is asked under it."""
+
+
 class KeyUsed(Exception):
     """Something was made under this idempotency key, or at this place of a batch, before."""
 
@@ -128,12 +132,17 @@ class DurableStore(Store, Protocol):
     """
 
     async def create_batch(
-        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> list[Decision]:
         """Make a batch and all its runs, or none of them; with what is still to be sent out.
 
         Raises `KeyUsed`.
         """
+        ...
+
+    async def made_under(self, key: Key) -> KeyUsed | None:
+        """What `create` or `create_batch` would say of this key: there in any case, if the same
+        was asked for, though its maker may have died over it."""
         ...
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
@@ -219,7 +228,7 @@ class Records(Protocol):
 
     async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]: ...
     async def open_batch(
-        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None: ...
     async def batch_number(self, batch_id: str) -> int: ...
     async def get_batch(

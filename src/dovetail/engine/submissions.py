@@ -13,15 +13,13 @@ from typing import Any, NamedTuple, Protocol
 from dovetail.core.errors import DovetailError, NotFound, StoreError
 from dovetail.core.transitions import Decision, Submit, Transition
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import KeyUsed
+from dovetail.engine.ports import Key, KeyUsed
 from dovetail.engine.shared import SharedOrchestrator
 
 MAKING_SECONDS, MAKING_SECONDS_EACH = 5.0, 0.01
 """So long whoever asked waits for the hot store, once the run is kept in another one."""
 AGE_SECONDS = 10.0
 """What was accepted so long ago and is not there has lost its maker."""
-
-Key = tuple[str, str, str]
 
 
 def making_seconds(runs: int) -> float:
@@ -63,8 +61,12 @@ class Acceptance(Protocol):
         """What was accepted and whose maker died; `settle` when its runs are there."""
         ...
 
-    async def unmade_of(self, batch_id: str) -> Unmade | None:
-        """The same of one batch, whenever it was accepted; none if all of it is made."""
+    async def known(self, key: Key) -> KeyUsed | None:
+        """What was accepted under a key, without accepting anything."""
+        ...
+
+    async def unmade_under(self, key: Key, made: str) -> Unmade | None:
+        """What of this run or batch, accepted under that key whenever it was, is not there."""
         ...
 
     async def settle(self, unmade: Unmade) -> None: ...
@@ -100,11 +102,16 @@ class Submissions:
         try:
             accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
         except KeyUsed as known:
-            if known.same_body and (left := await self._acceptance.unmade_of(known.made)):
-                await self._make(left)
+            await self._make_up_for(key, known)
             raise
         if await self._made_in_time(accepted, now):
             await self._acceptance.batch_made(batch_id)
+
+    async def made_under(self, key: Key) -> KeyUsed | None:
+        known = await self._acceptance.known(key)
+        if known is not None:
+            await self._make_up_for(key, known)
+        return known
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         return await self._orchestrator.apply(moves, durable=durable)
@@ -116,6 +123,13 @@ class Submissions:
         """A duty of orchestrators: make what others have accepted and then died over."""
         for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
             await self._make(left)
+
+    async def _make_up_for(self, key: Key | None, known: KeyUsed) -> None:
+        """Whoever asks again makes what it was asked for first and is not there."""
+        if key is not None and known.same_body:
+            left = await self._acceptance.unmade_under(key, known.made)
+            if left is not None:
+                await self._make(left)
 
     async def _make(self, left: Unmade) -> None:
         await self._orchestrator.submit_many(left.submits, left.created_at)

@@ -14,7 +14,7 @@ import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Finding, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import Finding, Key, KeyUsed, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
 from dovetail.stores.listing import (
@@ -76,7 +76,7 @@ class PostgresRecords:
         await self._pool.transact(write, within=ACCEPT_SECONDS)
 
     async def accept_batch(
-        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> None:
         """Keep a batch and all its runs, or none of them. Raises `KeyUsed`. Safe to repeat."""
         graph = submits[0].graph
@@ -89,6 +89,12 @@ class PostgresRecords:
                 await _add_runs(connection, stored, submits, places, number, now)
 
         await self._pool.transact(write, within=ACCEPT_SECONDS + len(submits) / 1000)
+
+    async def known(self, key: Key) -> KeyUsed | None:
+        """What was accepted under a key, without accepting anything."""
+        scope, name, body = key
+        found = await self._pool.row("find_key", scope, name.encode())
+        return None if found is None else KeyUsed(found["made"], found["body"] == body)
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
@@ -278,7 +284,7 @@ class PostgresRecords:
         return row
 
     async def open_batch(
-        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
         await self._pool.transact(
@@ -377,7 +383,7 @@ def _durability(fsync: bool, synchronous_commit: str) -> Finding:
 # ── in a transaction ─────────────────────────────────────────────────────────────────────
 
 
-async def _take_key(connection: Connection, key: tuple[str, str, str], made: str) -> bool:
+async def _take_key(connection: Connection, key: Key, made: str) -> bool:
     """False if it was us who took it, before the connection broke. Raises `KeyUsed`."""
     scope, name, body = key
     sql = statements()
@@ -394,7 +400,7 @@ async def _add_batch(
     batch_id: str,
     workflow: str,
     count: int,
-    key: tuple[str, str, str] | None,
+    key: Key | None,
     now: float,
 ) -> int | None:
     """The number of a new batch; None if it was made before. Raises `KeyUsed`."""

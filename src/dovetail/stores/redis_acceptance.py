@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
 
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import KeyUsed
-from dovetail.engine.submissions import Key, Unmade
+from dovetail.engine.idempotency import is_for_a_batch
+from dovetail.engine.ports import Key, KeyUsed
+from dovetail.engine.submissions import Unmade
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import keys_of
@@ -59,24 +61,44 @@ class Acceptance:
 
     async def _claim_key(self, submit: Submit, key: Key, now: float) -> Submit:
         name = _key_name(key)
-        body, made = await self._pipe.call("HMGET", name, "body", "made")
-        if made is not None and await self._is_forgotten(made.decode()):
-            await self.unclaim(name, made.decode())
-            made = None
-        if made is None:
+        known = await self.known(key)
+        if known is None:
             todo = await self._todo([submit], None, now)
             # Together, so that nobody finds the one for long without the other.
             _, (body, made) = await asyncio.gather(
                 self._pipe.call("ZADD", ACCEPTED, "NX", repr(now), name),
                 self._pipe.script(source("records_claim"), [name], [key[2], submit.run_id, todo]),
             )
-        if body.decode() != key[2]:
-            raise KeyUsed(made.decode(), same_body=False)
-        submit = submit._replace(run_id=made.decode())
+            known = KeyUsed(made.decode(), same_body=body.decode() == key[2])
+        if not known.same_body:
+            raise known
+        if known.made != submit.run_id:
+            submit = await self._first_asked(key, submit._replace(run_id=known.made))
         if await self._is_there(submit.run_id):
-            raise KeyUsed(submit.run_id, same_body=True)
+            raise known
         # So that whoever forgets the run forgets the key with it.
         await self._pipe.call("HSET", keys_of(submit.run_id)[0], "key", name)
+        return submit
+
+    async def known(self, key: Key) -> KeyUsed | None:
+        """What was accepted under a key, without accepting anything."""
+        name = _key_name(key)
+        body, made = await self._pipe.call("HMGET", name, "body", "made")
+        if made is None:
+            return None
+        if await self._is_forgotten(made.decode()):
+            await self.unclaim(name, made.decode())
+            return None
+        return KeyUsed(made.decode(), same_body=body.decode() == key[2])
+
+    async def _first_asked(self, key: Key, submit: Submit) -> Submit:
+        """The run as it was accepted, as long as it is not there: the workflow of that name may
+        be another by now, and two who make it shall make the same."""
+        todo = await self._pipe.call("HGET", _key_name(key), "todo")
+        if todo is None:
+            return submit
+        with suppress(NotFound):
+            (submit,) = await self._kept(orjson.loads(todo), key)
         return submit
 
     async def _claim_place(self, submit: Submit, place: tuple[int, int]) -> Submit:
@@ -205,8 +227,8 @@ class Acceptance:
         found = [await self._left(name.decode()) for name in names]
         return [left for left in found if left is not None]
 
-    async def unmade_of(self, batch_id: str) -> Unmade | None:
-        return await self._left(batch_key(batch_id))
+    async def unmade_under(self, key: Key, made: str) -> Unmade | None:
+        return await self._left(batch_key(made) if is_for_a_batch(key) else _key_name(key))
 
     async def _left(self, name: str) -> Unmade | None:
         try:
@@ -231,23 +253,7 @@ class Acceptance:
         elif key is not None and await self._claimed(key.decode(), body.decode(), batch_id):
             await self._forget_batch(batch_id)
             return None
-        content = await definition(self._pipe, kept["definition"])
-        if content is None:
-            raise NotFound(f"the definition {kept['definition']} is not in Redis any more")
-        graph = self._definitions.graph(
-            int(kept["definition"], 16), kept["retries"].encode(), lambda: content
-        )
-        submits = [
-            Submit(
-                run_id,
-                graph,
-                params,
-                kept["version"],
-                key=own_key,
-                place=None if place is None else (batch_number(place[0]), place[1]),
-            )
-            for run_id, params, place in kept["runs"]
-        ]
+        submits = await self._kept(kept, own_key)
         unmade: list[Submit] = []
         there: list[str] = []
         for first in range(0, len(submits), AT_ONCE):
@@ -261,6 +267,26 @@ class Acceptance:
                 else:
                     raise accepted
         return Unmade(name, unmade, kept["created_at"], there)
+
+    async def _kept(self, todo: dict[str, Any], key: Key | None) -> list[Submit]:
+        """What `_todo` has written down. Raises `NotFound`."""
+        content = await definition(self._pipe, todo["definition"])
+        if content is None:
+            raise NotFound(f"the definition {todo['definition']} is not in Redis any more")
+        graph = self._definitions.graph(
+            int(todo["definition"], 16), todo["retries"].encode(), lambda: content
+        )
+        return [
+            Submit(
+                run_id,
+                graph,
+                params,
+                todo["version"],
+                key=key,
+                place=None if place is None else (batch_number(place[0]), place[1]),
+            )
+            for run_id, params, place in todo["runs"]
+        ]
 
     async def settle(self, name: str) -> None:
         await self._pipe.many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])

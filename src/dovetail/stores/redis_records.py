@@ -18,8 +18,8 @@ from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.events import Event
 from dovetail.core.replay import RUN_ENDS
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Finding, Registered, Seen, WorkflowVersion
-from dovetail.engine.submissions import Key, Unmade
+from dovetail.engine.ports import Finding, Key, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.submissions import Unmade
 from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
@@ -380,8 +380,11 @@ class RedisRecords:
         """What was accepted before that time and whose maker died; see `settle`."""
         return await self._acceptance.unmade(accepted_before)
 
-    async def unmade_of(self, batch_id: str) -> Unmade | None:
-        return await self._acceptance.unmade_of(batch_id)
+    async def known(self, key: Key) -> KeyUsed | None:
+        return await self._acceptance.known(key)
+
+    async def unmade_under(self, key: Key, made: str) -> Unmade | None:
+        return await self._acceptance.unmade_under(key, made)
 
     async def settle(self, unmade: Unmade) -> None:
         """The runs that were left unmade are there, and those that were there are listed."""
@@ -401,7 +404,7 @@ class RedisRecords:
         return workflow.decode(), int(count), float(created_at)
 
     async def open_batch(
-        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
         await self._acceptance.open_batch(batch_id, workflow, count, key, now)

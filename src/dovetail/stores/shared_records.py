@@ -18,9 +18,10 @@ from dovetail.core.run import RunState
 from dovetail.core.states import FINAL
 from dovetail.core.transitions import Submit
 from dovetail.engine.archiver import Archiver
-from dovetail.engine.ports import KeyUsed, Seen
+from dovetail.engine.idempotency import is_for_a_batch
+from dovetail.engine.ports import Key, KeyUsed, Seen
 from dovetail.engine.restoring import Restorer
-from dovetail.engine.submissions import Key, Unmade, making_seconds
+from dovetail.engine.submissions import Unmade, making_seconds
 from dovetail.engine.views import timestamp
 from dovetail.pipe import Pipe
 from dovetail.stores.listing import page_size, place_in_list, summary_of
@@ -244,6 +245,13 @@ class ArchivedAcceptance:
             raise
         return submit
 
+    async def known(self, key: Key) -> KeyUsed | None:
+        known = await self._records.known(key)
+        if known is not None and known.same_body:
+            made = known.made
+            await self._asked_again(await self._going_on(made) if is_for_a_batch(key) else [made])
+        return known
+
     async def accept_batch(
         self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> list[Submit]:
@@ -281,7 +289,7 @@ class ArchivedAcceptance:
         """They are restored with all others that Redis does not know."""
         return []
 
-    async def unmade_of(self, batch_id: str) -> Unmade | None:
+    async def unmade_under(self, key: Key, made: str) -> Unmade | None:
         """The same; until then they are listed from here."""
         return None
 

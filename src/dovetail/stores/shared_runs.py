@@ -15,8 +15,8 @@ from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Decision, Submit, Transition
-from dovetail.engine.ports import Cached
-from dovetail.engine.submissions import Key, Submissions
+from dovetail.engine.ports import Cached, Key, KeyUsed
+from dovetail.engine.submissions import Submissions
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import RedisStore, keys_of
 
@@ -64,6 +64,9 @@ class SharedRuns:
         """Whatever follows is sent out as the runs are made."""
         await self._submissions.submit_batch(batch_id, submits, key, now)
         return []
+
+    async def made_under(self, key: Key) -> KeyUsed | None:
+        return await self._submissions.made_under(key)
 
     async def apply(
         self, moves: Sequence[Transition], now: float, *, durable: bool = False

@@ -42,7 +42,7 @@ from dovetail.core.transitions import (
     TakeOver,
     Transition,
 )
-from dovetail.engine.ports import Cached, KeyUsed
+from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.journal import Staged, decoded
 from dovetail.stores.sqlite_file import SqliteFile, statements
@@ -170,7 +170,7 @@ class SqliteStore:
         return decision if self._entered(run, made) else NOTHING
 
     async def create_batch(
-        self, batch_id: str, submits: Sequence[Submit], key: tuple[str, str, str] | None, now: float
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> list[Decision]:
         """Make a batch and all its runs in one transaction. Raises `KeyUsed`."""
         self._check()
@@ -181,6 +181,10 @@ class SqliteStore:
             decision if self._entered(run, one) else NOTHING
             for (run, _, decision), one in zip(prepared, made, strict=True)
         ]
+
+    async def made_under(self, key: Key) -> KeyUsed | None:
+        found = self._query("find_key", *key[:2])
+        return None if found is None else KeyUsed(found[1], found[0] == key[2])
 
     def _prepare(self, submit: Submit, now: float) -> tuple[RunState, Creation, Decision]:
         run, decision = begin(submit, now, 1)

@@ -14,7 +14,7 @@ import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
-from dovetail.engine.ports import Finding, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import Finding, Key, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
 from dovetail.stores.listing import (
@@ -224,7 +224,7 @@ class SqliteRecords:
         return row
 
     async def open_batch(
-        self, batch_id: str, workflow: str, count: int, key: tuple[str, str, str], now: float
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
 

@@ -58,6 +58,8 @@ def _trigger(
         try:
             found = await commands.workflow(name, wanted)
         except NotFound as error:
+            if idempotency_key is not None:
+                return None  # it may have made a run while the workflow was there: trigger knows
             if not is_file:
                 raise
             raise NotFound(

@@ -6,7 +6,7 @@ schemas are acceptable (that is `schemas`), or what a template does with a param
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ import jsonschema_rs
 import orjson
 
 from dovetail.core.definition.schemas import Schema, SchemaRefused, compile_schema, count_values
+from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
@@ -83,6 +84,28 @@ def apply_params(
             return given
         findings = _violations(checker, given)
     raise InvalidParams([_problem(found) for found in findings])
+
+
+def apply_to_items(schema: Mapping[str, Any] | None, items: Sequence[Any]) -> list[dict[str, Any]]:
+    """The params of each item. Raises `InvalidParams` with the violations of all of them."""
+    if not items:
+        raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
+    given: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    with uncollected():
+        for place, params in enumerate(items):
+            try:
+                given.append(apply_params(schema, params))
+            except InvalidParams as error:
+                problems += [_within_item(problem, place) for problem in error.problems]
+    if problems:
+        raise InvalidParams(problems)
+    return given
+
+
+def _within_item(problem: Problem, place: int) -> Problem:
+    path = f"items[{place}]" + (f".{problem.path}" if problem.path else "")
+    return Problem(problem.code, problem.message, path)
 
 
 def typed(schema: Mapping[str, Any] | None, name: str, text: str) -> Any:

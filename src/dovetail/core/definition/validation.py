@@ -42,6 +42,8 @@ class Checked:
     errors: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     layers: list[list[str]]
+    parsed: Workflow | None = None
+    """The workflow also with errors, as long as its fields could be read."""
 
     @property
     def valid(self) -> bool:
@@ -81,6 +83,7 @@ def _check(source: Source, known_handlers: Container[str] | None, limits: Limits
         errors=_problems(errors, source),
         warnings=_problems(warnings, source),
         layers=layers,
+        parsed=workflow,
     )
 
 
