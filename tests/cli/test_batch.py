@@ -164,7 +164,7 @@ def test_one_bad_line_and_nothing_is_made(desk: Shell) -> None:
     told = done.err.splitlines()
     assert told[0] == "items.jsonl:3: params.n: must be a whole number, not 'x'"
     assert told[1].startswith("items.jsonl:4: an item is an object")
-    assert told[2].startswith("items.jsonl:5: not JSON")
+    assert told[2].startswith("items.jsonl:5: not valid JSON: ")
     assert told[3] == "items.jsonl: 3 lines of 4 cannot be run; nothing was made"
     assert not (desk.directory / ".dovetail").exists()
 

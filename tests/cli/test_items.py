@@ -13,6 +13,7 @@ from dovetail.cli.failures import InvalidInput
 from dovetail.cli.items import MOST_PROBLEMS, Items
 from dovetail.cli.tally import Tally
 from dovetail.cli.text import bare
+from dovetail.core.definition.validation import Limits
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 
@@ -20,7 +21,7 @@ SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "int
 def items(path: Path, text: str | bytes, *, max_bytes: int = 1000) -> Items:
     file = path / "items.jsonl"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return Items(str(file), SCHEMA, max_bytes)
+    return Items(str(file), SCHEMA, Limits(max_body_bytes=max_bytes))
 
 
 def problems(found: Items) -> list[str]:
@@ -41,11 +42,28 @@ def test_every_kind_of_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
     lines = ['{"n": 1}', "{n: 1}", "[1]", '{"m": 1}', '{"n": "x"}', '{"n": NaN}', "\x1b[31m"]
     told = problems(items(tmp_path, "\n".join(lines)))
     assert [line.partition(":")[0] for line in told] == ["2", "3", "4", "5", "6", "7"]
-    assert told[0].startswith("2: not JSON: ")
+    assert told[0].startswith("2: not valid JSON: ")
     assert told[1] == '3: an item is an object with params, as in {"topic": 1}, not [1]'
     assert told[2] == "4: params.n: 'n' is required"
     assert told[3] == "5: params.n: must be a whole number, not 'x'"
     assert "\x1b" not in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("99999999999999999999", "99999999999999999999 does not fit into 64 bits"),
+        ('1, "n": 2', "key 'n' appears twice in one mapping"),
+        (r'"\u0000"', "a NUL character cannot be stored"),
+        (r'"\ud800"', "a lone surrogate is no valid text"),
+        ("[" * 40 + "]" * 40, "nested deeper than 32 levels"),
+        ("1e999", "numbers are finite"),
+    ],
+)
+def test_what_a_params_file_may_not_say_no_line_may(tmp_path: Path, value: str, said: str) -> None:
+    (told,) = problems(items(tmp_path, f'{{"n": 1}}\n{{"n": {value}}}\n'))
+    assert told.startswith("2: ")
+    assert said in told
 
 
 def test_so_many_problems_are_told_and_the_others_counted(tmp_path: Path) -> None:
@@ -82,13 +100,13 @@ def test_what_cannot_be_read_twice_is_refused(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(InvalidInput):
-        Items(name, None, 1000)
+        Items(name, None, Limits())
 
 
 def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
     line = json.dumps({"n": 1, "text": "x" * 500}) + "\n"
     (tmp_path / "items.jsonl").write_text(line * 20_000)
-    found = Items(str(tmp_path / "items.jsonl"), None, 1_000_000)
+    found = Items(str(tmp_path / "items.jsonl"), None, Limits())
     tracemalloc.start()
     assert found.survey().count == sum(1 for _ in found) == 20_000
     peak = tracemalloc.get_traced_memory()[1]

@@ -12,13 +12,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import STDIN, opened
 from dovetail.cli.text import plain
 from dovetail.core.definition.params import apply_params
-from dovetail.core.errors import InvalidParams
+from dovetail.core.definition.source import read_text
+from dovetail.core.definition.validation import Limits
+from dovetail.core.errors import InvalidDefinition, InvalidParams
 
 MOST_PROBLEMS = 20
 """So many bad lines are told; the others are counted."""
@@ -45,14 +45,14 @@ class Survey:
 
 
 class Items:
-    def __init__(self, path: str, schema: Mapping[str, Any] | None, max_bytes: int) -> None:
-        """`max_bytes` is the longest line. Raises `InvalidInput` if it cannot be read twice."""
+    def __init__(self, path: str, schema: Mapping[str, Any] | None, limits: Limits) -> None:
+        """The limits are those of a line. Raises `InvalidInput` if it cannot be read twice."""
         if path == STDIN:
             raise InvalidInput("items are read twice, so not from stdin; save them to a file first")
         self.name = plain(path)
         self._path = path
         self._schema = schema
-        self._max_bytes = max_bytes
+        self._limits = limits
         # Before it is opened: opening a pipe waits for whoever writes to it.
         if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
             raise InvalidInput(f"{path} is no regular file; items are read twice")
@@ -84,8 +84,8 @@ class Items:
             if not raw.strip():
                 continue
             try:
-                params = orjson.loads(raw)
-            except orjson.JSONDecodeError:
+                params = self._data(raw)
+            except InvalidDefinition:
                 params = None
             if not isinstance(params, dict):
                 raise InvalidInput(f"{self.name}:{number}: was changed while the batch ran")
@@ -93,23 +93,29 @@ class Items:
             place += 1
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
+        most = self._limits.max_body_bytes
         with opened(self._path) as stream:
             number = 0
             # With a bound: a file without a line break must not be read into memory.
-            while raw := stream.readline(self._max_bytes + 1):
+            while raw := stream.readline(most + 1):
                 number += 1
-                if len(raw) > self._max_bytes:
+                if len(raw) > most:
                     raise InvalidInput(
-                        f"{self.name}:{number}: has more than {self._max_bytes:,} bytes, "
+                        f"{self.name}:{number}: has more than {most:,} bytes, "
                         "which is all that is allowed in a line"
                     )
                 yield number, raw.removeprefix(_MARK) if number == 1 else raw
 
+    def _data(self, raw: bytes) -> Any:
+        """As strictly as params are read from a file, or by a server from a request."""
+        most, depth = self._limits.max_body_bytes, self._limits.max_depth
+        return read_text(raw, format="json", max_bytes=most, max_depth=depth).data
+
     def _problems(self, raw: bytes) -> list[str]:
         try:
-            params = orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            return [f"not JSON: {error.msg}: {_shown(raw)}"]
+            params = self._data(raw)
+        except InvalidDefinition as error:
+            return [f"{problem.message}: {_shown(raw)}" for problem in error.problems]
         if not isinstance(params, dict):
             return [f'an item is an object with params, as in {{"topic": 1}}, not {_shown(raw)}']
         try:

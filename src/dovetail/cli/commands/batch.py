@@ -56,7 +56,7 @@ def _run(
         streams.complain(line)
     if checked.workflow is None:
         return INVALID
-    items = Items(items_path, checked.workflow.params, limits.max_body_bytes)
+    items = Items(items_path, checked.workflow.params, limits)
     survey = items.survey(_sign_of_life(items.name))
     if survey.bad_lines:
         _report(items.name, survey)
