@@ -217,6 +217,38 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(shell: Shell) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize(
+    ("into", "said"),
+    [
+        ("| true", ""),
+        ("> /dev/full", "error: stdout cannot be written: No space left on device\n"),
+        ("> /dev/full 2>&1", ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["run flow.yaml", "trigger f"])
+def test_a_first_line_that_cannot_be_written_ends_the_run_as_any_other(
+    shell: Shell, command: str, into: str, said: str
+) -> None:
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: sleep, config: {seconds: 30}}]")
+    shell("workflows", "register", "flow.yaml")
+    # The shell's own exit code is that of what reads; the one of dovetail goes to a file. The
+    # reader is gone before the first line is written.
+    line = f"(sleep 0.2; {quote(SCRIPT)} {command}; echo $? > code) {into}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        cwd=shell.directory,
+        env=environment(),
+        capture_output=True,
+        timeout=15,
+        check=False,
+    )
+    shell.wait_for(lambda: (shell.directory / "code").exists(), "it did not end")
+    assert (shell.directory / "code").read_text() == "1\n"
+    assert done.stderr.decode() == said
+    (run,) = json.loads(shell("runs", "list", "--json").out)["items"]
+    assert run["status"] == "CANCELLED"
+
+
 def test_a_stream_that_cannot_show_the_signs_gets_plain_ones(shell: Shell) -> None:
     shell.write("flow.yaml", FAILING)
     done = shell("run", "flow.yaml", "--handlers", "mine.py", PYTHONIOENCODING="ascii")

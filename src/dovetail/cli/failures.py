@@ -51,7 +51,7 @@ def guarded(command: Callable[[], object]) -> int:
             raise
         streams.nobody_reads()
         what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-        say_error(what or str(error))
+        say_if_possible(what or str(error))
         return FAILED
     except DovetailError as error:
         return tell(error)
@@ -68,6 +68,15 @@ def tell(error: DovetailError) -> int:
     """Say it in one line; the code to exit with."""
     say_error(str(error))
     return INVALID if error.type in _INVALID_TYPES else FAILED
+
+
+def say_if_possible(message: str) -> None:
+    """Where stdout could not be written: stderr may be the same file."""
+    try:
+        say_error(message)
+        sys.stderr.flush()
+    except OSError:
+        streams.nobody_reads(2)
 
 
 def say_error(message: str) -> None:

@@ -135,7 +135,8 @@ class Session:
         view = None if self._write else _view_of(shown.board)
         showing: list[asyncio.Task[None]] = []
         if view is not None:
-            view.begin(shown.workflow, shown.run_id, max(0.0, time.time() - shown.since))
+            with stopping.reading():
+                view.begin(shown.workflow, shown.run_id, max(0.0, time.time() - shown.since))
             works = (_watch(commands, shown, view), _tick(view))
             showing += [asyncio.create_task(stopping.while_read(work)) for work in works]
         try:

@@ -8,14 +8,19 @@ is performed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import errno
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.failures import tell
+from dovetail.cli.failures import say_if_possible, tell
 from dovetail.cli.interrupts import Ask, Interrupts
 from dovetail.cli.process import Process
 from dovetail.core.errors import DovetailError, InvalidDefinition
+
+# What a file on a disk may refuse; anything else is no matter of who reads.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Stopping:
@@ -38,12 +43,22 @@ class Stopping:
         await self._event.wait()
 
     async def while_read(self, showing: Awaitable[None]) -> None:
-        """Show something; if nobody reads it any more (`| head -1`), stop, as any command would."""
-        try:
+        with self.reading():
             await showing
-        except BrokenPipeError:
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Show something; if nobody reads it any more (`| head -1`), or nothing more can be kept
+        of it (a full disk), stop, as any command would."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EPIPE and error.errno not in _FULL:
+                raise
             streams.nobody_reads()
             self.ask(Ask.NOBODY_READS)
+            if error.errno in _FULL:
+                say_if_possible(f"stdout cannot be written: {error.strerror}")
 
 
 def perform(

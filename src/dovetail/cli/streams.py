@@ -101,8 +101,8 @@ def document() -> Iterator[Callable[[bytes], None]]:
         os.close(kept)
 
 
-def nobody_reads() -> None:
+def nobody_reads(stream: int = 1) -> None:
     """The reader of stdout is gone: let the rest go nowhere, without another complaint."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    os.dup2(nowhere, stream)
     os.close(nowhere)
