@@ -111,6 +111,19 @@ def node(id_: str, handler: str, *above: str, **config: Any) -> dict[str, Any]:
     return {"id": id_, "handler": handler, "dependencies": list(above), "config": config}
 
 
+def test_validate_asks_the_server_for_handlers_that_are_not_known_here(
+    command: Command, shell: Shell, server: Served, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOVETAIL_SERVER", server.url)
+    here = "from dovetail import handler\n@handler\ndef only_here(config, ctx): return 1\n"
+    shell.write("here.py", here)
+    file = write(shell, name, node("a", "greet"), node("b", "only_here"), node("c", "nobodys"))
+    done = command("validate", file, "--handlers", "here.py")
+    assert (done.code, done.err) == (2, "")
+    assert "'nobodys'" in done.out
+    assert "1 error" in done.out
+
+
 # ── what is read and kept ────────────────────────────────────────────────────────────────
 
 

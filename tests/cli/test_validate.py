@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
+
 from dovetail.cli.problems import excerpt
 from dovetail.cli.text import bare, cells
 
@@ -117,6 +119,34 @@ def test_handlers_can_be_loaded_for_the_check(shell: Shell) -> None:
     assert done.code == 0
     assert json.loads(done.out)[0]["valid"] is True
     assert done.err == "loud\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ({"DOVETAIL_REDIS_URL": "redis://127.0.0.1:1/0"}, "Redis cannot be reached"),
+        ({"DOVETAIL_SERVER": "http://127.0.0.1:1"}, "http://127.0.0.1:1 cannot be reached"),
+    ],
+)
+def test_it_works_where_nobody_can_be_asked_about_handlers(
+    command: Command,
+    shell: Shell,
+    monkeypatch: pytest.MonkeyPatch,
+    place: dict[str, str],
+    said: str,
+) -> None:
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    shell.write("known.yaml", "name: f\nnodes: [{id: a, handler: input}]")
+    shell.write("unknown.yaml", "name: f\nnodes: [{id: a, handler: ghost}]")
+    fine = command("validate", "known.yaml")
+    assert (fine.code, fine.err) == (0, ""), "nothing is asked"
+    done = command("validate", "unknown.yaml", "known.yaml", "unknown.yaml")
+    assert done.code == 2
+    assert done.out.count("unknown_handler there is no handler 'ghost'") == 2
+    (hint,) = done.err.splitlines()
+    assert hint.startswith("handlers that workers announced are not known here: ")
+    assert said in hint
 
 
 def test_a_thousand_problems_are_reported_in_a_moment(command: Command, shell: Shell) -> None:

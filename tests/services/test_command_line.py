@@ -70,6 +70,16 @@ def asking(
     return Asking(shell, command, hands.env)
 
 
+def test_validate_knows_the_handlers_that_workers_announced(asking: Asking) -> None:
+    good, bad = asking.write("announced", "greet"), asking.write("stranger", "gret")
+    asking("validate", good)
+    done = asking("validate", good, bad, code=2)
+    assert "did you mean 'greet'?" in done.out
+    assert "1 of 2 files valid" in done.out
+    assert done.err == ""
+    assert asking.json("validate", good)[0]["valid"] is True
+
+
 def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     asking: Asking, hands: Hands
 ) -> None:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dovetail.cli import streams
-from dovetail.cli.commands.validate import checked_file
+from dovetail.cli.checking import checked_file
 from dovetail.cli.files import File
 from dovetail.cli.places import is_shared, looking, settings_of_this_place
 from dovetail.cli.text import plain
+from dovetail.config import Settings
 from dovetail.core.definition.validation import Checked, Limits
-from dovetail.core.errors import InvalidDefinition, NotFound
+from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
 
 T = TypeVar("T")
 
+UNKNOWN_HANDLER = "unknown_handler"
 Question = Callable[[Commands], Awaitable[T]]
 
 
@@ -44,6 +47,41 @@ def checked_for_this_place(file: File, limits: Limits, registry: Registry) -> Ch
     except InvalidDefinition as error:
         return Checked(None, error.problems, (), [])
     return ask(lambda commands: commands.judge(definition), registry)
+
+
+class KnownElsewhere:
+    """Handlers that only those know who run them: asked where a definition names such a one.
+
+    So nothing is asked for a file that is right or wrong by itself, and what cannot be asked
+    keeps no file from being checked.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry) -> None:
+        self._can_be_asked = is_shared(settings)
+        self._registry = registry
+
+    def corrected(self, file: File, checked: Checked) -> Checked:
+        """The findings without the unknown handlers that are known there."""
+        if not self._can_be_asked or not _unknown(checked):
+            return checked
+        definition = file.parse()
+        try:
+            judged = ask(lambda commands: commands.judge(definition), self._registry)
+        except DovetailError as error:
+            self._can_be_asked = False  # once: others would be waited for as long
+            told = f"handlers that workers announced are not known here: {plain(str(error))}"
+            streams.complain([(told, "dim")])
+            return checked
+        still = _unknown(judged)
+        errors = [
+            still.get(problem.path) if problem.code == UNKNOWN_HANDLER else problem
+            for problem in checked.errors
+        ]
+        return replace(checked, errors=tuple(problem for problem in errors if problem))
+
+
+def _unknown(checked: Checked) -> dict[str, Problem]:
+    return {one.path: one for one in checked.errors if one.code == UNKNOWN_HANDLER}
 
 
 async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.commands.validate import report_of
+from dovetail.cli.checking import report_of
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
 from dovetail.cli.files import File
 from dovetail.core.definition.params import typed

@@ -10,7 +10,7 @@ from hashlib import sha256
 from dovetail.cli import streams
 from dovetail.cli.asking import checked_for_this_place
 from dovetail.cli.batching import Batch
-from dovetail.cli.commands.validate import report_of
+from dovetail.cli.checking import report_of
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.items import Items, Survey

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from dovetail.cli import streams
-from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.checking import checked_file, report_of
 from dovetail.cli.drawing.dot import draw_dot
 from dovetail.cli.drawing.mermaid import draw_mermaid
 from dovetail.cli.drawing.picture import Picture, picture_of

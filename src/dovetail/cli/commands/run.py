@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dovetail.cli import streams
-from dovetail.cli.commands.validate import checked_file, report_of
+from dovetail.cli.checking import checked_file, report_of
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import STDIN, File
 from dovetail.cli.json_output import Write, document_if

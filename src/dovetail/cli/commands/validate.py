@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dovetail.cli import streams
+from dovetail.cli.asking import KnownElsewhere
+from dovetail.cli.checking import checked_file, report_of
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
 from dovetail.cli.files import STDIN, File
 from dovetail.cli.json_output import json_bytes
-from dovetail.cli.problems import report, summary
-from dovetail.cli.text import Line, counted
-from dovetail.config import load_settings
-from dovetail.core.definition.validation import Checked, Limits, check
-from dovetail.core.errors import InvalidDefinition, Problem
+from dovetail.cli.places import settings_of_this_place
+from dovetail.cli.text import counted
+from dovetail.core.definition.validation import Checked
+from dovetail.core.errors import Problem
 from dovetail.handlers.builtin import load_registry
-from dovetail.handlers.registry import Registry
 from dovetail.wiring import definition_limits
 
 
@@ -25,43 +25,37 @@ def validate_files(paths: Sequence[str], handlers: Sequence[str], *, as_json: bo
         raise InvalidInput("stdin can be read once; give - only once")
     if as_json:
         with streams.document() as write:
-            found = _found_in(paths, handlers)
+            found = _found_in(paths, _Checks(handlers))
             write(json_bytes(found))
         return 0 if all(entry["valid"] for entry in found) else INVALID
-    settings = load_settings()
-    registry = load_registry(settings, handlers)
-    limits = definition_limits(settings)
-    valid = sum(_is_valid(path, limits, registry) for path in paths)
+    checks = _Checks(handlers)
+    valid = sum(_is_valid(path, checks) for path in paths)
     if len(paths) > 1:
         files = counted(len(paths), "file")
         streams.say(f"{valid:,} of {files} valid")
     return 0 if valid == len(paths) else INVALID
 
 
-def checked_file(file: File, limits: Limits, known_handlers: Container[str] | None) -> Checked:
-    """Parse and check it; problems of the text itself are errors like all others."""
+class _Checks:
+    """With the handlers known here, and those that workers announced, if it takes these."""
+
+    def __init__(self, handlers: Sequence[str]) -> None:
+        settings = settings_of_this_place()
+        self.limits = definition_limits(settings)
+        self._registry = load_registry(settings, handlers)
+        self._elsewhere = KnownElsewhere(settings, self._registry)
+
+    def of(self, file: File) -> Checked:
+        return self._elsewhere.corrected(file, checked_file(file, self.limits, self._registry))
+
+
+def _is_valid(path: str, checks: _Checks) -> bool:
     try:
-        return check(file.parse(), known_handlers, limits)
-    except InvalidDefinition as error:
-        return Checked(None, error.problems, (), [])
-
-
-def report_of(file: File, checked: Checked) -> Iterator[Line]:
-    """Every problem, and how many there are."""
-    yield from report(file.name, checked.errors, checked.warnings, file.line, streams.width())
-    if checked.errors:
-        yield summary(file.name, len(checked.errors), len(checked.warnings))
-    if any(problem.code == "unknown_handler" for problem in checked.errors):
-        yield [("handlers of your own are loaded with  --handlers FILE.py", "dim")]
-
-
-def _is_valid(path: str, limits: Limits, registry: Registry) -> bool:
-    try:
-        file = File(path, limits)
+        file = File(path, checks.limits)
     except InvalidInput as error:
         say_error(str(error))
         return False
-    checked = checked_file(file, limits, registry)
+    checked = checks.of(file)
     for line in report_of(file, checked):
         streams.say(line)
     if not checked.valid:
@@ -75,14 +69,11 @@ def _is_valid(path: str, limits: Limits, registry: Registry) -> bool:
     return True
 
 
-def _found_in(paths: Sequence[str], handlers: Sequence[str]) -> list[dict[str, Any]]:
-    settings = load_settings()
-    registry = load_registry(settings, handlers)
-    limits = definition_limits(settings)
+def _found_in(paths: Sequence[str], checks: _Checks) -> list[dict[str, Any]]:
     found = []
     for path in paths:
         try:
-            checked = checked_file(File(path, limits), limits, registry)
+            checked = checks.of(File(path, checks.limits))
         except InvalidInput as error:
             checked = Checked(None, (Problem("unreadable_file", str(error), ""),), (), [])
         found.append(

@@ -10,7 +10,7 @@ import yaml
 
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, checked_for_this_place
-from dovetail.cli.commands.validate import report_of
+from dovetail.cli.checking import report_of
 from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
