@@ -170,6 +170,9 @@ def test_a_workflow_with_an_unfinished_run_is_not_deleted(shell: Shell, command:
 def test_limits_are_set_and_listed(command: Command) -> None:
     assert command("limits", "list").out.startswith("none set: ")
     assert command("limits", "set", "api", "2.5").out == "api: 2.5 per second, burst 1\n"
+    wrong = command("limits", "set", "api", "0")
+    assert wrong.code == 2
+    assert wrong.err == "error: rate_per_second: must be from 1e-09 to 1e+09, not 0\n"
     set_ = json.loads(command("limits", "set", "search", "10", "3", "--json").out)
     assert set_ == {"tag": "search", "rate_per_second": 10.0, "burst": 3}
     assert command("limits", "list").out.splitlines() == [

@@ -506,16 +506,19 @@ class TestLimits:
             async with asyncio.timeout(PATIENCE):
                 while (await other.rate_limit("new"))["burst"] != 7:
                     await asyncio.sleep(0.01)
-            for rate, burst in (
-                (0.0, 1),
-                (-1.0, 1),
-                (float("nan"), 1),
-                (1e-320, 1),
-                (1.0, 0),
-                (1.0, 2**70),
+            for rate, burst, *wrong in (
+                (0.0, 1, "rate_per_second"),
+                (-1.0, 1, "rate_per_second"),
+                (float("nan"), 1, "rate_per_second"),
+                (float("inf"), 1, "rate_per_second"),
+                (1e-320, 1, "rate_per_second"),
+                (1.0, 0, "burst"),
+                (1.0, 2**70, "burst"),
+                (0.0, 0, "rate_per_second", "burst"),
             ):
-                with pytest.raises(InvalidParams):
+                with pytest.raises(InvalidParams) as refused:
                     await one.set_rate_limit("new", rate, burst)
+                assert [problem.path for problem in refused.value.problems] == wrong
             for tag in ("", "x" * 201):
                 with pytest.raises(InvalidParams, match="1 to 200 characters"):
                     await one.set_rate_limit(tag, 1.0, 1)

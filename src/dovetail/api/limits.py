@@ -9,11 +9,10 @@ from starlette.responses import Response
 from dovetail.api import schemas
 from dovetail.api.answers import Here, fields_of, json_answer
 from dovetail.api.bodies import Field, is_number, is_whole, read_fields
+from dovetail.engine.commands import FASTEST, LARGEST_BURST, SLOWEST
 
 router = APIRouter(prefix="/rate-limits", tags=["rate limits"])
 
-# Beyond these a time that is waited for, or a count in a store, would no longer be a number.
-SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
 _LIMIT = {
     "rate_per_second": Field(
         f"a number above 0 ({SLOWEST:g} to {FASTEST:g})",

@@ -47,7 +47,7 @@ from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import Request
-from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, TokenBucket
+from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE
 from dovetail.engine.ports import (
     Driver,
     DurableStore,
@@ -70,8 +70,9 @@ RETRIED_AT_ONCE = 100
 MOST_TRIES = 3
 """To move a run in a store that does not keep it."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
-SLOWEST, LARGEST_BURST = 1e-9, 1_000_000_000
-"""Of a rate limit: once in thirty years, and more at once than anybody has."""
+SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
+"""Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
+waited for, or a count in a store, would no longer be a number."""
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 Given = Source | Mapping[str, Any] | Checked | str
@@ -556,15 +557,15 @@ class Commands:
         if not 1 <= len(tag) <= LONGEST_LABEL:
             message = f"a tag has 1 to {LONGEST_LABEL} characters, not {len(tag):,}"
             raise InvalidParams([Problem("invalid_field", message, "tag")])
-        try:
-            if rate_per_second < SLOWEST or burst > LARGEST_BURST:
-                raise ValueError(
-                    f"rate_per_second must be at least {SLOWEST:g}, burst at most {LARGEST_BURST:,}"
-                )
-            TokenBucket(rate_per_second, burst)
-        except (ValueError, TypeError) as error:
-            where = "burst" if "burst" in str(error) else "rate_per_second"
-            raise InvalidParams([Problem("invalid_field", str(error), where)]) from None
+        problems = []
+        if not SLOWEST <= rate_per_second <= FASTEST:
+            message = f"must be from {SLOWEST:g} to {FASTEST:g}, not {rate_per_second:g}"
+            problems.append(Problem("invalid_field", message, "rate_per_second"))
+        if not 1 <= burst <= LARGEST_BURST:
+            message = f"must be from 1 to {LARGEST_BURST:,}, not {burst:,}"
+            problems.append(Problem("invalid_field", message, "burst"))
+        if problems:
+            raise InvalidParams(problems)
         await self.rates.set(tag, rate_per_second, burst)
         return await self.rate_limit(tag)
 
