@@ -374,6 +374,11 @@ IMPOSSIBLE: list[Callable[[Dovetail], Any]] = [
     lambda dt: dt.list_runs(workflow=LONE),
     lambda dt: dt.list_runs(status="DONE"),
     lambda dt: dt.list_runs(limit=10**30),
+    lambda dt: dt.list_runs(limit=0),
+    lambda dt: dt.get_batch("x", limit=0),
+    lambda dt: dt.run("greet", {"who": "a\0b"}),
+    lambda dt: dt.run("greet", {"who\0": "Ada"}),
+    lambda dt: dt.batch("greet", [{"who": "Ada"}, {"who": "\0"}]),
     lambda dt: dt.list_runs(cursor="nonsense"),
     lambda dt: dt.list_runs(cursor="9" * 40),
 ]
@@ -394,6 +399,28 @@ async def test_what_can_be_no_argument_is_told_and_breaks_nothing(dt: Dovetail) 
         pytest.fail(f"IMPOSSIBLE[{place}] was taken")
     assert (await dt.list_runs()).items == ()
     assert (await dt.run("greet")).status == "COMPLETED"
+
+
+@everywhere
+async def test_what_is_refused_is_refused_in_the_same_words_everywhere(dt: Dovetail) -> None:
+    for limit in (0, -1):
+        with pytest.raises(InvalidParams, match=f"limit: must be from 1 to .*, not {limit}"):
+            await dt.list_runs(limit=limit)
+    nul = "contains a NUL character; it cannot be stored"
+    with pytest.raises(InvalidParams, match=f"params.who: {nul}"):
+        await dt.run(GREET, {"who": "\0"})
+    for definition in ({**GREET, "description": "a\0b"}, {**GREET, "de\0scription": "ab"}):
+        for ask in (dt.register, dt.run):
+            with pytest.raises(InvalidDefinition, match=nul):
+                await ask(definition)
+
+
+@everywhere
+async def test_a_tuple_is_a_list(dt: Dovetail) -> None:
+    definition = {**GREET, "nodes": tuple(GREET["nodes"])}
+    assert (await dt.register(definition)).created
+    assert not (await dt.register(GREET)).created
+    assert (await dt.run(definition, {"who": "Ada"})).status == "COMPLETED"
 
 
 WRONG_TYPES: list[Callable[[Any, Run], Any]] = [

@@ -270,7 +270,7 @@ class Dovetail:
             status=text_or_none("status", status),
             workflow=text_or_none("workflow", workflow),
             batch=text_or_none("batch", batch),
-            limit=whole_number("limit", limit),
+            limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )
         return Page.from_api(_own(page))
@@ -317,7 +317,7 @@ class Dovetail:
         """The batch as it is now, with so many of its runs. Raises `NotFound`."""
         found = await self._commands.get_batch(
             text("batch_id", batch_id),
-            limit=whole_number("limit", limit),
+            limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )
         return Batch.from_api(_own(found))

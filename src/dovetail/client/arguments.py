@@ -34,11 +34,11 @@ def text_or_none(name: str, given: str | None) -> str | None:
     return None if given is None else text(name, given)
 
 
-def whole_number(name: str, given: int) -> int:
+def whole_number(name: str, given: int, *, least: int = 0) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(f"{name} is an int, not {type(given).__name__}")
-    if not 0 <= given <= MOST:
-        raise _wrong(name, f"must be from 0 to {MOST}, not {given}")
+    if not least <= given <= MOST:
+        raise _wrong(name, f"must be from {least} to {MOST}, not {given}")
     return given
 
 

@@ -330,7 +330,7 @@ class ServerCommands(Commands):
             return given.workflow.model_dump(mode="json", exclude_unset=True)
         data = given.data if isinstance(given, Source) else dict(given)
         try:
-            encode(data, max_bytes=LARGEST_BODY)
+            encode(data, max_bytes=LARGEST_BODY, nul=False)
         except NotJson as error:
             found = self.validate(given).errors
             raise InvalidDefinition(found or [Problem(error.code, str(error), "")]) from None

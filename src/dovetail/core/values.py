@@ -3,6 +3,9 @@
 Finite numbers, integers that fit 64 bits, text that can be written as UTF-8, text as keys,
 bounded nesting. Python's own types are looser, and what they let through (NaN, a lone
 surrogate, a list that contains itself) would only be noticed by a store much later.
+
+Params and definitions may not have NUL characters either: no text of a request or a file can, so
+they are called with `nul=False`. What a handler returns may, as what it reads is not its choice.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ class NotJson(ValueError):
         self.path = path
 
 
-def is_json(value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES) -> bool:
+def is_json(
+    value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES, nul: bool = True
+) -> bool:
     """Whether a value is JSON within the bounds. What is wrong with it: see `faults`.
 
     Level by level, so that no depth can exhaust the stack; the count of values also ends a
@@ -46,11 +51,13 @@ def is_json(value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYT
             if kind not in _KINDS:
                 kind = _base(item)
             if kind is str:
-                if not (item.isascii() or _encodable(item)):
+                if not (item.isascii() or _encodable(item)) or (not nul and "\0" in item):
                     return False
             elif kind is dict:
                 for key in item:
                     if not isinstance(key, str) or not (key.isascii() or _encodable(key)):
+                        return False
+                    if not nul and "\0" in key:
                         return False
                 if depth >= max_depth:
                     return False
@@ -76,13 +83,18 @@ def is_json(value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYT
 
 
 def faults(
-    value: Any, *, at: Path = (), max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES
+    value: Any,
+    *,
+    at: Path = (),
+    max_depth: int = MAX_DEPTH,
+    max_values: int = MAX_BYTES,
+    nul: bool = True,
 ) -> Iterator[Finding]:
     """Everything that keeps a value from being JSON, each with its path below `at`."""
     stack: list[tuple[Any, Path, int]] = [(value, at, 0)]
     while stack:
         item, path, depth = stack.pop()
-        fault = _fault(item)
+        fault = _fault(item, nul)
         if fault:
             yield Finding("invalid_field", fault, path)
             continue
@@ -103,30 +115,40 @@ def faults(
             if not isinstance(key, str):
                 message = f"key {shown(key)} is not text; JSON keys are"
                 yield Finding("invalid_field", message, path, on_key=True)
-            elif not _encodable(key):
-                message = "a key contains a lone surrogate, which is no valid text"
-                yield Finding("invalid_field", message, path, on_key=True)
+            elif fault := _fault(key, nul):
+                yield Finding("invalid_field", f"a key {fault}", path, on_key=True)
             else:
                 below.append((held, (*path, key), depth + 1))
         stack += reversed(below)
 
 
-def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> bytes:
+def encode(
+    value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH, nul: bool = True
+) -> bytes:
     """A value as JSON text. Raises `NotJson` with the first fault, or if it is too large."""
-    if not is_json(value, max_depth=max_depth, max_values=max_bytes):
-        first = next(faults(value, max_depth=max_depth, max_values=max_bytes))
+    if not is_json(value, max_depth=max_depth, max_values=max_bytes, nul=nul):
+        first = next(faults(value, max_depth=max_depth, max_values=max_bytes, nul=nul))
         where = format_path(first.path)
         message = f"{where}: {first.message}" if where else first.message
         code = "too_large" if first.code == "too_large" else "invalid_value"
         raise NotJson(message, first.path, code)
-    try:
-        text = orjson.dumps(value, default=_plain)
-    except TypeError:  # a key that is a subclass of str, such as a StrEnum
-        text = orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    text = _written(value)
     if len(text) > max_bytes:
         message = f"takes {len(text):,} bytes as JSON; at most {max_bytes:,} are allowed"
         raise NotJson(message, (), "too_large")
     return text
+
+
+def plain(value: Any) -> Any:
+    """A copy of a value that `is_json`, in the types that a text would be read into."""
+    return orjson.loads(_written(value))
+
+
+def _written(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, default=_plain)
+    except TypeError:  # a key that is a subclass of str, such as a StrEnum
+        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
 
 
 _KINDS = frozenset({str, int, float, bool, dict, list, type(None)})
@@ -145,12 +167,14 @@ def _plain(item: Any) -> Any:
     return float(item) if isinstance(item, float) else list(item)
 
 
-def _fault(item: Any) -> str | None:
+def _fault(item: Any, nul: bool) -> str | None:
     """What is wrong with one value, leaving aside what it contains."""
     if item is None or isinstance(item, bool | dict | list | tuple):
         return None
     if isinstance(item, str):
-        return None if _encodable(item) else "contains a lone surrogate, which is no valid text"
+        if not _encodable(item):
+            return "contains a lone surrogate, which is no valid text"
+        return None if nul or "\0" not in item else "contains a NUL character; it cannot be stored"
     if isinstance(item, int):
         if SMALLEST_INT <= item <= LARGEST_INT:
             return None

@@ -64,9 +64,9 @@ def apply_params(
         message = f"params must be a JSON object, not {shown(params)}"
         raise InvalidParams([Problem("invalid_field", message, "params")])
     try:
-        text = encode(params, max_bytes=max_bytes)
+        text = encode(params, max_bytes=max_bytes, nul=False)
     except NotJson as error:
-        found = list(islice(faults(params, max_values=max_bytes), MOST_VIOLATIONS))
+        found = list(islice(faults(params, max_values=max_bytes, nul=False), MOST_VIOLATIONS))
         too_large = Finding("too_large", str(error))
         raise InvalidParams([_problem(fault) for fault in found or [too_large]]) from None
     given: dict[str, Any] = orjson.loads(text)

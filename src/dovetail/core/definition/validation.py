@@ -25,7 +25,7 @@ from dovetail.core.errors import Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
 from dovetail.core.templates import ROOTS, Read, TemplateRefused
 from dovetail.core.templates.survey import Survey
-from dovetail.core.values import faults, is_json
+from dovetail.core.values import faults, is_json, plain
 
 __all__ = ["RULES", "Checked", "Limits", "check"]
 
@@ -66,6 +66,8 @@ def _check(source: Source, known_handlers: Container[str] | None, limits: Limits
     workflow: Workflow | None = None
     layers: list[list[str]] = []
     findings = list(_not_json(data, limits)) if source.text is None else []
+    if source.text is None and not findings:
+        data = plain(data)  # a tuple is a list, as it is for a server
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
         facts = Facts(data, known_handlers, limits, suggester)
@@ -109,8 +111,8 @@ def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
     """Data that did not come from a text must be what a text could have said."""
     # It has no body whose bytes could be counted, but no more values than one could have.
     most = limits.max_body_bytes
-    if not is_json(data, max_depth=limits.max_depth, max_values=most):
-        found = faults(data, max_depth=limits.max_depth, max_values=most)
+    if not is_json(data, max_depth=limits.max_depth, max_values=most, nul=False):
+        found = faults(data, max_depth=limits.max_depth, max_values=most, nul=False)
         yield from islice(found, MOST_PROBLEMS)
 
 
