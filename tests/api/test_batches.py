@@ -51,8 +51,8 @@ def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
 @pytest.mark.parametrize(
     ("items", "path"),
     [
-        ([{"n": 1}, {"n": "x"}], "items[1].params.n"),
-        ([{"n": 1}, 7], "items[1].params"),
+        ([{"n": 1}, {"n": "x"}], "items[1].n"),
+        ([{"n": 1}, 7], "items[1]"),
         ([{"n": 1}, None], "items[1]"),
         ([], "items"),
         ({"n": 1}, "items"),

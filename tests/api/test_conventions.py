@@ -95,6 +95,11 @@ def test_a_definition_is_changed_only_as_it_was_seen(api: Api, name: str) -> Non
     assert register("2", **{"if-match": f"W/{first}"}) == 412  # only much the same
     assert register("2", **{"if-match": first}) == 201
     assert register("3", **{"if-match": first}) == 412
+    # What is already as it was asked for is no conflict, whoever was first.
+    assert register("2", **{"if-none-match": "*"}) == 200
+    assert register("2", **{"if-match": first}) == 200
+    refused = api("POST", "/workflows", json=flow(name), headers={"if-none-match": "*"})
+    assert "is there already, as If-None-Match names it" in refused.json()["detail"]
     assert api.get(path)["version"] == 2
     assert tag_of(api, f"{path}?version=1") != tag_of(api, path)
     assert api("GET", path, headers={"if-none-match": tag_of(api, path)}).status_code == 304

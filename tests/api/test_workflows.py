@@ -115,6 +115,22 @@ def test_an_alias_that_cannot_be(
     assert answer.status_code == status
 
 
+@pytest.mark.parametrize(
+    ("alias", "rule"),
+    [
+        ("1", "digits alone are a version's number"),
+        ("a" * 129, "it has 129 characters, and 128 are allowed"),
+        ("a%20b", "use letters, digits, '.', '_' and '-'"),
+        (".a", "a letter or digit first"),
+    ],
+)
+def test_it_is_told_which_rule_an_alias_breaks(api: Api, name: str, alias: str, rule: str) -> None:
+    api.register(flow(name))
+    answer = api("PUT", f"/workflows/{name}/aliases/{alias}", json={"version": 1})
+    assert answer.status_code == 422
+    assert rule in answer.json()["detail"]
+
+
 def test_the_list_has_pages(api: Api, name: str) -> None:
     names = [api.register(flow(f"{name}-{i}")) for i in range(3)]
     seen, cursor = [], ""

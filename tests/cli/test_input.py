@@ -142,6 +142,21 @@ def test_params_that_cannot_be_read_are_told(
     assert done.err.startswith(said)
 
 
+def test_json_on_stdin_may_begin_with_a_mark(shell: Shell) -> None:
+    text = b'\xef\xbb\xbf{\n\t"name": "f",\n\t"nodes": [{"id": "a", "handler": "input"}]\n}'
+    done = subprocess.run(
+        [SCRIPT, "validate", "-"],
+        cwd=shell.directory,
+        env=environment(),
+        input=text,
+        capture_output=True,
+        timeout=15,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"<stdin>: valid" in done.stdout
+
+
 def test_stdin_can_be_read_only_once(command: Command) -> None:
     assert command("run", "-", "--params", "-").code == 2
     assert command("validate", "-", "-").code == 2

@@ -398,7 +398,7 @@ async def test_a_batch_is_made_whole_and_counted(commands: Commands, hands: Hand
     await commands.register(flow("batched", needs))
     with pytest.raises(InvalidParams) as caught:
         await commands.batch("batched", [{"file": "x"}, 3])  # type: ignore[list-item]
-    assert caught.value.problems[0].path == "items[1].params"
+    assert caught.value.problems[0].path == "items[1]"
     assert await ids(commands, workflow="batched") == []
     hands.touch("there")
     files = ["there", "missing", "there"]

@@ -36,6 +36,8 @@ IfMatch = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(description="an `ETag` that is known already; `*`: whatever there is")
 ]
+_NEVER_SEEN: Seen = {"latest": 0}
+"""No workflow is so: only what is already as it was asked for is then no conflict."""
 _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
 
 
@@ -51,10 +53,17 @@ async def register(
     request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
 ) -> Response:
     checked = await check(here, await read_source(request, here))
-    seen = None
+    seen: Seen | None = None
+    refusal: Changed | None = None
     if checked.workflow is not None:
-        seen = await _seen(request, here, checked.workflow.name)
-    name, version, created = await here.commands.register(checked, seen=seen)
+        try:
+            seen = await _seen(request, here, checked.workflow.name)
+        except Changed as error:
+            seen, refusal = _NEVER_SEEN, error  # the store knows whether it is the latest content
+    try:
+        name, version, created = await here.commands.register(checked, seen=seen)
+    except Changed as error:
+        raise refusal or error from None
     made = {"name": name, "version": version, "created": created}
     headers = {"Location": f"{PREFIX}/workflows/{name}?version={version}"}
     return json_answer(made, 201 if created else 200, headers)

@@ -6,6 +6,7 @@ it must not know: what a workflow is.
 
 from __future__ import annotations
 
+import codecs
 import re
 import stat
 import sys
@@ -47,7 +48,8 @@ class File:
             raise InvalidDefinition([Problem("too_large", message, "", 1, 1)])
         if self._suffix == ".json":
             return self._parse_as("json")
-        if self._suffix not in (".yaml", ".yml") and self._content.lstrip()[:1] == b"{":
+        begins = self._content.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+        if self._suffix not in (".yaml", ".yml") and begins == b"{":
             # JSON may be indented with tabs, which YAML refuses.
             try:
                 return self._parse_as("json")

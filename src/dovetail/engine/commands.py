@@ -73,7 +73,8 @@ _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
 waited for, or a count in a store, would no longer be a number."""
-_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST_ALIAS = 128
 
 Given = Source | Mapping[str, Any] | Checked | str
 """A definition in any form, or the name of a registered workflow."""
@@ -161,8 +162,8 @@ class Commands:
     async def set_alias(
         self, name: str, alias: str, version: int, *, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if not _ALIAS.fullmatch(alias) or alias.isdigit():
-            message = f"'{alias[:40]}' cannot be an alias: use letters, digits, '.', '_' and '-'"
+        if wrong := _wrong_with_alias(alias):
+            message = f"'{alias[:40]}' cannot be an alias: {wrong}"
             raise InvalidParams([Problem("invalid_field", message, "alias")])
         return await self.records.set_alias(name, alias, version, seen)
 
@@ -568,6 +569,16 @@ class Commands:
             raise InvalidParams(problems)
         await self.rates.set(tag, rate_per_second, burst)
         return await self.rate_limit(tag)
+
+
+def _wrong_with_alias(alias: str) -> str | None:
+    if not _ALIAS.fullmatch(alias):
+        return "use letters, digits, '.', '_' and '-', a letter or digit first"
+    if alias.isdigit():
+        return "digits alone are a version's number"
+    if len(alias) > _LONGEST_ALIAS:
+        return f"it has {len(alias):,} characters, and {_LONGEST_ALIAS} are allowed"
+    return None
 
 
 def _name(given: Given) -> str | None:

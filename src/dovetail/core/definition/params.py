@@ -104,7 +104,8 @@ def apply_to_items(schema: Mapping[str, Any] | None, items: Sequence[Any]) -> li
 
 
 def _within_item(problem: Problem, place: int) -> Problem:
-    path = f"items[{place}]" + (f".{problem.path}" if problem.path else "")
+    """An item is the params of a run: its path begins where theirs does."""
+    path = f"items[{place}]{problem.path.removeprefix('params')}"
     return Problem(problem.code, problem.message, path)
 
 
