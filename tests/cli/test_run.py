@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from shlex import quote
+from shlex import quote, split
 
 import pytest
 
@@ -75,6 +75,53 @@ def test_a_failed_run_ends_with_the_cause_and_the_next_command_and_exit_code_1(
     assert "◌ save_parquet   retry 2 in 0.0s: PermissionError: out/ is not writable" in lines
     assert "\x1b" not in done.out + done.err
     assert done.err.splitlines() == ["save_parquet: logged by a handler"] * 3
+
+
+def test_what_may_lie_in_the_definition_is_told_with_what_a_retry_would_use(shell: Shell) -> None:
+    shell.write(
+        "flow.yaml",
+        """
+name: flow
+nodes:
+  - {id: start, handler: input}
+  - {id: end, handler: output, dependencies: [start], config: {text: "{{ start.nothing }}"}}
+""",
+    )
+    done = shell("run", "flow.yaml")
+    assert done.code == 1
+    lines = without_times(done.out).splitlines()
+    assert lines[-3].startswith("  end: missing_value: ")
+    assert lines[-2:] == [
+        "a retry uses the stored definition: if that is wrong, correct it and run it anew",
+        "fix it, then:  dovetail runs retry RUN      reruns 1, reuses 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("DOVETAIL_REDIS_URL", "redis://127.0.0.1:1/0"), ("DOVETAIL_SERVER", "http://127.0.0.1:1")],
+)
+def test_the_next_command_leads_to_the_file_whatever_the_others_work_on(
+    shell: Shell, name: str, place: str
+) -> None:
+    shell.write("flow.yaml", FAILING)
+    done = shell("run", "flow.yaml", "--handlers", "mine.py", **{name: place})
+    hint = done.out.splitlines()[-1].removeprefix("fix it, then:  ").partition("      ")[0]
+    assert hint.endswith(" --handlers mine.py --embedded")
+    again = shell(*split(hint)[1:], **{name: place})
+    assert again.code == 1
+    assert "retried: 2 nodes to run" in again.out
+    assert "--embedded" in again.out.splitlines()[-1]
+    both = shell("runs", "list", "--embedded", "--server", "http://127.0.0.1:1")
+    assert (both.code, both.out) == (2, "")
+    assert "--embedded and --server" in both.err
+
+
+def test_a_short_backoff_is_told_as_it_is(shell: Shell) -> None:
+    shell.write("flow.yaml", FAILING.replace("seconds: 0}", "seconds: 0.2, jitter: 0}"))
+    done = shell("run", "flow.yaml", "--handlers", "mine.py")
+    waits = re.findall(r"retry \d in (\S+):", done.out)
+    assert waits == ["0.2s", "0.4s"]
 
 
 def test_what_never_ran_is_no_cause_under_fail_fast(shell: Shell) -> None:

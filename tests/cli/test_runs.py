@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+
+from dovetail.core.states import RunStatus
 
 from .conftest import HANDLERS, Outcome, Shell
 
@@ -273,7 +276,14 @@ def test_retry_without_a_run_takes_the_newest_that_did_not_complete(
     history: History, command: Command
 ) -> None:
     done = command("runs", "retry", "--dry-run")
-    assert done.err == f"the newest run: {history.bad[:6]} bad\n"
+    assert done.err == f"the newest FAILED or CANCELLED run: {history.bad[:6]} bad\n"
+
+
+def test_retry_without_a_run_that_could_be_retried_says_so(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
+    assert shell("run", "flow.yaml").code == 0
+    done = shell("runs", "retry")
+    assert (done.code, done.err) == (1, "error: no run here is FAILED or CANCELLED\n")
 
 
 @pytest.mark.parametrize(
@@ -342,15 +352,22 @@ def test_a_watched_run_that_nobody_drives_is_left_with_a_hint(
     assert done.out.splitlines()[-1] == f"nobody drives this run; go on with:  {resume}"
 
 
+def test_runs_are_listed_by_each_status_there_is(history: History, command: Command) -> None:
+    for status in RunStatus:
+        listed = command("runs", "list", "--status", status.value.lower(), "--json")
+        assert listed.code == 0, listed.err
+        assert {run["status"] for run in json.loads(listed.out)["items"]} <= {status.value}
+
+
 def test_a_run_that_nobody_drives_can_be_cancelled(history: History, command: Command) -> None:
     done = command("runs", "cancel")
-    assert done.err == f"the newest run: {history.left[:6]} left\n"
+    assert done.err == f"the newest RUNNING run: {history.left[:6]} left\n"
     assert done.out.splitlines()[0] == f"CANCELLED {history.left[:6]} left"
     run = json.loads(command("runs", "show", history.left, "--json").out)
     assert (run["status"], run["nodes"][1]["reason"]) == ("CANCELLED", "run_cancelled")
     again = command("runs", "cancel")
     assert again.code == 1
-    assert "no run here that is RUNNING" in again.err
+    assert again.err == "error: no run here is RUNNING\n"
 
 
 def test_resume_goes_on_where_the_killed_process_was(history: History, shell: Shell) -> None:
@@ -360,7 +377,11 @@ def test_resume_goes_on_where_the_killed_process_was(history: History, shell: Sh
     assert done.out.splitlines()[0] == (
         f"RUNNING {history.left[:6]} left, 3 nodes, 1 completed before"
     )
-    assert f"COMPLETED {history.left[:6]} in " in done.out
+    told = re.search(f"COMPLETED {history.left[:6]} in (.+)", done.out)
+    took = re.search("  took +(.+)", shell("runs", "show", history.left).out)
+    assert told is not None
+    assert took is not None
+    assert told[1] == took[1], "from when it was created, not from the resume"
     left = [line for line in shell.executions() if line.split()[0] in ("first", "stuck")]
     assert left == ["first 1.1", "stuck 1.1", "stuck 1.2"]
 

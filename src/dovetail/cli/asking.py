@@ -89,14 +89,17 @@ async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> s
     if given is not None:
         return await commands.find_run(given.strip().lower())
     newest: dict[str, Any] | None = None
+    kind = " or ".join(statuses)
     for status in statuses or (None,):
         items = (await commands.list_runs(status=status, limit=1))["items"]
         if items and (newest is None or items[0]["created_at"] > newest["created_at"]):
             newest = items[0]
     if newest is None:
-        what = f"no run here that is {' or '.join(statuses)}" if statuses else "no run here yet"
+        if statuses and (await commands.list_runs(limit=1))["items"]:
+            raise NotFound(f"no run here is {kind}")
         maker = "trigger NAME" if is_shared(settings_of_this_place()) else "run FILE"
-        raise NotFound(f"there is {what}; dovetail {maker} makes one")
+        raise NotFound(f"there is no run here yet; dovetail {maker} makes one")
     run_id, workflow = newest["run_id"], plain(newest["workflow"])
-    streams.complain([(f"the newest run: {run_id[:6]} {workflow}", "dim")])
+    which = f"the newest {kind} run" if statuses else "the newest run"
+    streams.complain([(f"{which}: {run_id[:6]} {workflow}", "dim")])
     return str(run_id)

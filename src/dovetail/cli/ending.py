@@ -24,6 +24,10 @@ MOST_CAUSES = 10
 MOST_CAUSE_LINES = 5
 _LONGEST_CAUSE_LINE = 1_000
 
+_OF_THE_DEFINITION = ("invalid_config", "invalid_url", "missing_value", "template_error")
+"""Errors that a definition may be to blame for, and then a retry would only repeat."""
+_MAY_BE_WRONG = "a retry uses the stored definition: if that is wrong, correct it and run it anew"
+
 _STYLES = {
     "COMPLETED": "bold good",
     "FAILED": "bold bad",
@@ -108,6 +112,8 @@ def causes(run: RunState) -> Iterator[Line]:
     if len(found) > MOST_CAUSES:
         more = counted(len(found) - MOST_CAUSES, "more failed node")
         yield [(f"  and {more}; --json prints all of them", "dim")]
+    if any(error.get("type") in _OF_THE_DEFINITION for _, error in found):
+        yield [(_MAY_BE_WRONG, "dim")]
 
 
 def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:

@@ -52,39 +52,62 @@ WorkflowName = Annotated[str, typer.Argument(metavar="NAME", help="A registered 
 Detach = Annotated[bool, typer.Option("--detach", help="Do not wait; on a server only.")]
 
 
-_PLACE = {
-    "server": Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="URL",
-            help="Work on this server, as in http://host:8700; default: DOVETAIL_SERVER.",
-        ),
-    ],
-    "token": Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="T",
-            help="The server's token; better DOVETAIL_TOKEN, which other users cannot see.",
-        ),
-    ],
+_PLACE: dict[str, tuple[Any, Any]] = {
+    "server": (
+        None,
+        Annotated[
+            str | None,
+            typer.Option(
+                "--server",
+                metavar="URL",
+                help="Work on this server, as in http://host:8700; default: DOVETAIL_SERVER.",
+            ),
+        ],
+    ),
+    "token": (
+        None,
+        Annotated[
+            str | None,
+            typer.Option(
+                "--token",
+                metavar="T",
+                help="The server's token; better DOVETAIL_TOKEN, which other users cannot see.",
+            ),
+        ],
+    ),
+    "embedded": (
+        False,
+        Annotated[
+            bool,
+            typer.Option("--embedded", help="Work on the file, whatever server or Redis is set."),
+        ],
+    ),
 }
+"""The default and the form of each option that says where."""
 
 
 def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
     """A command that works wherever runs are kept; it gets the options that say where."""
 
     @wraps(command)
-    def placed(*, server: str | None = None, token: str | None = None, **given: Any) -> None:
+    def placed(
+        *,
+        server: str | None = None,
+        token: str | None = None,
+        embedded: bool = False,
+        **given: Any,
+    ) -> None:
         from dovetail.cli.places import choose
 
-        choose(server, token)
+        choose(server, token, embedded=embedded)
         command(**given)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     kind = inspect.Parameter.KEYWORD_ONLY
-    more = [inspect.Parameter(n, kind, default=None, annotation=a) for n, a in _PLACE.items()]
+    more = [
+        inspect.Parameter(name, kind, default=default, annotation=form)
+        for name, (default, form) in _PLACE.items()
+    ]
     placed.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
     return placed
 

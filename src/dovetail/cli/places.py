@@ -16,15 +16,22 @@ from dovetail.handlers.registry import Registry
 from dovetail.wiring import attached, embedded
 
 _flags: dict[str, str | None] = {}
+_embedded = False
 
 
-def choose(server: str | None, token: str | None) -> None:
+def choose(server: str | None, token: str | None, *, embedded: bool = False) -> None:
     """What the command line of this process says about the place."""
+    global _embedded
+    if embedded and server is not None:
+        raise InvalidInput("--embedded and --server name two places: leave one of them out")
     _flags.update(server=server, token=token)
+    _embedded = embedded
 
 
 def typed_place() -> list[str]:
     """The words that lead another command to the same place; a token is never repeated."""
+    if _embedded and is_shared(load_settings()):
+        return ["--embedded"]
     server = _flags.get("server")
     return [] if server is None else ["--server", server]
 
@@ -33,6 +40,8 @@ def settings_of_this_place() -> Settings:
     from dovetail.client.arguments import server_url
 
     settings = load_settings(server=_flags.get("server"), token=_flags.get("token"))
+    if _embedded:
+        return settings.model_copy(update={"redis_url": None, "server": None})
     if settings.server is None:
         return settings
     try:

@@ -31,14 +31,14 @@ def id_width(rows: Iterable[Row]) -> int:
 
 
 def row_line(row: Row, ids: int, now: float, *, bar: bool = False) -> Line:
-    """The line of a row. With `bar`, progress is drawn, not only told."""
+    """The line of a row. With `bar`, progress is drawn, as in the live view."""
     sign = _SIGNS[row.status]
     if row.status is NodeStatus.FAILED and not row.failed:
         sign = _SIGNS[NodeStatus.SKIPPED]  # it never ran: the one that did is the cause
     name = pad(clip(row.id, ids), ids)
     if row.status in (NodeStatus.COMPLETED, NodeStatus.RUNNING) or row.failed:
         return [sign, (f" {name}  ", "bold" if row.failed else ""), *_ran(row, now, bar)]
-    return [sign, (f" {name}  ", "dim"), (not_run(row, now), "dim")]
+    return [sign, (f" {name}  ", "dim"), (not_run(row, now, live=bar), "dim")]
 
 
 def _ran(row: Row, now: float, bar: bool) -> Line:
@@ -68,23 +68,24 @@ def _progress(row: Row, fraction: float, bar: bool) -> Line:
     return told
 
 
-def not_run(row: Row, now: float) -> str:
-    """Why it does not run: yet, or at all."""
+def not_run(row: Row, now: float, *, live: bool = False) -> str:
+    """Why it does not run: yet, or at all. What is painted over and over is `live`."""
     if row.status is NodeStatus.PENDING:
         return ""
     if row.status is NodeStatus.QUEUED:
-        return _waiting(row, now)
+        return _waiting(row, now, live)
     ran = f"{duration(row.stopped - row.started)}  " if row.started and row.stopped else ""
     return ran + ending(row)
 
 
-def _waiting(row: Row, now: float) -> str:
+def _waiting(row: Row, now: float, live: bool) -> str:
     left = -1.0 if row.until is None else row.until - now
     if left < 0:
         return "queued"
+    wait = countdown(left) if live else duration(left)
     if row.tag is not None:
-        return f"parked by {plain(row.tag)} {countdown(left)}"
-    return f"retry {row.retry} in {countdown(left)}: {clip(plain(row.message), 100)}"
+        return f"parked by {plain(row.tag)} {wait}"
+    return f"retry {row.retry} in {wait}: {clip(plain(row.message), 100)}"
 
 
 def ending(row: Row) -> str:

@@ -14,7 +14,7 @@ from dovetail.cli.json_output import document_if, json_bytes
 from dovetail.cli.places import settings_of_this_place
 from dovetail.cli.text import Line, pad, plain
 from dovetail.client import http_client
-from dovetail.config import FILE, Settings, SettingsError, env_name
+from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import attached, broker_findings, database_findings, redis_findings
@@ -73,7 +73,8 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
 
 
 def _elsewhere(settings: Settings) -> Iterator[Finding]:
-    if settings.database_url is not None and settings.redis_url is None:
+    # As it is set, whatever --embedded says: with Redis the archive has its use.
+    if settings.database_url is not None and load_settings().redis_url is None:
         name, other = env_name("database_url"), env_name("redis_url")
         message = f"{name} is set and {other} is not: runs are kept in {settings.db} alone"
         yield Finding("archive", False, message, f"set {other}, too, or unset {name}")

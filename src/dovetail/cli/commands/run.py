@@ -10,8 +10,8 @@ from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import STDIN, File
 from dovetail.cli.json_output import Write, document_if
 from dovetail.cli.params import read_params, tell_violations
+from dovetail.cli.places import choose, settings_of_this_place
 from dovetail.cli.session import Session, Shown
-from dovetail.config import load_settings
 from dovetail.core.errors import InvalidParams
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import load_registry
@@ -40,8 +40,8 @@ def _run(
     handlers: Sequence[str],
     write: Write | None,
 ) -> int:
-    # In this process, whatever the other commands work on.
-    settings = load_settings().model_copy(update={"redis_url": None, "server": None})
+    choose(None, None, embedded=True)  # in this process, whatever the other commands work on
+    settings = settings_of_this_place()
     registry = load_registry(settings, handlers)
     limits = definition_limits(settings)
     file = File(path, limits)

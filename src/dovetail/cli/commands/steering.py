@@ -133,9 +133,9 @@ def resume_runs(given: str | None, handlers: Sequence[str], *, detach: bool, as_
 
         async def begin(commands: Commands) -> Shown:
             run_id = await commands.find_run(given)
-            shown = Shown.from_now(await commands.store.load(run_id))
+            run = await commands.store.load(run_id)
             await commands.resume(run_id)
-            return shown
+            return Shown.from_now(run)._replace(since=run.created_at)  # as `runs show` counts
 
         return Session(settings, registry, write, handlers).run(begin)
 

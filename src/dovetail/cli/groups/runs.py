@@ -15,7 +15,7 @@ app = group("runs", "See how runs went, and go on with them.")
 @at_a_place
 def list_(
     status: Annotated[
-        Literal["RUNNING", "COMPLETED", "FAILED", "CANCELLED"] | None,
+        Literal["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED"] | None,
         typer.Option(case_sensitive=False, help="Only runs in this state."),
     ] = None,
     workflow: Annotated[
