@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from ipaddress import ip_network
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from dovetail.config import (
+    BESIDE,
     RateLimit,
     Settings,
     SettingsError,
     env_name,
     load_settings,
     reference,
+    unknown_variables,
 )
 
 DOCS = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -279,6 +282,26 @@ def test_the_documentation_has_the_table_of_the_code():
     assert reference() in DOCS.read_text(), "docs/settings.md: replace its table; see its top"
     for name in Settings.model_fields:
         assert f"`{env_name(name)}`" in DOCS.read_text() or name in ("rate_limits", "secrets")
+
+
+def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():
+    page = DOCS.with_name("documents.md").read_text()
+    of_documents = set(re.findall(r"DOVETAIL_DOCUMENTS_[A-Z_]+[A-Z]", page))
+    assert of_documents < set(BESIDE)
+    known = re.findall(r"^\| `(DOVETAIL_[A-Z_]+)`", reference(), re.MULTILINE)
+    assert unknown_variables(dict.fromkeys([*known, *BESIDE, "DOVETAIL_SECRET_X"], "1")) == {}
+    of_kubernetes = {
+        "DOVETAIL_PORT": "tcp://10.0.0.1:8700",
+        "DOVETAIL_PORT_8700_TCP_ADDR": "10.0.0.1",
+        "DOVETAIL_SERVICE_PORT_HTTP": "8700",
+    }
+    assert unknown_variables(of_kubernetes) == {}
+    wrong = ("DOVETAIL_LEASE_SECOND", "DOVETAIL_METRIC_PORT", "DOVETAIL_XYZZY")
+    assert unknown_variables(dict.fromkeys(wrong, "1")) == {
+        "DOVETAIL_LEASE_SECOND": "DOVETAIL_LEASE_SECONDS",
+        "DOVETAIL_METRIC_PORT": "DOVETAIL_METRICS_PORT",
+        "DOVETAIL_XYZZY": None,
+    }
 
 
 def test_declaring_a_handler_imports_nothing_heavy():

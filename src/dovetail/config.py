@@ -10,6 +10,7 @@ must never show a secret; the whole of that is `load_settings`.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -249,6 +250,19 @@ def _credentials(name: str, url: str | None) -> dict[str, str]:
     return known
 
 
+BESIDE = (
+    "DOVETAIL_DEBUG",
+    "DOVETAIL_DOCUMENTS_MAX_BYTES",
+    "DOVETAIL_DOCUMENTS_MODEL_SECONDS",
+    "DOVETAIL_DOCUMENTS_OUT",
+    "DOVETAIL_DOCUMENTS_ROOTS",
+)
+"""Variables that are read where they are used, and are no setting of everybody."""
+# What Kubernetes tells every pod of a Service whose name begins with `dovetail`.
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_HOST=|_SERVICE_PORT(_[A-Z0-9_]+)?=|_PORT_\d+_[A-Z_]+=|_PORT=(tcp|udp|sctp)://"
+)
+
 # Not of the environment: a table has no good spelling there. Not of the file: files are committed.
 _NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets"})
 _NOT_IN_FILE = frozenset({"secrets"})
@@ -284,6 +298,25 @@ def load_settings(
     except ValidationError as error:
         # Without the cause: pydantic's text repeats the input, which may be a secret.
         raise SettingsError(_explained(error, source)) from None
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """Variables that look like settings and are none, each with the one that may be meant.
+
+    They do not stop a start: others may have reasons for them that we do not know.
+    """
+    environ = os.environ if environ is None else environ
+    known = [env_name(name) for name in Settings.model_fields if name not in _NOT_IN_ENVIRONMENT]
+    known += BESIDE
+    found: dict[str, str | None] = {}
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in known or name.startswith(SECRET_PREFIX):
+            continue
+        if _OF_A_SERVICE.search(f"{name}={environ[name]}"):
+            continue
+        near = get_close_matches(name.removeprefix(PREFIX), [k.removeprefix(PREFIX) for k in known])
+        found[name] = PREFIX + near[0] if near else None
+    return found
 
 
 def env_name(field: str) -> str:

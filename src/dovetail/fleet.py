@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
@@ -142,13 +143,14 @@ async def await_redis(settings: Settings, on_wait: Callable[[str], None]) -> Non
             return
         except Unreachable as error:
             waited = asyncio.get_running_loop().time() - began
+            why = f"{error}, at {_address(redis_of(settings))}"
             if waited >= START_SECONDS:
                 raise RedisError(
-                    f"{error}; waited for {waited:.0f} s: start it, or correct "
+                    f"{why}; waited for {waited:.0f} s: start it, or correct "
                     f"{env_name('redis_url')}"
                 ) from None
             if not told:
-                on_wait(str(error))
+                on_wait(why)
                 told = True
         await asyncio.sleep(RETRY_SECONDS)
 
@@ -157,6 +159,14 @@ def redis_of(settings: Settings) -> str:
     if settings.redis_url is None:
         raise StoreError(f"{env_name('redis_url')} is not set")
     return settings.redis_url
+
+
+def _address(url: str) -> str:
+    """Where that Redis is, without what lets us in."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
 
 
 async def _in_time(asked: Awaitable[T]) -> T:

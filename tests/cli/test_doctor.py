@@ -49,6 +49,24 @@ def test_wrong_settings_are_told_with_the_way_out(command: Command, shell: Shell
     assert verdict == "1 of 1 to fix"
 
 
+def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shell) -> None:
+    env = {
+        "DOVETAIL_LEASE_SECOND": "20",
+        "DOVETAIL_SECRET_KEY": "x",
+        "DOVETAIL_DEBUG": "1",
+        "DOVETAIL_WEB_SERVICE_HOST": "10.0.0.1",  # Kubernetes
+    }
+    done = shell("doctor", **env)
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert "! variable  DOVETAIL_LEASE_SECOND is no setting, and is ignored" in lines
+    assert "            did you mean DOVETAIL_LEASE_SECONDS?" in lines
+    assert [line[0] for line in lines].count("!") == 1
+    assert lines[-1] == "nothing to fix, 1 warning"
+    shell.write("flow.yaml", FLOW)
+    assert shell("run", "flow.yaml", **env).code == 0, "it stops nothing"
+
+
 def test_handlers_that_do_not_load_are_told(command: Command) -> None:
     done = command("doctor", "--handlers", "none.py", "--json")
     assert done.code == 1

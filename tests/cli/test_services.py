@@ -208,11 +208,15 @@ def test_a_service_that_waits_for_its_redis_can_be_stopped(services: Services) -
 async def test_a_redis_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "START_SECONDS", 0.2)
     monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.05)
-    nowhere = load_settings(environ={}, redis_url=f"redis://127.0.0.1:{free_port()}/0")
+    port = free_port()
+    nowhere = load_settings(environ={}, redis_url=f"redis://me:geheim@127.0.0.1:{port}/0")
     told: list[str] = []
-    with pytest.raises(RedisError, match="start it, or correct DOVETAIL_REDIS_URL"):
+    with pytest.raises(RedisError, match="start it, or correct DOVETAIL_REDIS_URL") as failed:
         await fleet.await_redis(nowhere, told.append)
     assert len(told) == 1
+    for words in (*told, str(failed.value)):
+        assert f", at 127.0.0.1:{port}" in words
+        assert "geheim" not in words
 
 
 def test_uvloop_is_used_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

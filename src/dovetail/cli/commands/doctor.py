@@ -12,9 +12,16 @@ from dovetail.cli import streams
 from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.json_output import document_if, json_bytes
 from dovetail.cli.places import settings_of_this_place
-from dovetail.cli.text import Line, pad, plain
+from dovetail.cli.text import Line, counted, pad, plain
 from dovetail.client import http_client
-from dovetail.config import FILE, Settings, SettingsError, env_name, load_settings
+from dovetail.config import (
+    FILE,
+    Settings,
+    SettingsError,
+    env_name,
+    load_settings,
+    unknown_variables,
+)
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import attached, broker_findings, database_findings, redis_findings
@@ -22,6 +29,8 @@ from dovetail.wiring import attached, broker_findings, database_findings, redis_
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """What is found; if it is `ok` and yet there is a `fix`, it is a warning."""
+
     check: str
     ok: bool
     message: str
@@ -42,13 +51,21 @@ def examine(handlers: Sequence[str], *, as_json: bool) -> int:
 def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
-        sign = ("✓", "good") if finding.ok else ("✗", "bad")
+        sign = ("✗", "bad")
+        if finding.ok:
+            sign = ("!", "wait") if finding.fix else ("✓", "good")
         name = (f" {pad(finding.check, width)}  ", "" if finding.ok else "bold")
         yield [sign, name, (plain(finding.message), "")]
         if finding.fix:
             yield [(" " * (width + 4), ""), (plain(finding.fix), "wait")]
     bad = sum(not finding.ok for finding in findings)
-    yield [(f"{bad} of {len(findings)} to fix", "bold bad") if bad else ("all fine", "bold good")]
+    warned = sum(finding.ok and finding.fix is not None for finding in findings)
+    if bad:
+        yield [(f"{bad} of {len(findings)} to fix", "bold bad")]
+    elif warned:
+        yield [(f"nothing to fix, {counted(warned, 'warning')}", "bold wait")]
+    else:
+        yield [("all fine", "bold good")]
 
 
 def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
@@ -59,6 +76,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
         return
     source = FILE if Path(FILE).exists() else "the environment and defaults"
     yield Finding("settings", True, f"read from {source}")
+    yield from _unknown_variables()
     if settings.server is not None:
         yield from asyncio.run(_server(settings))  # it has its own settings, handlers and store
         return
@@ -70,6 +88,13 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
         yield from asyncio.run(_file(settings))
     else:
         yield _place_for_a_file(settings.db)
+
+
+def _unknown_variables() -> Iterator[Finding]:
+    """A warning: they stop nothing, and may be there for somebody else."""
+    for name, meant in unknown_variables().items():
+        fix = f"did you mean {meant}?" if meant else "unset it, if it was meant for dovetail"
+        yield Finding("variable", True, f"{name} is no setting, and is ignored", fix)
 
 
 def _elsewhere(settings: Settings) -> Iterator[Finding]:
