@@ -111,6 +111,17 @@ def test_what_was_found_is_told_and_where_it_is(desk: Desk, llm: LlmStub) -> Non
         assert desk.shell(*typed.split()[1:]).code == 0, typed
 
 
+def test_a_warning_is_told_when_it_is_processed_and_with_its_review(desk: Desk) -> None:
+    desk.write("acme.txt", "birch.html")
+    done = desk()
+    assert done.code == 0, done.err
+    warning = "its name ends in .html, its content is txt; it was read as txt"
+    assert [line for line in done.out.splitlines() if "!" in line] == [f"! birch.html  {warning}"]
+    shown = desk.shell("documents", "reviews", "show", "birch", "--out", "out").out.splitlines()
+    assert f"  ! {warning}" in shown
+    assert "  ! " not in desk.shell("documents", "reviews", "show", "acme", "--out", "out").out
+
+
 def test_the_same_again_runs_nothing_and_changes_no_byte(desk: Desk, llm: LlmStub) -> None:
     desk.write("acme.txt", "birch.txt")
     assert desk(**llm.environment).code == 0

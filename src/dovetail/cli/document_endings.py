@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.cli.document_rows import HEAD, SURE, document_row
+from dovetail.cli.document_rows import HEAD, SURE, document_row, kept_of, warnings_in
 from dovetail.cli.document_runs import DocumentRuns, Outcome
 from dovetail.cli.document_tally import CACHED, CANCELLED, COMPLETED, FAILED
 from dovetail.cli.ending import command, error_words, status_piece, typed_again
@@ -51,6 +51,8 @@ def ending(runs: DocumentRuns, reviews: Reviews, out: Sequence[str]) -> Iterator
     if len(good) > len(shown):
         listing = _reviews_command("list", *out)
         yield [(f"and {len(good) - len(shown):,} more:  {listing}", "dim")]
+    for outcome in shown:
+        yield from _warnings(outcome, kept[outcome.document.id])
     yield from _failures(runs)
     yield _verdict(runs)
     if good:
@@ -107,6 +109,12 @@ def _described(outcome: Outcome, review: Review | None) -> dict[str, Any]:
             "parquet_path": review.parquet_path,
         }
     return told
+
+
+def _warnings(outcome: Outcome, review: Review | None) -> Iterator[Line]:
+    for warning in warnings_in(kept_of(review.json_path)) if review is not None else ():
+        name = plain(Path(outcome.document.path).name)
+        yield [("! ", "wait"), (name, "bold"), (f"  {warning}", "wait")]
 
 
 def _failures(runs: DocumentRuns) -> Iterator[Line]:

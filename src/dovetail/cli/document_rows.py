@@ -5,12 +5,16 @@ What it must not know: whether it was found a moment ago or is kept in a review.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dovetail.cli.text import Line, Piece, clip, plain
 
 LONGEST = 36
+_LONGEST_WARNING = 200
 SURE = 0.8
 """What is below it is worth a look, and is shown so."""
 HEAD: Line = [
@@ -44,6 +48,20 @@ def money(amount: float) -> str:
     """With cents, and with more digits only if there are some."""
     cents = f"{amount:,.2f}"
     return cents if float(cents.replace(",", "")) == amount else f"{amount:,.4f}"
+
+
+def kept_of(json_path: str) -> dict[str, Any]:
+    """What its file says: how sure each field is, and the warnings. The file may be gone."""
+    with suppress(OSError, ValueError):
+        found = json.loads(Path(json_path).read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def warnings_in(kept: Mapping[str, Any]) -> list[str]:
+    found = kept.get("warnings")
+    return [clip(plain(one), _LONGEST_WARNING) for one in found] if isinstance(found, list) else []
 
 
 def sure_piece(confidence: float | None) -> Piece:

@@ -7,12 +7,18 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from dovetail.cli import streams
 from dovetail.cli.commands.documents import folder_of, typed_out
-from dovetail.cli.document_rows import HEAD, document_row, money, sure_piece
+from dovetail.cli.document_rows import (
+    HEAD,
+    document_row,
+    kept_of,
+    money,
+    sure_piece,
+    warnings_in,
+)
 from dovetail.cli.ending import command
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.json_output import print_json
@@ -143,7 +149,8 @@ def _found(review: Review) -> dict[str, Any]:
 def _lines(review: Review) -> Iterator[Line]:
     by = f" by {plain(review.approved_by)}" if review.approved_by else ""
     yield [(review.document_id, "bold"), (f"  {review.status}{by}", "")]
-    sure = _confidences(review)
+    kept = kept_of(review.json_path)
+    sure = _confidences(kept)
     rows = [_field_row(review, name, sure.get(name)) for name in FIELDS]
     rows.append(_row("all of it", "", *sure_piece(review.confidence)))
     fields = table(rows)
@@ -152,6 +159,8 @@ def _lines(review: Review) -> Iterator[Line]:
         if name == "line_items":
             yield from _items(review.fields[name])
     yield from fields
+    for warning in warnings_in(kept):
+        yield [("  ! ", "wait"), (warning, "wait")]
     for name, path in _files(review):
         yield [(f"  {name:8}", "dim"), (plain(path), "")]
 
@@ -198,9 +207,8 @@ def _files(review: Review) -> Iterator[tuple[str, str]]:
     yield "parquet", review.parquet_path
 
 
-def _confidences(review: Review) -> Mapping[str, float]:
-    """How sure each field was; that is in the file, which may be gone."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(Path(review.json_path).read_bytes())
-        return {name: float(value) for name, value in found["confidences"].items()}
+def _confidences(kept: Mapping[str, Any]) -> Mapping[str, float]:
+    """How sure each field was."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return {name: float(value) for name, value in kept["confidences"].items()}
     return {}
