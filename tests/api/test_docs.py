@@ -152,3 +152,10 @@ def test_the_page_of_the_server_lists_the_calls(api: Api, text: str) -> None:
     answer = api("GET", "//docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert text.lower() in answer.text.lower()
+
+
+def test_the_page_of_the_server_fits_a_small_screen_and_shows_code_as_code(api: Api) -> None:
+    page = api("GET", "//docs").text
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+    assert "`" not in page
+    assert "<code>*</code>: register only a name that is new" in page

@@ -14,6 +14,7 @@ from dovetail.cli.drawing.layout import MOST_BENDS, lay_out
 from dovetail.core.dag import layers
 
 from .conftest import Outcome, Shell
+from .test_live import watch
 
 Command = Callable[..., Outcome]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -45,6 +46,13 @@ def test_the_text_has_a_row_per_node_with_its_layer_and_what_it_waits_for(
         "1  save_json  output  ← extract",
         "2  end        output  ← extract, save_json  if params.x",
     ]
+
+
+def test_names_are_cut_on_a_terminal_only(command: Command, shell: Shell) -> None:
+    name = "a" * 60
+    shell.write("flow.yaml", f"name: f\nnodes: [{{id: {name}, handler: input}}]\n")
+    assert command("graph", "flow.yaml").out == f"0  {name}  input\n"
+    assert watch(shell, "graph", "flow.yaml").saw(f"^0  {'a' * 39}…  input$")
 
 
 def test_mermaid_has_every_node_and_edge_and_spares_its_own_words(
@@ -84,6 +92,8 @@ def test_svg_is_one_self_contained_picture(command: Command, shell: Shell) -> No
     words = [text.text for text in picture.iter(f"{SVG}text")]
     assert words[::2] == ["extract", "save_json", "end"]
     assert len(picture.findall(f"{SVG}path")) == 3
+    assert "@media (prefers-color-scheme: dark)" in done.out
+    assert "fill=" not in done.out, "what has a colour of its own would keep it in the dark"
     assert done.out.count("http") == 1  # the name space, which nobody fetches
     width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
     for box in picture.iter(f"{SVG}rect"):

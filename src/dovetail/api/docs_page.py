@@ -6,6 +6,7 @@ What it must not know: any call; everything is read from the document.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 code { font: 14px ui-monospace, monospace } h2 { margin: 2rem 0 .5rem; font-size: 1.1rem }
-table { border-collapse: collapse; width: 100% } td { border-top: 1px solid #8884; padding: .4rem
-.6rem .4rem 0; vertical-align: top } td:first-child { width: 4rem; font-weight: 600 }
+table { border-collapse: collapse; table-layout: fixed; width: 100% }
+td { border-top: 1px solid #8884; padding: .4rem .6rem .4rem 0; vertical-align: top;
+overflow-wrap: anywhere } td:first-child { width: 4.5rem; font-weight: 600 }
 pre { font: 13px ui-monospace, monospace; overflow-x: auto; margin: .2rem 0 .6rem }
 small, summary { opacity: .75 } :root { color-scheme: light dark }
 """
@@ -23,9 +25,10 @@ small, summary { opacity: .75 } :root { color-scheme: light dark }
 def docs_page(document: Mapping[str, Any]) -> str:
     title = escape(f"{document['info']['title']} {document['info']['version']}")
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>{escape(document['info']['description'])} "
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{_words(document['info']['description'])} "
         '<a href="/openapi.json">openapi.json</a> has every field.</p>'
         f"{''.join(_sections(document))}</body></html>"
     )
@@ -41,15 +44,20 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"<h2>{escape(name.capitalize())}</h2><table>{''.join(rows)}</table>"
 
 
+def _words(text: str) -> str:
+    """What is between backticks there, as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _json(value: Any) -> str:
     return escape(json.dumps(value, indent=1))
 
 
 def _row(method: str, path: str, call: Mapping[str, Any]) -> str:
-    lines = [f"<code>{escape(path)}</code><br>{escape(call['summary'])}"]
+    lines = [f"<code>{escape(path)}</code><br>{_words(call['summary'])}"]
     for parameter in call.get("parameters", ()):
         if parameter["in"] != "path":
-            said = escape(parameter.get("description", ""))
+            said = _words(parameter.get("description", ""))
             lines.append(f"<small><code>{escape(parameter['name'])}</code> {said}</small>")
     body = call.get("requestBody", {}).get("content", {}).get("application/json", {})
     fields = body.get("schema", {}).get("properties", ())

@@ -36,6 +36,9 @@ IfMatch = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(description="an `ETag` that is known already; `*`: whatever there is")
 ]
+IfNew = Annotated[
+    str | None, Header(description="`*`: register only a name that is new, 412 if there is one")
+]
 _NEVER_SEEN: Seen = {"latest": 0}
 """No workflow is so: only what is already as it was asked for is then no conflict."""
 _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
@@ -50,7 +53,7 @@ _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
     openapi_extra=_DEFINITION,
 )
 async def register(
-    request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNoneMatch = None
+    request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNew = None
 ) -> Response:
     checked = await check(here, await read_source(request, here))
     seen: Seen | None = None

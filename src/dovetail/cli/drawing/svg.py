@@ -1,4 +1,7 @@
-"""The graph as one SVG file that needs nothing else: no fonts, no scripts, no network."""
+"""The graph as one SVG file that needs nothing else: no fonts, no scripts, no network.
+
+It is dark where whoever looks at it wants that.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,20 @@ _STYLE = """
     .box { fill: #ffffff; stroke: #9aa5b1; }
     .may-skip { stroke-dasharray: 5 3; }
     .edge { fill: none; stroke: #9aa5b1; stroke-width: 1.2; }
+    .tip { fill: #9aa5b1; }
+    .paper { fill: #fafbfc; }
+    @media (prefers-color-scheme: dark) {
+      .id { fill: #e4e7eb; }
+      .handler { fill: #9aa5b1; }
+      .box { fill: #1f2933; stroke: #7b8794; }
+      .edge { stroke: #7b8794; }
+      .tip { fill: #7b8794; }
+      .paper { fill: #12171d; }
+    }
 """.strip("\n")
 _TIP = (
     '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
-    ' orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#9aa5b1"/></marker>'
+    ' orient="auto"><path class="tip" d="M0 0 L8 4 L0 8 z"/></marker>'
 )
 
 
@@ -48,7 +61,7 @@ def draw_svg(picture: Picture) -> Iterator[str]:
     yield f"  <title>{escape(picture.name)}</title>"
     yield f"  <style>\n{_STYLE}\n  </style>"
     yield f"  <defs>{_TIP}</defs>"
-    yield '  <rect width="100%" height="100%" fill="#fafbfc"/>'
+    yield '  <rect width="100%" height="100%" class="paper"/>'
     for route in layout.routes.values():
         path = _path(route, layout, starts, column_widths)
         yield f'  <path class="edge" marker-end="url(#tip)" d="{path}"/>'
