@@ -21,6 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+PORT = "localhost:8700"
+"""Where the server of every page is."""
+MARK = "--- what the next command prints ---"
 
 _BLOCK = re.compile(r"^```(\w+)[ ]?([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -71,6 +74,26 @@ def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
         check=False,
         timeout=60,
     )
+
+
+def typed(page: Path, place: str, folder: Path, **env: str) -> list[tuple[str, str, str]]:
+    """Each command, what the page says it prints, and what it prints in one shell."""
+    told = commands(page)
+    script = "".join(f"echo '{MARK}'\n{command.replace(PORT, place)}\n" for command, _ in told)
+    done = subprocess.run(
+        ["bash", "-u"],
+        cwd=folder,
+        env=environment(PATH=f"{BIN}:/usr/bin:/bin", **env),
+        input=script,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    printed = done.stdout.split(f"{MARK}\n")[1:]
+    assert len(printed) == len(told), done.stdout
+    return [(command, says, out) for (command, says), out in zip(told, printed, strict=True)]
 
 
 def environment(**more: str) -> dict[str, str]:

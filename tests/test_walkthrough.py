@@ -14,13 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .pages import BIN, ROOT, blocks, commands, comparable, environment, write_files
+from .pages import BIN, PORT, ROOT, blocks, comparable, environment, typed, write_files
 
 WALK = ROOT / "docs" / "walkthrough.md"
 CLIENT = ROOT / "docs" / "client.md"
-PORT = "localhost:8700"
 TOKEN = "s3cret"
-MARK = "--- what the next command prints ---"
 
 
 @contextmanager
@@ -55,26 +53,6 @@ def steady(printed: str, place: str = PORT) -> str:
     printed = re.sub(r"(\"duration\":)[\d.e-]+", r"\g<1>0.0", printed)
     printed = re.sub(r"(\"worker\":)\"[^\"]+\"", r'\1"WORKER"', printed)
     return comparable(printed)
-
-
-def typed(page: Path, place: str, folder: Path, **env: str) -> list[tuple[str, str, str]]:
-    """Each command, what the page says it prints, and what it prints in one shell."""
-    told = commands(page)
-    script = "".join(f"echo '{MARK}'\n{command.replace(PORT, place)}\n" for command, _ in told)
-    done = subprocess.run(
-        ["bash", "-u"],
-        cwd=folder,
-        env=environment(PATH=f"{BIN}:/usr/bin:/bin", **env),
-        input=script,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    printed = done.stdout.split(f"{MARK}\n")[1:]
-    assert len(printed) == len(told), done.stdout
-    return [(command, says, out) for (command, says), out in zip(told, printed, strict=True)]
 
 
 def test_the_walk_through_prints_what_it_says(tmp_path: Path) -> None:

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
-from typing import Any
 
-import httpx2
 import pytest
 
 from dovetail.api.examples import EXAMPLES
 from dovetail.api.problems import KIND_OF, STATUS_OF
 
-from ..pages import ROOT, commands, write_files
+from ..pages import ROOT, typed, write_files
 from .conftest import Api, Server
 
 PAGE = ROOT / "docs" / "api.md"
 TEXT = PAGE.read_text()
-
-
-def curl(server: Server, folder: Path, command: str) -> httpx2.Response:
-    """Does what this curl would: a machine without it shall test the page, too."""
-    program, *words = shlex.split(command)
-    assert program == "curl"
-    options: dict[str, Any] = {"headers": {}}
-    method, url = "GET", ""
-    while words:
-        word = words.pop(0)
-        if word in ("-s", "-sN"):
-            continue
-        if word == "-X":
-            method = words.pop(0)
-        elif word == "-H":
-            name, _, value = words.pop(0).partition(": ")
-            options["headers"][name] = value
-        elif word in ("-d", "--data-binary"):
-            given = words.pop(0)
-            content = (folder / given[1:]).read_bytes() if given[0] == "@" else given.encode()
-            method, options["content"] = "POST", content
-        else:
-            assert not word.startswith("-"), f"{word}: teach it to the test"
-            url = word
-    path = url.removeprefix("localhost:8700")
-    assert path != url
-    return server.client().http.request(method, path, **options)
 
 
 def comparable(text: str) -> str:
@@ -56,13 +26,11 @@ def comparable(text: str) -> str:
 
 def test_every_curl_of_the_page_gets_the_answer_it_shows(server: Server, tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
-    assert len(commands(PAGE)) >= 8
-    run_id = ""
-    for command, printed in commands(PAGE):
-        answer = curl(server, tmp_path, command.replace("$RUN", run_id))
-        assert comparable(answer.text) == comparable(printed), command
-        if "runs -H" in command and answer.status_code == 202:
-            run_id = answer.json()["run_id"]
+    place = server.url.removeprefix("http://").replace("127.0.0.1", "localhost")
+    told = typed(PAGE, place, tmp_path)
+    assert len(told) >= 8
+    for command, says, printed in told:
+        assert comparable(printed) == comparable(says), command
 
 
 def test_the_page_has_every_call_and_no_other(api: Api) -> None:
