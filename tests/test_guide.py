@@ -17,6 +17,7 @@ from dovetail.core.definition.model import Node, Workflow
 from dovetail.core.templates import NodeValue, parse_template
 from dovetail.core.templates.compiler import TEST_NAMES
 from dovetail.core.templates.filters import FILTERS
+from dovetail.handlers.context import Context
 
 from .pages import ROOT, blocks, call, commands, comparable, services, write_files
 
@@ -161,6 +162,13 @@ def test_the_commands_and_options_of_the_guide_exist(tmp_path: Path) -> None:
             assert option in explained, f"{name} {option}"
     commands_listed = re.findall(r"^  (\w+)  ", listed.split("Commands:")[1], re.MULTILINE)
     assert {code(row[0]).split()[1] for row in rows("command")} == set(commands_listed)
+
+
+def test_the_table_of_the_context_has_all_that_a_handler_is_given() -> None:
+    page = (ROOT / "docs" / "handlers.md").read_text()
+    listed = {name for row in rows("of `ctx`", page) for name in re.findall(r"`(\w+)[`(]", row[0])}
+    given = {name for name in dir(Context) if not name.startswith("_")}
+    assert listed == given - {"cancel"}, "which is for the worker"
 
 
 def test_the_guards_of_the_architecture_name_functions_and_tests_that_exist() -> None:
