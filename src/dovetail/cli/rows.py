@@ -82,7 +82,7 @@ def _waiting(row: Row, now: float, live: bool) -> str:
     left = -1.0 if row.until is None else row.until - now
     if left < 0:
         return "queued"
-    wait = countdown(left) if live else duration(left)
+    wait = countdown(left) if live or left >= 1 else duration(left)
     if row.tag is not None:
         return f"parked by {plain(row.tag)} {wait}"
     return f"retry {row.retry} in {wait}: {clip(plain(row.message), 100)}"
