@@ -112,13 +112,12 @@ def node(id_: str, handler: str, *above: str, **config: Any) -> dict[str, Any]:
 
 
 def test_validate_asks_the_server_for_handlers_that_are_not_known_here(
-    command: Command, shell: Shell, server: Served, name: str, monkeypatch: pytest.MonkeyPatch
+    on: Command, shell: Shell, name: str
 ) -> None:
-    monkeypatch.setenv("DOVETAIL_SERVER", server.url)
     here = "from dovetail import handler\n@handler\ndef only_here(config, ctx): return 1\n"
     shell.write("here.py", here)
     file = write(shell, name, node("a", "greet"), node("b", "only_here"), node("c", "nobodys"))
-    done = command("validate", file, "--handlers", "here.py")
+    done = on("validate", file, "--handlers", "here.py")
     assert (done.code, done.err) == (2, "")
     assert "'nobodys'" in done.out
     assert "1 error" in done.out
@@ -392,6 +391,6 @@ def test_every_command_about_runs_takes_a_server(group: str | None) -> None:
         if one.callback and {"server", "token"} <= set(signature(one.callback).parameters)
     }
     if group is None:
-        assert placed == {"trigger", "batch", "doctor"}
+        assert placed == {"trigger", "batch", "validate", "doctor"}
     else:
         assert len(placed) == len(commands)

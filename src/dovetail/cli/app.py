@@ -201,6 +201,7 @@ def worker(
 
 
 @app.command()
+@at_a_place
 def validate(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Definitions; - reads one from stdin.")
