@@ -28,6 +28,7 @@ from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
 from dovetail.engine.isolating import isolated, told
 from dovetail.engine.limits import SharedRates
+from dovetail.engine.lines import LineKeeper
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
@@ -199,10 +200,16 @@ async def orchestrate(
         peers = Peers(parts.pipe, me)
         await peers.beat()
         unapplied = asyncio.Event()
+        limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
+        lines = LineKeeper(
+            *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
+            parts.orchestrator.apply,
+        )
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
             ("after a break", lambda: _mend(parts)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
+            ("lines", lines.run),
         ]
         taking: list[Duty] = [
             ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),

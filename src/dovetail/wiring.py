@@ -59,7 +59,7 @@ class LocalEngine:
         self._memory = MemoryStore() if store is None else None
         self.store: LocalStore = self._memory or store  # type: ignore[assignment]
         self.orchestrator = Orchestrator(self.store, transport, clock, self.crash)
-        desk = Intake(
+        self.desk = Intake(
             transport,
             self.store,
             self.orchestrator,
@@ -69,7 +69,7 @@ class LocalEngine:
             isolate=isolate,
             max_config_size=max_config_size,
         )
-        self.worker = Worker(desk, calls, clock, self.crash, concurrency=concurrency)
+        self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
         self.depths = transport.depths
 
@@ -132,7 +132,7 @@ async def embedded(
             max_config_size=settings.max_config_bytes,
             clock=clock,
         )
-        rates = KeptLimits(limits, SqliteRecords(store))
+        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
         commands = replace(commands, wait=engine.wait, drives=True)
         store.on_orders = engine.orchestrator.follow_soon
@@ -161,7 +161,7 @@ async def attached(
         store = SqliteStore(path, sync=settings.db_sync, drives=False)
         async with store:
             clock = steady_clock()
-            rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store))
+            rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
             orchestrator = Orchestrator(store, NoTransport(), clock, store.abort)
             store.on_change = rates.refresh
             await rates.refresh()

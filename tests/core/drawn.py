@@ -167,7 +167,7 @@ class Meaning:
                 error = error_of(name)
                 return Fail(self.run_id, name, token, error, permanent=True, unrendered=True)
             case "park":
-                return Park(self.run_id, name, token, now + 5)
+                return Park(self.run_id, name, token, now + (5, 20)[deed.place % 2])
             case "wake":
                 return Wake(self.run_id, name, token)
             case "recall":
@@ -205,8 +205,11 @@ def fits(kind: str, run: RunState) -> list[int]:
     """The nodes to which this could happen now; for what happens to a run, all or none."""
     nodes = enumerate(run.nodes)
     match kind:
-        case "claim" | "park" | "recall" | "unrendered":
+        case "claim" | "recall" | "unrendered":
             return [place for place, node in nodes if node.phase is Phase.PUBLISHED]
+        case "park":
+            phases = (Phase.PUBLISHED, Phase.PARKED)
+            return [place for place, node in nodes if node.phase in phases]
         case "wake":
             return [place for place, node in nodes if node.until is not None]
         case "cancel" | "take_over":

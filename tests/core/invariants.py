@@ -197,8 +197,11 @@ def may_happen(before: dict[str, Any], run: RunState, move: Transition, now: flo
     published = node["phase"] is Phase.PUBLISHED
     runs = node["status"] is NodeStatus.RUNNING
     match move:
-        case Claim() | Park() | Recall():
+        case Claim() | Recall():
             return published
+        case Park():
+            sooner = node["phase"] is Phase.PARKED and move.until < node["until"]
+            return published or sooner
         case Fail():
             return published if move.unrendered else runs
         case Wake():

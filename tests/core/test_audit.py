@@ -352,6 +352,23 @@ def test_a_node_that_waits_is_not_started_before_its_time() -> None:
     assert differences(walk, changed(walk, started, time=161 - CLOCKS_APART)) == []
 
 
+def test_a_parked_node_may_be_told_to_come_sooner_and_not_later() -> None:
+    walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"resource_tag": "t"})
+    walk.park("a", 600)
+    walk.later(1)
+    walk.park("a", 30)
+    assert differences(walk) == []
+    walk.later(30)
+    walk.run("b")
+    walk.wake("a")
+    walk.run("a")
+    assert differences(walk) == []
+    again = place_of(walk, "node.parked", "a") + 1
+    told = {"until": 700.5, "resource_tag": "t"}
+    (difference,) = differences(walk, changed(walk, again, data=told))
+    assert difference == f"event {again}: 'a' was to wait 599.000 s longer"
+
+
 def test_who_is_lost_too_often_is_taken_from_the_log() -> None:
     for most in (1, 2, 5):
         walk = Walk({"a": []})

@@ -150,6 +150,26 @@ class TestParking:
         walk.run("a")
         assert walk["a"].attempt == 1
 
+    def test_a_parked_node_may_be_told_to_come_sooner_and_never_later(self) -> None:
+        walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"resource_tag": "api"})
+        token = walk.token("a")
+        assert walk.dispatched(walk.park("a", 60)) == ["b"]
+        sooner = walk.park("a", 2)
+        assert sooner.wake == [(102.0, ("r", "a", token))]
+        assert not walk.dispatched(sooner), "it gave its place to another before"
+        assert not walk.park("a", 2)
+        assert not walk.park("a", 60)
+        assert [event.data["until"] for event in walk.told("node.parked")] == [160.0, 102.0]
+        walk.later(2)
+        walk.run("b")
+        assert walk.dispatched(walk.wake("a")) == ["a"]
+
+    def test_a_node_that_backs_off_is_not_parked(self) -> None:
+        walk = Walk({"a": []}, a={"max_retries": 1})
+        walk.start("a")
+        walk.fail("a")
+        assert not walk.park("a", 0)
+
     def test_a_parked_node_can_be_cancelled(self) -> None:
         walk = Walk({"a": []})
         walk.park("a", 5)

@@ -118,6 +118,45 @@ def test_a_booking_given_back_lets_the_next_come_sooner() -> None:
     assert not bucket.start(0.5), "only bookings were given back"
 
 
+def test_all_who_wait_can_be_given_times_anew() -> None:
+    bucket = TokenBucket(2, 2)
+    assert [bucket.start(0.0) for _ in range(3)] == [True, True, False]
+    for _ in range(100):
+        bucket.book(0.0)
+    assert bucket.rebook(3, 0.1) == pytest.approx([0.5, 1.0, 1.5])
+    assert bucket.book(0.1) == pytest.approx(2.0)
+    assert bucket.rebook(0, 0.1) == []
+    assert bucket.book(0.1) == pytest.approx(0.5)
+
+
+def test_a_limit_that_is_set_counts_what_was_started_as_tokens_and_not_as_time() -> None:
+    bucket = TokenBucket(0.05, 2)
+    assert [bucket.start(0.0) for _ in range(3)] == [True, True, False]
+    bucket.set(10, 2, 0.0)
+    assert not bucket.start(0.0), "two tokens of two are owed"
+    assert bucket.start(0.1)
+    bucket.set(10, 5, 0.1)
+    assert [bucket.start(0.1) for _ in range(3)] == [True, True, True]
+
+
+def test_a_limit_that_is_lowered_makes_nobody_wait_longer_than_for_one_token() -> None:
+    bucket = TokenBucket(100, 50)
+    while bucket.start(0.0):
+        pass
+    bucket.set(0.5, 1, 0.0)
+    assert not bucket.start(1.9)
+    assert bucket.start(2.0)
+    assert not bucket.start(3.9)
+
+
+def test_a_limit_that_is_set_ends_the_patience_that_a_service_asked_for() -> None:
+    bucket = TokenBucket(10, 1)
+    bucket.slow(3600.0)
+    bucket.set(10, 1, 0.0)
+    assert bucket.start(0.1)
+    assert bucket.rebook(1, 0.1) == pytest.approx([0.2])
+
+
 @given(
     st.floats(0.01, 1000),
     st.integers(1, 20),

@@ -86,6 +86,54 @@ async def test_a_parked_node_holds_no_slot() -> None:
     assert {event.data["resource_tag"] for event in told if event.data} == {"api"}
 
 
+async def parked(it: Any, run_id: str, at_least: int) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            run = await it.load(run_id)
+            if sum(node.phase == "parked" for node in run.nodes) >= at_least:
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_a_limit_that_is_raised_holds_for_those_who_wait_and_those_who_come() -> None:
+    starts = Starts()
+    async with engine(starts, rate_limits={"api": (0.01, 1), "other": (0.01, 1)}) as it:
+        waits = await it.trigger(tagged(5))
+        elsewhere = await it.trigger(tagged(2, "other"))
+        await parked(it, waits, 4)
+        await parked(it, elsewhere, 1)
+        starts.at.clear()
+        began = time.monotonic()
+        await it.commands.set_rate_limit("api", 20, 1)
+        comes = await it.trigger(tagged(2))
+        for run_id in (waits, comes):
+            assert (await it.wait(run_id)).status == "COMPLETED"
+        took = time.monotonic() - began
+        assert 6 / 20 - EARLY <= took < PATIENCE
+        assert (await it.load(elsewhere)).node("n1").status == "QUEUED"
+        assert await it.commands.verify(waits) == []
+        await it.commands.cancel(elsewhere)
+
+
+async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed() -> None:
+    async def calls(config: dict[str, Any], ctx: Any) -> None:
+        if ctx.node_id == "refused":
+            raise RetryableError("429", at_least=3000.0)
+
+    node = {"handler": "calls", "resource_tag": "api", "max_retries": 1}
+    async with engine(calls, rate_limits={"api": (100, 1)}) as it:
+        refused = await it.trigger({"refused": node})
+        async with asyncio.timeout(PATIENCE):
+            while (await it.load(refused)).node("refused").until is None:
+                await asyncio.sleep(0.001)
+        waits = await it.trigger({"waits": node})
+        await parked(it, waits, 1)
+        await it.commands.set_rate_limit("api", 100, 1)
+        assert (await it.wait(waits)).status == "COMPLETED"
+        assert (await it.run({"comes": node})).status == "COMPLETED"
+        await it.commands.cancel(refused)
+
+
 async def test_one_slow_tag_does_not_hold_up_another() -> None:
     starts = Starts()
     nodes = {**tagged(3, "slow"), "quick": {"handler": "starts", "resource_tag": "fast"}}

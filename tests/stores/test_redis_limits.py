@@ -48,6 +48,7 @@ STEPS = st.one_of(
     st.tuples(st.just("start"), st.floats(0, 3)),
     st.tuples(st.just("unbook"), st.integers(1, 5)),
     st.tuples(st.just("slow"), st.floats(-1, 5)),
+    st.tuples(st.just("look"), st.integers(0, 5)),
     st.tuples(st.just("set"), st.tuples(st.floats(0.01, 1000), st.integers(1, 20))),
 )
 
@@ -86,7 +87,17 @@ async def in_lockstep(url: str, rate: float, burst: int, steps: list[tuple[str, 
                     model.slow(clock.now + (until - clock.now))
                 case "set", (float(other_rate), int(other_burst)):
                     await limits.set("t", other_rate, other_burst)
-                    model.rate, model.burst = other_rate, other_burst
+                    model.set(other_rate, other_burst, clock.now)
+                case "look", int(count):
+                    seen = await limits.look("t", clock.now)
+                    assert (seen.rate, seen.burst) == (model.rate, model.burst)
+                    assert (seen.booked, seen.started) == pytest.approx(
+                        (model.booked, model.started), abs=1e-6
+                    )
+                    seen.rebook(count, clock.now)
+                    if seen.booked < model.booked:
+                        await limits.pull_back("t", seen.booked, clock.now)
+                        model.rebook(count, clock.now)
 
 
 async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: Pipe) -> None:
@@ -180,11 +191,11 @@ async def test_what_is_set_wins_over_settings_for_everybody_at_once(redis_url: s
         here = on_a_fake_clock(one, clock, {"t": TokenBucket(1, 1)})
         there = on_a_fake_clock(two, clock, {"t": TokenBucket(7, 7)})
         assert await here.start("t", 0.0)
-        await there.set("t", 100, 2)
+        await there.set("t", 10, 2)
         assert not await here.start("t", 0.0), "what was started counts on"
         clock.now = 1.0
         assert [await here.start("t", 1.0) for _ in range(2)] == [True, True]
-        assert await here.all() == await there.all() == {"t": (100.0, 2)}
+        assert await here.all() == await there.all() == {"t": (10.0, 2)}
 
 
 async def test_rates_that_are_none_are_refused(pipe: Pipe) -> None:

@@ -143,7 +143,7 @@ class _Story:
             return self._settle(event, run.graph.index[event.node or ""])
         if event.type not in _MOVES:
             return NOTHING
-        if node is not None and node.status is QUEUED and event.type in _BY_THE_PUBLISHED:
+        if node is not None and node.status is QUEUED and _was_published(event, node):
             self._wake(event, node)
         move = _MOVES[event.type](self, event)
         decision = step(run, move, event.time, next(self._nonces))
@@ -300,6 +300,14 @@ _BY_THE_PUBLISHED = frozenset({"node.started", "node.cached", "node.parked", "no
 
 def _told(event: Event) -> dict[str, Any]:
     return event.data or {}
+
+
+def _was_published(event: Event, node: NodeState) -> bool:
+    """Whether this happens to a published node only: one that is parked may be so again, if it
+    shall come sooner."""
+    if event.type == "node.parked" and node.phase is Phase.PARKED and node.until is not None:
+        return bool(_told(event)["until"] >= node.until)
+    return event.type in _BY_THE_PUBLISHED
 
 
 def _refused(story: _Story, event: Event) -> Complete:

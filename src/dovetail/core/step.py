@@ -239,10 +239,13 @@ def park(run: RunState, move: Park, now: float, nonce: int) -> Decision:
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.phase is not PUBLISHED or node.token != move.token:
+    if node.token != move.token:
         return NOTHING
+    if node.phase is PUBLISHED:
+        run.active -= 1
+    elif node.phase is not Phase.PARKED or node.until is None or move.until >= node.until:
+        return NOTHING  # one that waits already may only come sooner
     out = Decision()
-    run.active -= 1
     node.phase = Phase.PARKED
     node.until = move.until
     out.wake = [(move.until, Wake(run.id, move.node, move.token))]

@@ -110,7 +110,10 @@ class Retry(NamedTuple):
 
 
 class Park(NamedTuple):
-    """The node's rate limit has no token before `until`: it gives its slot back."""
+    """The node's rate limit has no token before `until`: it gives its slot back.
+
+    Of a node that is parked already: it need not wait any longer than that.
+    """
 
     run_id: str
     node: str

@@ -20,6 +20,7 @@ from dovetail.core.errors import TemplateError
 from dovetail.core.templates import MAX_CONFIG_SIZE, Rendered
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
 from dovetail.engine.clock import Clock
+from dovetail.engine.limits import TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
 from dovetail.engine.ports import Limits, Result, Store, Task
 
@@ -171,6 +172,28 @@ class Intake:
         if parked:
             self._booked[run.id, place] = (dispatch, at)
         return False
+
+    async def retime(self, tag: str, bucket: TokenBucket) -> None:
+        """The bucket of this tag is another: whoever waits for it waits no longer than by that."""
+        now = self._clock()
+        await self._sweep(now)
+        waiting = [
+            (at, key, dispatch)
+            for key, (dispatch, at) in self._booked.items()
+            if dispatch.run.graph.nodes[dispatch.place].resource_tag == tag and at > now
+        ]
+        waiting.sort(key=lambda one: one[0])
+        sooner = []
+        for (at, key, dispatch), time in zip(
+            waiting, bucket.rebook(len(waiting), now), strict=True
+        ):
+            if time < at:
+                # Before it is told: it may be woken at once.
+                self._booked[key] = (dispatch, time)
+                run, place, token = dispatch
+                sooner.append(Park(run.id, run.graph.nodes[place].id, token, time))
+        if sooner:
+            await self._orchestrator.apply(sooner)
 
     async def _sweep(self, now: float) -> None:
         """Give back what was booked for nodes that were cancelled meanwhile."""

@@ -8,12 +8,14 @@ had room for it at its time, must not start together with all the others that we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
+from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Records
 
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
+NEVER = float("-inf")
 LATENESS = 0.05
 """How late a timer may ring on a busy machine without costing the rate anything."""
 
@@ -21,7 +23,7 @@ LATENESS = 0.05
 class TokenBucket:
     """The generic cell rate algorithm, twice: a float is the whole state of each."""
 
-    __slots__ = ("_booked", "_started", "burst", "rate")
+    __slots__ = ("booked", "burst", "rate", "started")
 
     def __init__(self, rate_per_second: float = DEFAULT_RATE, burst: int = DEFAULT_BURST) -> None:
         if not 0 < rate_per_second < float("inf"):
@@ -31,33 +33,51 @@ class TokenBucket:
         self.rate = rate_per_second
         self.burst = burst
         # When the bucket would be full again if nobody booked, or started, any more.
-        self._booked = float("-inf")
-        self._started = float("-inf")
+        self.booked = NEVER
+        self.started = NEVER
 
     def book(self, now: float) -> float:
         """A time at which to come and start; nobody else gets the same token."""
         interval = 1.0 / self.rate
-        at = max(now, max(self._booked, self._started) - (self.burst - 1) * interval)
-        self._booked = max(self._booked, at) + interval
+        taken = max(self.booked, self.started)
+        at = max(now, taken - (self.burst - 1) * interval)
+        self.booked = max(taken, at) + interval
         return at
 
     def start(self, now: float) -> bool:
         """Take a token now, if what was started before leaves one."""
         interval = 1.0 / self.rate
-        if self._started - (self.burst - 1) * interval > now + LATENESS:
+        if self.started - (self.burst - 1) * interval > now + LATENESS:
             return False
-        self._started = max(self._started, now) + interval
+        self.started = max(self.started, now) + interval
         return True
+
+    def set(self, rate_per_second: float, burst: int, now: float) -> None:
+        """From now on this rate and burst. What was started and booked counts on, as so many
+        tokens, of which nobody owes more than a burst: what is beyond that is a service that asked
+        for patience under the old limit, and who sets a new one has heard of it."""
+        new = TokenBucket(rate_per_second, burst)
+        if self.started > now:
+            owed = min((self.started - now) * self.rate, new.burst)
+            self.started = now + owed / new.rate
+        if self.booked > now:
+            self.booked = now + (self.booked - now) * self.rate / new.rate
+        self.rate, self.burst = new.rate, new.burst
+
+    def rebook(self, count: int, now: float) -> list[float]:
+        """Times for all who wait, in order. What anybody else had booked is free again."""
+        self.booked = NEVER
+        return [self.book(now) for _ in range(count)]
 
     def unbook(self, count: int) -> None:
         """So many of those that booked will not come. Who books next may come sooner."""
-        self._booked -= count / self.rate
+        self.booked -= count / self.rate
 
     def slow(self, until: float) -> None:
         """Let nobody start before `until`, whatever was booked."""
         full = until + (self.burst - 1) / self.rate
-        self._booked = max(self._booked, full)
-        self._started = max(self._started, full + LATENESS)
+        self.booked = max(self.booked, full)
+        self.started = max(self.started, full + LATENESS)
 
 
 class LocalLimits:
@@ -68,12 +88,6 @@ class LocalLimits:
 
     def bucket(self, tag: str) -> TokenBucket:
         return self._buckets.setdefault(tag, TokenBucket())
-
-    def configure(self, tag: str, rate_per_second: float, burst: int) -> None:
-        """Change a bucket that may be in use: what was started counts on."""
-        bucket = self.bucket(tag)
-        checked = TokenBucket(rate_per_second, burst)
-        bucket.rate, bucket.burst = checked.rate, checked.burst
 
     def all(self) -> dict[str, TokenBucket]:
         return dict(self._buckets)
@@ -91,24 +105,40 @@ class LocalLimits:
         self.bucket(tag).slow(until)
 
 
+Retime = Callable[[str, TokenBucket], Awaitable[None]]
+
+
 class KeptLimits:
     """The buckets of this process, with what any process that shares the records has set."""
 
-    def __init__(self, limits: LocalLimits, records: Records) -> None:
+    def __init__(
+        self, limits: LocalLimits, records: Records, clock: Clock, retime: Retime | None = None
+    ) -> None:
+        """`retime` is told of a bucket that was set: somebody may wait for it."""
         self._limits = limits
         self._records = records
+        self._clock = clock
+        self._retime = retime
 
     async def all(self) -> dict[str, tuple[float, int]]:
         return {tag: (bucket.rate, bucket.burst) for tag, bucket in self._limits.all().items()}
 
     async def set(self, tag: str, rate: float, burst: int) -> None:
-        self._limits.configure(tag, rate, burst)
+        await self._set(tag, rate, burst)
         await self._records.set_limit(tag, rate, burst)
 
     async def refresh(self) -> None:
         """Take on what other processes have set."""
-        for tag, (rate, burst) in (await self._records.limits()).items():
-            self._limits.configure(tag, rate, burst)
+        for tag, kept in (await self._records.limits()).items():
+            bucket = self._limits.bucket(tag)
+            if (bucket.rate, bucket.burst) != kept:
+                await self._set(tag, *kept)
+
+    async def _set(self, tag: str, rate: float, burst: int) -> None:
+        bucket = self._limits.bucket(tag)
+        bucket.set(rate, burst, self._clock())
+        if self._retime is not None:
+            await self._retime(tag, bucket)
 
 
 class SharedRates:

@@ -24,9 +24,11 @@ from dovetail.core.transitions import (
     Renew,
     Stop,
     Transition,
+    Wake,
 )
 from dovetail.engine.clock import Clock
 from dovetail.engine.isolating import isolated, told
+from dovetail.engine.lines import Wait
 from dovetail.engine.ports import Limits, Result, Task
 from dovetail.engine.shared_ports import Agenda, SharedStore, Start
 
@@ -131,14 +133,15 @@ class RemoteDesk:
             offered = await self._store.offered(tasks)
             tasks = [task for task, is_offered in zip(tasks, offered, strict=True) if is_offered]
             times = await asyncio.gather(*map(self._admit, tasks))
-            parked: list[Transition] = [
-                Park(task.run_id, task.node_id, task.token, at)
+            waits = [
+                Wait(at, task.resource_tag or "", Wake(*_start_of(task)))
                 for task, at in zip(tasks, times, strict=True)
                 if at is not None
             ]
             tasks = [task for task, at in zip(tasks, times, strict=True) if at is None]
-            if parked:
-                await self._apply(parked)
+            if waits:
+                await self._agenda.line_up(waits)  # first: who is in no line never moves up
+                await self._apply([Park(*wait.wake, wait.at) for wait in waits])
         if not tasks:
             await self._inbox.settle(messages)
             return ()

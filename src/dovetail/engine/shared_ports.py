@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 from dovetail.core.events import Event, Token
 from dovetail.core.transitions import Decision, Submit, Wake
+from dovetail.engine.lines import Lines
 from dovetail.engine.ports import Store, Task
 
 Start = tuple[str, str, Token]
 
 
-class Agenda(Protocol):
+class Agenda(Lines, Protocol):
     """What is due when, over all runs."""
 
     async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None: ...

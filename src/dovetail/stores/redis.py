@@ -30,7 +30,7 @@ import orjson
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event, Token
-from dovetail.core.run import RunState
+from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
     Cancel,
@@ -321,6 +321,9 @@ class RedisStore:
 
     async def offered(self, tasks: Sequence[Task]) -> list[bool]:
         return await self._starts.offered(tasks)
+
+    async def phases(self, starts: Sequence[tuple[str, str, Token]]) -> list[Phase | None]:
+        return await self._starts.phases(starts)
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[tuple[str, str, Token], float]]:
         return await self._starts.running(run_ids)

@@ -13,10 +13,11 @@ from typing import Any
 
 from dovetail.core.events import Token, text_of
 from dovetail.core.transitions import Wake
+from dovetail.engine.lines import Wait
 from dovetail.pipe import Argument, Command, Pipe
 
 SCANNED = 1000
-DELAYED, LEASES, ACTIVE = "wf:delayed", "wf:leases", "wf:active"
+DELAYED, LEASES, ACTIVE, LINE = "wf:delayed", "wf:leases", "wf:active", "wf:line"
 _ENDED = """
 local since, gone = tonumber(ARGV[1]), {}
 for first = 2, #ARGV, 4000 do
@@ -68,6 +69,28 @@ class RedisAgenda:
         done = [part for at, wake in due for part in (repr(at), _name(wake))]
         if done:
             await self._pipe.script(_WOKEN, [DELAYED], done)
+
+    # ── who waits for a token ────────────────────────────────────────────────────────────
+
+    async def line_up(self, waits: Iterable[Wait]) -> None:
+        """In order with whatever is asked of the same connection; nobody waits for it."""
+        entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
+        if entries:
+            self._pipe.soon([("ZADD", LINE, *entries)])
+
+    async def line(self, now: float, soon: float) -> list[Wait]:
+        last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
+        if not last:
+            return []
+        if float(last[1]) <= now + soon:
+            await self._pipe.call("ZREMRANGEBYSCORE", LINE, "-inf", repr(float(now)))
+            return []
+        told = await self._pipe.call("ZRANGE", LINE, 0, -1, "WITHSCORES")
+        return [_wait(name, at) for name, at in _pairs(told)]
+
+    async def leave_line(self, waits: Iterable[Wait]) -> None:
+        if names := [_wait_name(wait) for wait in waits]:
+            await self._pipe.call("ZREM", LINE, *names)
 
     # ── where a lease ends ───────────────────────────────────────────────────────────────
 
@@ -176,3 +199,12 @@ def _name(wake: Wake) -> str:
 def _wake(name: str) -> Wake:
     run_id, node, token = name.rsplit(" ", 2)
     return Wake(run_id, node, Token.parse(token))
+
+
+def _wait_name(wait: Wait) -> str:
+    return f"{_name(wait.wake)} {wait.tag}"
+
+
+def _wait(name: bytes, at: bytes) -> Wait:
+    run_id, node, token, tag = name.decode().split(" ", 3)  # a tag may have spaces
+    return Wait(float(at), tag, Wake(run_id, node, Token.parse(token)))

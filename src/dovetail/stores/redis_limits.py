@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import LATENESS, TokenBucket
+from dovetail.engine.limits import LATENESS, NEVER, TokenBucket
 from dovetail.pipe import Argument, Pipe
 
 TAGS = "wf:limits"
@@ -28,11 +28,6 @@ def _script(name: str) -> str:
     return "\n".join(
         folder.joinpath(f"limits_{part}.lua").read_text("utf-8") for part in ("bucket", name)
     )
-
-
-@cache
-def _setting() -> str:
-    return resources.files("dovetail.stores").joinpath("lua", "limits_set.lua").read_text("utf-8")
 
 
 class RedisLimits:
@@ -63,20 +58,33 @@ class RedisLimits:
     async def slow(self, tag: str, until: float) -> None:
         await self._run("slow", tag, repr(until - self._clock()))
 
-    async def _run(self, operation: str, tag: str, operand: Argument = 0) -> Any:
+    async def look(self, tag: str, now: float) -> TokenBucket:
+        """The bucket as it is, on the clock of whoever asks. It is a copy: what is booked or
+        started there is so for nobody else."""
+        rate, burst, booked, started, there = await self._run("look", tag)
+        bucket = TokenBucket(float(rate), int(burst))
+        ahead = now - float(there)
+        bucket.booked = float(booked or NEVER) + ahead
+        bucket.started = float(started or NEVER) + ahead
+        return bucket
+
+    async def pull_back(self, tag: str, until: float, now: float) -> None:
+        """Bookings reach no further than that: those who had others will not come."""
+        await self._run("pull_back", tag, repr(until - now))
+
+    async def _run(self, operation: str, tag: str, *operands: Argument) -> Any:
         usual = self._configured.get(tag) or TokenBucket()
         now = "" if self._shared_clock is None else repr(self._shared_clock())
-        given: list[Argument] = [repr(float(usual.rate)), usual.burst, now, repr(LATENESS), operand]
-        return await self._pipe.script(_script(operation), [_bucket(tag)], given)
+        given: list[Argument] = [repr(float(usual.rate)), usual.burst, now, repr(LATENESS)]
+        return await self._pipe.script(_script(operation), [_bucket(tag)], [*given, *operands])
 
     # ── what is set ──────────────────────────────────────────────────────────────────────
 
     async def set(self, tag: str, rate_per_second: float, burst: int) -> None:
         """For everybody, from now on, whatever their settings say. Raises `ValueError`."""
         checked = TokenBucket(rate_per_second, burst)
-        given: list[Argument] = [repr(float(checked.rate)), checked.burst]
         await self._pipe.call("ZADD", TAGS, 0, tag)  # first: what is set must be seen
-        await self._pipe.script(_setting(), [_bucket(tag)], given)
+        await self._run("set", tag, repr(float(checked.rate)), checked.burst)
 
     async def all(self) -> dict[str, tuple[float, int]]:
         """Rate and burst of every tag that was set."""

@@ -86,6 +86,33 @@ class Starts:
             seen.add(start)
         return found
 
+    async def phases(self, starts: Sequence[Start]) -> list[Phase | None]:
+        """What these wait for; None of one that is no longer queued."""
+        by_run: dict[str, list[int]] = {}
+        for at, (run_id, _, _) in enumerate(starts):
+            by_run.setdefault(run_id, []).append(at)
+        found: list[Phase | None] = [None] * len(starts)
+        run_ids = list(by_run)
+        for first in range(0, len(run_ids), AT_ONCE):
+            part = run_ids[first : first + AT_ONCE]
+            await self._shells.look_for(part)
+            asked: list[tuple[Command, list[int]]] = []
+            for run_id in part:
+                shell = self._shells.get(run_id) or await self._shells.find(run_id)
+                if shell is None:  # it is gone, and all that waited in it
+                    continue
+                index = shell.run.graph.index
+                for some in _pieces(by_run[run_id]):
+                    places = [index.get(starts[at][1], -1) for at in some]
+                    asked.append((("HMGET", _nodes_of(run_id), *places), some))
+            answers = await self._pipe.many([command for command, _ in asked])
+            for (_, some), states in zip(asked, answers, strict=True):
+                for at, state in zip(some, states, strict=True):
+                    node = None if state is None else node_of(state.decode())
+                    if node is not None and node.token == starts[at][2]:
+                        found[at] = node.phase
+        return found
+
     async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
         """What is somebody's in these runs, and until when."""
         held: dict[str, list[tuple[int, Token, float]]] = {}

@@ -1,6 +1,11 @@
--- set: from now on this rate and burst; what was started counts on.
---   KEYS[1]  wf:limit:<tag>  hash  rate, burst, booked, started
---   ARGV[1]  rate, ARGV[2] burst
-redis.call('HSET', KEYS[1], 'rate', ARGV[1], 'burst', ARGV[2])
-redis.call('PERSIST', KEYS[1])
+-- set: from now on this rate (ARGV[5]) and burst (ARGV[6]). What was started and booked counts on,
+-- as so many tokens, of which nobody owes more than a burst.
+local new_rate, new_burst = operand, tonumber(ARGV[6])
+if started > now then
+  started = now + math.min((started - now) * rate, new_burst) / new_rate
+end
+if booked > now then booked = now + (booked - now) * rate / new_rate end
+redis.call('HSET', BUCKET, 'rate', ARGV[5], 'burst', ARGV[6],
+  'booked', text(booked), 'started', text(started))
+redis.call('PERSIST', BUCKET)
 return 1

@@ -1,9 +1,13 @@
--- park: the node's rate limit has no token before `until`.
+-- park: the node's rate limit has no token before `until`; one that is parked may come sooner.
 --   move: i place, te ta n token, until, tag JSON
 rules.park = function(move)
   local nd = node(move.i)
-  if nd.p ~= 'P' or not same_token(nd, move) then return end
-  run.active = run.active - 1
+  if not same_token(nd, move) then return end
+  if nd.p == 'P' then
+    run.active = run.active - 1
+  elseif nd.p ~= 'K' or tonumber(move['until']) >= tonumber(nd.u) then
+    return
+  end
   nd.p, nd.u = 'K', move['until']
   out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
   note(move.i, 'node.parked', '{"until":' .. nd.u .. ',"resource_tag":' .. move.tag .. '}')
