@@ -88,7 +88,7 @@ MOST_EXPIRED = 100
 EXPIRE_SECONDS = 10.0
 MAKE_UP_SECONDS = 2.0
 DAY_SECONDS = 86400.0
-TELL_SECONDS = 10.0
+TELL_SECONDS = 0.5
 ARCHIVE = "wf:archive"
 """There if orchestrators have an archive: who has none would look for lists that nobody keeps."""
 DRIVEN_BY_ORCHESTRATORS = (
@@ -223,7 +223,7 @@ async def orchestrate(
             duties += [
                 ("restoring", archive.restorer.run),
                 ("archiving", archive.archiver.run),
-                ("telling of the archive", lambda: _tell_of_archive(parts)),
+                ("telling of the archive", lambda: _tell_of_archive(parts, archive.restorer)),
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(kept_up(*duty)) for duty in duties]
@@ -333,6 +333,7 @@ async def _mend(parts: Parts) -> None:
     """What was asked while the connection broke may have been done and not been answered."""
     async for is_another in seen_to_breaks(parts.pipe):
         if is_another:  # it may have come back without its newest writes
+            await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
             await parts.orchestrator.agenda.remember_all(parts.clock())
         await parts.orchestrator.sweep_all()
 
@@ -355,9 +356,13 @@ def _upkeep(settings: Settings, parts: Parts) -> list[Duty]:
     ]
 
 
-async def _tell_of_archive(parts: Parts) -> None:
+async def _tell_of_archive(parts: Parts, restorer: Restorer) -> None:
+    """Where it was not told, Redis was emptied, or has lost something: limits that were set may
+    hold no longer, and nodes would start at the usual rate. They come back before it is told."""
     while True:
-        await parts.pipe.call("SET", ARCHIVE, "1")
+        if not await parts.pipe.call("EXISTS", ARCHIVE):
+            await restorer.restore_limits()
+            await parts.pipe.call("SET", ARCHIVE, "1")
         await asyncio.sleep(TELL_SECONDS)
 
 

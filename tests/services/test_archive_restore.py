@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from dovetail.config import Settings
 from dovetail.core.errors import NotFound
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry
+from dovetail.distributed import ARCHIVE, commanding
+from dovetail.pipe import Pipe
 from dovetail.stores import redis_snapshots
 from dovetail.stores.redis import keys_of
+from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_snapshots import RedisSnapshots
 
 from .archive_world import (
@@ -26,6 +30,7 @@ from .archive_world import (
     half_done,
     lose_everything,
 )
+from .test_duties import beside
 
 # ── in every state ───────────────────────────────────────────────────────────────────────
 
@@ -369,6 +374,21 @@ class TestRestoring:
         await lose_everything(world)
         await world.restorer.restore()
         assert await world.limits.all() == {"slow": (2.0, 3)}
+
+    async def test_rate_limits_hold_again_at_once_where_services_run(
+        self, redis_url: str, postgres_url: str
+    ) -> None:
+        settings = Settings(redis_url=redis_url, database_url=postgres_url)
+        async with commanding(settings) as commands, beside(settings), Pipe(redis_url) as pipe:
+            limits = RedisLimits(pipe)
+            async with asyncio.timeout(10):
+                while not await pipe.call("EXISTS", ARCHIVE):
+                    await asyncio.sleep(0.02)
+            await commands.set_rate_limit("slow", 0.5, 1)
+            await pipe.call("FLUSHALL")
+            async with asyncio.timeout(3):  # a minute, if nobody had noticed
+                while await limits.all() != {"slow": (0.5, 1)}:
+                    await asyncio.sleep(0.02)
 
     async def test_a_large_run_comes_back_in_pieces(
         self, world: World, monkeypatch: pytest.MonkeyPatch

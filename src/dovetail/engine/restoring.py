@@ -79,7 +79,7 @@ class Restorer:
 
     async def restore(self) -> int:
         """Put back what is lost; how many runs that were. Younger ones may still be made."""
-        await self._restore_limits()
+        await self.restore_limits()
         before = self._clock() - self._recovery_timeout
         after, restored = None, 0
         while page := await self._archive.unfinished(before, PAGE, after):
@@ -147,7 +147,8 @@ class Restorer:
         await self._orchestrator.look_after(run_id)
         return ours
 
-    async def _restore_limits(self) -> None:
+    async def restore_limits(self) -> None:
+        """Those that were set hold; without them every tag has the usual rate."""
         if self._limits is None or self._shared_limits is None:
             return
         kept, holding = await self._limits(), await self._shared_limits.all()
