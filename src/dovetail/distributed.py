@@ -30,6 +30,7 @@ from dovetail.engine.isolating import isolated, told
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.lines import LineKeeper
 from dovetail.engine.listening import Listener
+from dovetail.engine.poison import PoisonWatch
 from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
@@ -57,6 +58,7 @@ from dovetail.stores.redis_records import RedisRecords
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
 from dovetail.stores.shared_runs import SharedRuns
+from dovetail.transports.dead_letters import Graveyard
 from dovetail.transports.ends import EndFeed
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.peers import BEAT_SECONDS, Peers
@@ -140,6 +142,7 @@ async def connected(
         )
         if listened is sender and sender.sends_ahead and pipe.keeps_order:
             store.ahead = Ahead(publisher.rendered, sender.sending)
+        bury = Graveyard(pipe, _redactor(settings)).bury
         orchestrator = SharedOrchestrator(
             store,
             publisher,
@@ -150,6 +153,7 @@ async def connected(
             max_crashes=settings.max_crashes,
             # Without an archive Redis itself lists what runs there are.
             notices=_records(settings, pipe, store.born) if listed else RedisHints(pipe, clock),
+            reaped=PoisonWatch(store, bury, max_crashes=settings.max_crashes).reaped,
         )
         publisher.apply = orchestrator.apply
         try:

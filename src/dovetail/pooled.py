@@ -57,10 +57,10 @@ from dovetail.stores.redis_moves import node_of
 from dovetail.transports.broker_counts import taken
 from dovetail.transports.celery import QUEUE, TASK, make_app
 from dovetail.transports.celery_doorkeeper import MISREAD, Doorkeeper
+from dovetail.transports.dead_letters import burying
 from dovetail.transports.feeds import StopFeed
-from dovetail.transports.messages import Malformed, read_task, result_fields, shown
+from dovetail.transports.messages import Malformed, read_task, result_fields
 from dovetail.transports.stream_messages import RESULTS
-from dovetail.transports.streams import DEAD, MOST_DEAD
 from dovetail.wiring import buckets
 
 BEAT_PATIENCE_SECONDS = 0.5
@@ -445,15 +445,9 @@ def bury(
     pipe: BlockingPipe, settings: Settings, message_id: str, fields: dict[str, Any], reason: str
 ) -> None:
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
+    told = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact
-    letter = {
-        "stream": QUEUE,
-        "id": message_id,
-        "reason": redact(reason),
-        "fields": {name: shown(redact(str(value)).encode()) for name, value in fields.items()},
-        "time": time.time(),
-    }
-    done(pipe.many([("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MOST_DEAD - 1)]))
+    done(pipe.many(burying(QUEUE, message_id, reason, told, redact)))
 
 
 def _hear_signals(seat: Seat) -> None:

@@ -33,7 +33,7 @@ from dovetail.fleet import watching
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.transports.celery import QUEUE, make_app
 from dovetail.transports.celery_sender import Envelopes, redis_message
-from dovetail.transports.streams import DEAD
+from dovetail.transports.dead_letters import DEAD
 
 from ..celery_crew import ANSWERED, EXECUTED, HANDLERS, CeleryWorker, celery_worker
 from ..servers.redis_server import RedisServer

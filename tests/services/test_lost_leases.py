@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import NOTHING, Cancel, Complete, Renew, Retry, Submit
 from dovetail.engine import shared
@@ -18,6 +19,7 @@ from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import EVER
 from dovetail.stores import redis_shells
 from dovetail.stores.redis_agenda import LEASES
+from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.transports.messages import task_fields
 from dovetail.transports.stream_inbox import StreamInbox
@@ -36,6 +38,46 @@ async def test_a_worker_had_claimed_and_not_answered(stage: Stage) -> None:
     run = await stage.drive()
     assert (run.status, run.node("a").crashes) == (RunStatus.COMPLETED, 1)
     assert await stage.listed() == {}
+
+
+async def lost(stage: Stage, times: int) -> Token:
+    """So many starts of the one node that is published, with their workers; the last one's."""
+    for _ in range(times):
+        (task,) = await stage.tasks()
+        await stage.claim(task, lease=LEASE)
+        await asyncio.sleep(LEASE)
+        await asyncio.gather(stage.living.reap(), stage.living.reap())
+    return task.token
+
+
+async def letters(stage: Stage) -> list[dict[str, Any]]:
+    return await RedisFleet(stage.parts.pipe).dead_letters()
+
+
+async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stage) -> None:
+    await stage.living.submit(Submit("r", FLOW, {}))
+    await lost(stage, 2)
+    assert await letters(stage) == [], "it may have been the machine's fault"
+    token = await lost(stage, 1)
+    (letter,) = await letters(stage)
+    assert letter.pop("time") is not None
+    assert letter == {
+        "stream": "tasks:h",
+        "id": "r:a:1",
+        "reason": "poison: its worker was lost at 3 starts",
+        "fields": {"run_id": "r", "node_id": "a", "token": str(token), "handler": "h"},
+    }
+    await stage.living.apply([Retry("r")])
+    await lost(stage, 3)
+    assert [one["id"] for one in await letters(stage)] == ["r:a:2", "r:a:1"]
+
+
+async def test_what_may_start_once_is_not_taken_for_poison(stage: Stage) -> None:
+    await stage.living.submit(Submit("r", graph({"a": []}, a={"delivery": "at_most_once"}), {}))
+    await lost(stage, 1)
+    run = await stage.store.load("r")
+    assert run.node("a").reason == "worker_lost"
+    assert await letters(stage) == []
 
 
 async def test_a_worker_had_claimed_and_the_run_is_on_no_list(stage: Stage) -> None:

@@ -16,6 +16,7 @@ from dovetail.engine.ports import Task
 from dovetail.pipe import Command, Pipe, RedisError
 from dovetail.stores.redis_fleet import MOST_OPENED, RedisFleet, WorkerFacts
 from dovetail.transports import stream_inbox, streams
+from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import task_fields
 from dovetail.transports.stream_inbox import Received, StreamInbox
 from dovetail.transports.stream_messages import (
@@ -24,7 +25,6 @@ from dovetail.transports.stream_messages import (
     MOST_TASKS_PACKED,
 )
 from dovetail.transports.streams import (
-    DEAD,
     WORKERS,
     StreamReader,
     StreamSender,

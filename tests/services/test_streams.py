@@ -18,11 +18,11 @@ from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
 from dovetail.transports import stream_inbox
+from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import MOST_INPUTS, result_fields
 from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.streams import (
-    DEAD,
     RESULTS,
     WORKERS,
     StreamReader,

@@ -75,12 +75,14 @@ class SharedOrchestrator:
         lease_seconds: float,
         max_crashes: int,
         notices: Notices | None = None,
+        reaped: Callable[[Start, Decision], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
         self.agenda = agenda
         self._traffic = traffic
         self.notices = notices
+        self._reaped = reaped
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._max_crashes = max_crashes
@@ -333,7 +335,11 @@ class SharedOrchestrator:
         for at in range(0, len(starts), AT_ONCE):
             part = starts[at : at + AT_ONCE]
             decisions = await self.apply([Reap(*start, self._max_crashes) for start in part])
-            reaped |= {start for start, decided in zip(part, decisions, strict=True) if decided}
+            for start, decided in zip(part, decisions, strict=True):
+                if decided:
+                    reaped.add(start)
+                    if self._reaped is not None:
+                        await self._reaped(start, decided)
         return reaped
 
     async def _all_heard(self) -> bool:

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import hiredis
-import orjson
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Task
 from dovetail.pipe import RETRY_SECONDS, Command, Pipe, RedisError, comes_later
-from dovetail.transports.messages import read_results, read_tasks, shown
+from dovetail.transports.dead_letters import burying
+from dovetail.transports.messages import read_results, read_tasks
 from dovetail.transports.stream_messages import (
     FEWEST_MESSAGES,
     RESULTS,
@@ -33,11 +33,9 @@ from dovetail.transports.stream_messages import (
 
 STOPS = "wf:stream:stops"
 ENDS = "wf:stream:ends"
-DEAD = "wf:dead"
 WORKERS, ORCHESTRATORS = "workers", "orchestrators"
 MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
-MOST_DEAD = 10_000
 MOST_STOPS = 10_000
 MOST_ENDS, TOLD_AT_ONCE = 250, 16
 """Few: they take memory for good, and who misses one looks by itself a second later."""
@@ -431,14 +429,8 @@ class StreamReader:
             await self._bury(stream, number, fields, problem)
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
-        texts = [shown(self._redact(field.decode(errors="replace")).encode()) for field in fields]
-        letter = {
-            "stream": stream,
-            "id": number,
-            "reason": self._redact(str(problem) or type(problem).__name__),
-            "fields": dict(zip(texts[::2], texts[1::2], strict=False)),
-            "time": time.time(),
-        }
-        await self._pipe.call("LPUSH", DEAD, orjson.dumps(letter))
-        await self._pipe.call("LTRIM", DEAD, 0, MOST_DEAD - 1)
+        texts = [field.decode(errors="replace") for field in fields]
+        told = dict(zip(texts[::2], texts[1::2], strict=False))
+        reason = str(problem) or type(problem).__name__
+        await self._pipe.many(burying(stream, number, reason, told, self._redact))
         await self.settle([Message(stream, number, None)])

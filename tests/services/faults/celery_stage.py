@@ -32,6 +32,7 @@ from .stage import (
     COPIES,
     IMPATIENT,
     MOST_COPIED,
+    POISON,
     Fault,
     Service,
     Stage,
@@ -206,7 +207,8 @@ class CeleryStage(Stage):
 
     async def left_over(self) -> list[str]:
         found = [one for one in await super().left_over() if "dead letters" not in one]
-        letters = [orjson.loads(one) for one in await self.parts.pipe.call(*DEAD_LETTERS)]
+        kept = await self.parts.pipe.call(*DEAD_LETTERS)
+        letters = [orjson.loads(one) for one in kept if POISON not in one]
         strange = [one for one in letters if PICKLED not in one["reason"]]
         if strange:
             found.append(f"{len(strange)} dead letters, such as {strange[0]}")

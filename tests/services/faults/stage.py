@@ -39,6 +39,8 @@ HANDLERS_FILE = Path(__file__).with_name("handlers.py")
 RESULTS = "wf:stream:results"
 TASKS = [f"tasks:{handler}" for handler in HANDLERS]
 INDEXES = ("wf:active", "wf:leases", "wf:delayed", "wf:line", "wf:unarchived")
+POISON = b'"reason":"poison: '
+"""Of the dead letters those of nodes whose workers were killed too often, which is ours to do."""
 COPIES = 10
 MOST_LOST_BYTES = 50_000
 MOST_READ, MOST_COPIED = 300, 15
@@ -517,7 +519,7 @@ class Stage:
             pending = sum(group[b"pending"] for group in await self._facts("GROUPS", stream))
             if pending:
                 found.append(f"{stream} has {pending} messages pending")
-        if number := await pipe.call("LLEN", "wf:dead"):
-            letter = await pipe.call("LINDEX", "wf:dead", 0)
-            found.append(f"{number} dead letters, such as {letter[:300]!r}")
+        letters = [one for one in await pipe.call("LRANGE", "wf:dead", 0, -1) if POISON not in one]
+        if letters:
+            found.append(f"{len(letters)} dead letters, such as {letters[0][:300]!r}")
         return found

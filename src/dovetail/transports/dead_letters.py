@@ -1,0 +1,54 @@
+"""Messages that were given up, kept where they are seen: `GET /dead-letters`.
+
+What was no message of ours, and what killed every worker that it was given to. The newest are
+kept. What it must not know: why a message was given up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from dovetail.core.events import Token
+from dovetail.core.redaction import Redactor
+from dovetail.pipe import Command, Pipe
+from dovetail.transports.messages import shown
+from dovetail.transports.stream_messages import stream_of
+
+DEAD = "wf:dead"
+MOST_DEAD = 10_000
+
+
+def burying(
+    stream: str, number: str, reason: str, fields: Mapping[str, str], redact: Callable[[str], str]
+) -> list[Command]:
+    """What keeps a message as a dead letter, without what must not be stored."""
+
+    def text(field: str) -> str:
+        return shown(redact(field).encode())
+
+    letter = {
+        "stream": stream,
+        "id": number,
+        "reason": redact(reason),
+        "fields": {text(name): text(value) for name, value in fields.items()},
+        "time": time.time(),
+    }
+    return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MOST_DEAD - 1)]
+
+
+class Graveyard:
+    """For tasks that nobody will be given any more."""
+
+    def __init__(self, pipe: Pipe, redactor: Redactor) -> None:
+        self._pipe = pipe
+        self._redact = redactor.redact
+
+    async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
+        run_id, node_id, token = start
+        fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
+        # Its messages are settled and have no number any more; its key says what it was.
+        number = f"{run_id}:{node_id}:{token.epoch}"
+        await self._pipe.many(burying(stream_of(handler), number, reason, fields, self._redact))
