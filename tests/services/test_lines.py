@@ -13,15 +13,19 @@ import pytest
 from dovetail import PermanentError, RetryableError
 from dovetail.config import Settings
 from dovetail.core.run import Phase
+from dovetail.core.transitions import Park, Wake
 from dovetail.distributed import commanding, working
 from dovetail.engine.commands import Commands
 from dovetail.engine.limits import LATENESS
+from dovetail.engine.lines import Wait
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.pipe import Pipe
 from dovetail.stores.redis_agenda import LINE
 from dovetail.stores.redis_fleet import RedisFleet
 
+from ..core.walk import graph
+from .halfway import Stage
 from .test_duties import beside
 
 SECONDS = 20.0
@@ -158,6 +162,15 @@ async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed(it: Ser
     await it.parked(waits, 2)
     await it.commands.set_rate_limit("svc", 10, 1)
     assert await it.took(waits) < MOVED_UP_SECONDS
+
+
+async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) -> None:
+    task = await stage.submit(graph({"a": []}, a={"resource_tag": "api"}))
+    until = stage.parts.clock() + 600
+    await stage.living.apply([Park("r", "a", task.token, until)])
+    assert await stage.agenda.line(0.0, 0.0) == []
+    await stage.is_forgotten()
+    assert await stage.agenda.line(0.0, 0.0) == [Wait(until, "api", Wake("r", "a", task.token))]
 
 
 async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(

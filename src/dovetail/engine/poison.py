@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Decision
 from dovetail.engine.ports import Store
-from dovetail.engine.shared import Start
+from dovetail.engine.shared_ports import Start
 
 Bury = Callable[[Start, str, str], Awaitable[None]]
 """Takes a start that nobody will be given any more, its handler, and why."""
@@ -28,7 +28,7 @@ class PoisonWatch:
         if lost["crashes"] < self._max_crashes:
             return  # it is tried again, or may start but once: that proves nothing
         try:
-            graph = (await self._store.load(start[0])).graph
+            graph = (await self._store.load(start[0], outputs=False)).graph
         except NotFound:
             return
         reason = f"poison: its worker was lost at {lost['crashes']} starts"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 
@@ -31,6 +31,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.clock import Clock
 from dovetail.engine.duties import every
 from dovetail.engine.isolating import isolated, told
+from dovetail.engine.lines import Wait
 from dovetail.engine.ports import Result, Transport
 from dovetail.engine.shared_ports import Agenda, Notices, SharedStore, Start, Traffic
 
@@ -408,6 +409,7 @@ class SharedOrchestrator:
         await self._follow([(run_id, await self._store.settle_pending(run_id, now))], now)
         orders = Decision()
         wakes = []
+        waits = []
         leases = []
         for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
             if node.phase is Phase.PUBLISHED:
@@ -415,10 +417,13 @@ class SharedOrchestrator:
                     orders.dispatch.append(Dispatch(run, place, node.token))
             elif node.until is not None:
                 wakes.append((node.until, Wake(run_id, spec.id, node.token)))
+                if node.phase is Phase.PARKED:
+                    waits.append(Wait(node.until, spec.resource_tag or "", wakes[-1][1]))
             elif node.status is NodeStatus.RUNNING and node.lease_until is not None:
                 leases.append(node.lease_until)
         if leases:
             await self.agenda.lease([run_id], min(leases))
+        await self.agenda.line_up(waits)
         orders.wake = wakes
         await self._follow([("", orders)])
 
