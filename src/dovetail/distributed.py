@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -22,11 +21,9 @@ from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
-from dovetail.engine.beside import Beside
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
-from dovetail.engine.isolating import isolated, told
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.lines import LineKeeper
 from dovetail.engine.listening import Listener
@@ -61,28 +58,18 @@ from dovetail.stores.shared_runs import SharedRuns
 from dovetail.transports.dead_letters import Graveyard
 from dovetail.transports.ends import EndFeed
 from dovetail.transports.feeds import StopFeed
-from dovetail.transports.peers import BEAT_SECONDS, Peers
+from dovetail.transports.peers import Peers
 from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.stream_messages import RESULTS
 from dovetail.transports.streams import (
     ORCHESTRATORS,
     WORKERS,
-    Message,
     StreamReader,
     StreamSender,
 )
+from dovetail.transports.taking import ResultTaker
 from dovetail.wiring import buckets, definition_limits
 
-MOST_MESSAGES = 128
-"""With results that are read at once: each may tell dozens."""
-FEW, MANY = 16, 128
-GATHER_SECONDS = 0.002
-SINGLES_SECONDS = 0.02
-"""Celery's processes tell their results one by one, each as dear as many together."""
-CROWD, CROWD_SECONDS = 32, 0.1
-"""While so many messages wait, no worker waits for what follows from a result."""
-UNDER_WAY_SECONDS = 1.0
-"""So long after it was read, a result that is not settled may still be under way."""
 FAREWELL_SECONDS = 3.0
 ASKING_SECONDS = 5.0
 """Who asks for something is told soon that Redis is away; a service has time to wait for it."""
@@ -203,7 +190,6 @@ async def orchestrate(
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
-        unapplied = asyncio.Event()
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = LineKeeper(
             *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
@@ -215,10 +201,16 @@ async def orchestrate(
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
             ("lines", lines.run),
         ]
+        taker = ResultTaker(
+            reader,
+            parts.orchestrator.take_in,
+            parts.sender.waiting if settings.transport == "celery" else None,
+        )
+        idle, pause = settings.stale_result_timeout, settings.stale_claim_interval
         taking: list[Duty] = [
-            ("results of the dead", lambda: _take_from_the_dead(reader, parts, peers)),
-            ("stale results", lambda: _take_stale(reader, parts, settings)),
-            ("results once more", lambda: _take_up_again(reader, parts, unapplied)),
+            ("results of the dead", lambda: taker.take_from_the_dead(peers)),
+            ("stale results", lambda: taker.take_stale(idle, pause)),
+            ("results once more", taker.take_up_again),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)
@@ -231,106 +223,14 @@ async def orchestrate(
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(kept_up(*duty)) for duty in duties]
-            tasks += [group.create_task(kept_up(*duty, unapplied.set)) for duty in taking]
-            results = lambda: _take_results(reader, parts, settings, stopping)  # noqa: E731
-            await kept_up("results", results, unapplied.set)
+            failed = taker.unapplied.set
+            tasks += [group.create_task(kept_up(*duty, failed)) for duty in taking]
+            await kept_up("results", lambda: taker.take(stopping), failed)
+            parts.pipe.flush()  # what is settled is so before we say that we are gone
             for task in tasks:
                 task.cancel()
         await reader.dismiss(RESULTS, me)
         await peers.leave()
-
-
-async def _take_results(
-    reader: StreamReader, parts: Parts, settings: Settings, stopping: asyncio.Event | None
-) -> None:
-    come_as_singles = settings.transport == "celery"
-    crowd, seen_at = 0, 0.0
-    async with Beside() as beside:
-        while stopping is None or not stopping.is_set():
-            messages = await reader.read([RESULTS], MOST_MESSAGES)
-            await beside.done()
-            if len(messages) >= MANY:  # while Redis is busy with these, the next are read
-                beside.begin(_take_many(reader, parts, messages))
-                continue
-            followed = False
-            if messages:
-                followed = await _taken_in(reader, parts, messages)
-                reader.settle_soon(messages)
-            if len(messages) >= FEW and not followed:
-                await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
-            elif come_as_singles and messages:
-                if followed and time.monotonic() - seen_at > CROWD_SECONDS:
-                    crowd, seen_at = await parts.sender.waiting(), time.monotonic()
-                if not followed or crowd >= CROWD:
-                    await asyncio.sleep(SINGLES_SECONDS)
-        await beside.done()
-    parts.pipe.flush()  # what is settled is so before we say that we are gone
-
-
-async def _taken_in(
-    reader: StreamReader, parts: Parts, messages: Sequence[Message], *, again: bool = False
-) -> bool:
-    """Whether anything followed from these but that they are noted.
-
-    One that cannot be applied is a dead letter: nobody ever could, and whether a worker is missed
-    is not asked while a result lies there.
-    """
-
-    async def take_in(some: Sequence[Message]) -> Sequence[bool]:
-        nonlocal again
-        had_before, again = again, True
-        results = [message.content for message in some]
-        return [await parts.orchestrator.take_in(results, again=had_before)]
-
-    async def bury(message: Message, problem: Exception) -> Sequence[bool]:
-        log.error("a result of run %s is a dead letter: %s", message.content.run_id, told(problem))
-        await reader.bury(message, problem)
-        return ()
-
-    return any(await isolated(take_in, messages, bury))
-
-
-async def _take_many(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
-    await _taken_in(reader, parts, messages)
-    reader.settle_soon(messages)
-
-
-async def _take_from_the_dead(reader: StreamReader, parts: Parts, peers: Peers) -> None:
-    """Results that an orchestrator has read whose lease then lapsed."""
-    while True:
-        for name in await peers.beat():
-            while messages := await reader.claim_from(RESULTS, name, MOST_MESSAGES):
-                await _take_again(reader, parts, messages)
-            await reader.dismiss(RESULTS, name)
-            await peers.forget(name)
-        await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
-
-
-async def _take_stale(reader: StreamReader, parts: Parts, settings: Settings) -> None:
-    """The same of whoever is not known: results that were read long ago and not settled."""
-    while True:
-        idle = settings.stale_result_timeout
-        while messages := await reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
-            await _take_again(reader, parts, messages)
-        await asyncio.sleep(settings.stale_claim_interval)
-
-
-async def _take_up_again(reader: StreamReader, parts: Parts, unapplied: asyncio.Event) -> None:
-    """The same of our own: results that we have read and then were not able to apply. Not those
-    that were read just now, which may be under way."""
-    idle = UNDER_WAY_SECONDS
-    while True:
-        await unapplied.wait()
-        unapplied.clear()  # first: what cannot be applied from now on is for the next time
-        await asyncio.sleep(idle)
-        me = reader.consumer
-        while messages := await reader.claim_from(RESULTS, me, MOST_MESSAGES, idle_seconds=idle):
-            await _take_again(reader, parts, messages)
-
-
-async def _take_again(reader: StreamReader, parts: Parts, messages: Sequence[Message]) -> None:
-    await _taken_in(reader, parts, messages, again=True)
-    await reader.settle(messages)
 
 
 async def _mend(parts: Parts) -> None:
