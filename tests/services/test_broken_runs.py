@@ -22,10 +22,11 @@ from dovetail.engine.isolating import isolated
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.stores.redis import PARTS
+from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import result_fields
 from dovetail.transports.stream_messages import RESULTS, stream_of
-from dovetail.transports.streams import DEAD, ORCHESTRATORS, STOPS, WORKERS
+from dovetail.transports.streams import ORCHESTRATORS, STOPS, WORKERS
 
 from ..core.walk import graph
 from .archive_world import DIAMOND, RECOVERY, RETENTION, World

@@ -309,11 +309,11 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
             raise failures.pop()
         await follow(self, *what, **more)
 
+    monkeypatch.setattr(SharedOrchestrator, "take_in", fail_first)
     settings = Settings(redis_url=redis_url)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        monkeypatch.setattr(SharedOrchestrator, "take_in", fail_first)
         monkeypatch.setattr(SharedOrchestrator, "_follow", fail_to_follow)
         await parts.pipe.many(result_messages([done]))
         async with asyncio.timeout(SOON + 2):  # it fails twice
