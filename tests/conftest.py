@@ -15,6 +15,7 @@ from .servers.fixtures import (
     rabbitmq_url,
     redis_server,
     redis_url,
+    single_or_cluster,
 )
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "rabbitmq_url",
     "redis_server",
     "redis_url",
+    "single_or_cluster",
 ]
 
 # The same examples at every run of the continuous integration; new ones at every run by hand.

@@ -91,6 +91,16 @@ def redis_url(redis_server: RedisServer | GivenRedis) -> str:
     return redis_server.url
 
 
+@pytest.fixture(params=["single", "cluster"], scope="module")
+def single_or_cluster(request: pytest.FixtureRequest) -> Iterator[RedisServer | GivenRedis]:
+    """A Redis, and then a cluster of one node; whoever uses it flushes it."""
+    if request.param == "single":
+        yield request.getfixturevalue("redis_server")
+        return
+    with RedisServer(cluster=True) as own:
+        yield own
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Databases]:
     given = os.environ.get("TEST_DATABASE_URL")

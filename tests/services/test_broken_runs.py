@@ -22,6 +22,7 @@ from dovetail.engine.isolating import isolated
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.stores.redis import PARTS
+from dovetail.stores.redis_definitions import UnusedDefinitions
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import result_fields
@@ -212,6 +213,22 @@ async def test_a_damaged_run_is_not_in_the_way_of_the_archive(
     world.now += RECOVERY
     assert await world.restorer.restore() == 1
     assert (await world.finish(going_on)).status is RunStatus.COMPLETED
+
+
+async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
+    redis_url: str,
+) -> None:
+    async with connected(Settings(redis_url=redis_url)) as parts:
+        agenda, now = parts.orchestrator.agenda, parts.clock()
+        await parts.store.create_many([Submit("r", FLOW, {})], now)
+        await parts.pipe.call("SET", "wf:{bad}:meta", "junk")
+        await agenda.remember_all(now)
+        assert await agenda.idle(now + 1, 10) == [("r", pytest.approx(now))]
+        await parts.pipe.call("SET", "wf:def:nobodys", "{}")
+        await UnusedDefinitions(parts.pipe).look(now)
+        assert await parts.pipe.call("KEYS", "wf:def:*") == [
+            b"wf:def:" + (await parts.pipe.call("HGET", "wf:{r}:meta", "definition"))
+        ]
 
 
 async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:

@@ -28,8 +28,6 @@ from dovetail.transports.stream_inbox import StreamInbox
 from dovetail.transports.stream_remains import StreamRemains
 from dovetail.transports.streams import MARK, WORKERS, StreamReader, StreamSender, stream_of
 
-from ..servers.redis_server import RedisServer
-
 TOKEN = Token(1, 1, 77)
 STREAM = stream_of("h")
 SECONDS = 10.0
@@ -76,23 +74,14 @@ class Yard:
         await self.fleet.beat(WorkerFacts(name, "host", 1, 1.0, ["h"], 0, 1))
 
 
-@pytest.fixture(params=["single", "cluster"], scope="module")
-def server(request: pytest.FixtureRequest) -> Any:
-    if request.param == "single":
-        yield request.getfixturevalue("redis_server")
-        return
-    with RedisServer(cluster=True) as own:
-        yield own
-
-
 @pytest.fixture
-async def yard(server: Any) -> AsyncIterator[Yard]:
-    server.flush()
+async def yard(single_or_cluster: Any) -> AsyncIterator[Yard]:
+    single_or_cluster.flush()
     async with AsyncExitStack() as stack:
-        pipe = await stack.enter_async_context(Pipe(server.url))
+        pipe = await stack.enter_async_context(Pipe(single_or_cluster.url))
 
         async def hire(name: str, stale_seconds: float | None = None) -> StreamInbox:
-            blocking = await stack.enter_async_context(Pipe(server.url))
+            blocking = await stack.enter_async_context(Pipe(single_or_cluster.url))
             reader = StreamReader(blocking, pipe, WORKERS, name)
             return StreamInbox(reader, pipe, ["h"], stale_seconds=stale_seconds)
 

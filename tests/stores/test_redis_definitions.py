@@ -21,7 +21,6 @@ from dovetail.stores.redis_definitions import (
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.stores.redis_shells import SMALL_DEFINITION, Shells
 
-from ..servers.redis_server import RedisServer
 from .test_records import NOW, graph, register, submit
 from .test_redis_records import DAY, RedisKeeper
 
@@ -55,19 +54,10 @@ class Shelf(RedisKeeper):
         return elsewhere.graph.workflow == run.graph.workflow
 
 
-@pytest.fixture(params=["single", "cluster"], scope="module")
-def server(request: pytest.FixtureRequest) -> Any:
-    if request.param == "single":
-        yield request.getfixturevalue("redis_server")
-        return
-    with RedisServer(cluster=True) as own:
-        yield own
-
-
 @pytest.fixture
-async def shelf(server: Any) -> AsyncIterator[Shelf]:
-    server.flush()
-    async with Pipe(server.url) as pipe:
+async def shelf(single_or_cluster: Any) -> AsyncIterator[Shelf]:
+    single_or_cluster.flush()
+    async with Pipe(single_or_cluster.url) as pipe:
         yield Shelf(pipe)
 
 

@@ -20,7 +20,6 @@ from dovetail.stores.redis_acceptance import Acceptance
 from dovetail.stores.redis_lists import RUNS, batch_number, batch_of
 from dovetail.stores.redis_records import RedisRecords
 
-from ..servers.redis_server import RedisServer
 from .test_records import (
     NOW,
     Key,
@@ -104,19 +103,10 @@ class RedisKeeper:
         return {key.decode() for key in await self.pipe.call("KEYS", "*")}
 
 
-@pytest.fixture(params=["single", "cluster"], scope="module")
-def server(request: pytest.FixtureRequest) -> Any:
-    if request.param == "single":
-        yield request.getfixturevalue("redis_server")
-        return
-    with RedisServer(cluster=True) as own:
-        yield own
-
-
 @pytest.fixture
-async def keeper(server: Any) -> AsyncIterator[RedisKeeper]:
-    server.flush()
-    async with Pipe(server.url) as pipe:
+async def keeper(single_or_cluster: Any) -> AsyncIterator[RedisKeeper]:
+    single_or_cluster.flush()
+    async with Pipe(single_or_cluster.url) as pipe:
         yield RedisKeeper(pipe)
 
 
@@ -222,7 +212,7 @@ async def test_one_who_lists_an_end_that_was_retried_meanwhile_sets_it_right(
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
-    keeper: RedisKeeper, server: Any, seed: int
+    keeper: RedisKeeper, single_or_cluster: Any, seed: int
 ) -> None:
     chance = random.Random(seed)
     batch = batch_number("batch")
@@ -230,7 +220,7 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
         submit(graph(f"w{at % 3}"), version=at % 2 or None, place=(batch, at) if at > 20 else None)
         for at in range(30)
     ]
-    async with Pipe(server.url) as second, Pipe(server.url) as third:
+    async with Pipe(single_or_cluster.url) as second, Pipe(single_or_cluster.url) as third:
         crowd = [keeper, RedisKeeper(second), RedisKeeper(third)]
 
         async def life(run: Submit) -> None:

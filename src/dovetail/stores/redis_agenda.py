@@ -8,15 +8,18 @@ too few is found by the sweep. What it must not know: any rule.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from dovetail.core.events import Token, text_of
 from dovetail.core.transitions import Wake
+from dovetail.engine.isolating import isolated, told
 from dovetail.engine.lines import Wait
 from dovetail.pipe import Argument, Command, Pipe
+from dovetail.scanning import scanned
 
-SCANNED = 1000
+log = logging.getLogger("dovetail.orchestrator")
+
 DELAYED, LEASES, ACTIVE, LINE = "wf:delayed", "wf:leases", "wf:active", "wf:line"
 _ENDED = """
 local since, gone = tonumber(ARGV[1]), {}
@@ -155,21 +158,19 @@ class RedisAgenda:
 
     async def remember_all(self, now: float) -> None:
         """Put every run on the agenda that has not ended, whatever was lost."""
-        cursor: Any = b"0"
-        while True:
-            cursor, found = await self._pipe.call(
-                "SCAN", cursor, "MATCH", "wf:{*}:meta", "COUNT", SCANNED
-            )
-            asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in found]
-            told = zip(found, await self._pipe.many(asked), strict=True)
-            unfinished = [
-                key.decode().removeprefix("wf:{").removesuffix("}:meta")
-                for key, (status, ended) in told
-                if status is not None and not ended
-            ]
-            await self.moved(unfinished, now, is_new=True)
-            if cursor == b"0":
-                return
+        async for keys in scanned(self._pipe, "wf:{*}:meta"):
+            if keys:
+                unfinished = await isolated(self._unfinished, keys, _not_to_be_known)
+                await self.moved(unfinished, now, is_new=True)
+
+    async def _unfinished(self, keys: Sequence[str]) -> Sequence[str]:
+        asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in keys]
+        told = zip(keys, await self._pipe.many(asked), strict=True)
+        return [
+            key.removeprefix("wf:{").removesuffix("}:meta")
+            for key, (status, ended) in told
+            if status is not None and not ended
+        ]
 
     # ── sorted sets ──────────────────────────────────────────────────────────────────────
 
@@ -180,6 +181,11 @@ class RedisAgenda:
 
     async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
         return _pairs(await self._pipe.call(*_until(key, at, limit)))
+
+
+async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
+    log.error("whether the run of %s goes on cannot be told: %s", key, told(problem))
+    return ()
 
 
 def _until(key: str, at: float, limit: int) -> tuple[Argument, ...]:

@@ -12,19 +12,21 @@ What it must not know: what a definition says.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 
+from dovetail.engine.isolating import isolated
 from dovetail.pipe import Command, Pipe
+from dovetail.scanning import scanned
 from dovetail.stores.redis_lists import WORKFLOWS, source, workflow_key
 
 GRACE_SECONDS = 600.0
 """So long a definition stays aside before it is forgotten."""
 ACCEPTED = "wf:accepted"
 """What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
-SCANNED, AT_ONCE = 1000, 500
+AT_ONCE = 500
 _KEPT, _ASIDE = "wf:def:", "wf:unused:{wf:def:"
 
 
@@ -75,7 +77,7 @@ class UnusedDefinitions:
         """What there is, and what is aside since when."""
         kept: set[str] = set()
         aside: list[str] = []
-        async for names in self._scan("wf:*def:*"):
+        async for names in scanned(self._pipe, "wf:*def:*"):
             kept |= {name.removeprefix(_KEPT) for name in names if name.startswith(_KEPT)}
             aside += [name[len(_ASIDE) : -1] for name in names if name.startswith(_ASIDE)]
         asked = [("HGET", aside_key(digest), "since") for digest in aside]
@@ -97,22 +99,16 @@ class UnusedDefinitions:
 
     async def _of_runs(self) -> set[str]:
         used: set[str] = set()
-        async for names in self._scan("wf:{*}:meta"):
-            found = await self._answers([("HGET", name, "definition") for name in names])
-            used |= {digest.decode() for digest in found if digest is not None}
+        async for names in scanned(self._pipe, "wf:{*}:meta"):
+            if names:
+                used |= set(await isolated(self._of_some, names, _of_none))
         return used
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────
+    async def _of_some(self, names: Sequence[str]) -> Sequence[str]:
+        found = await self._answers([("HGET", name, "definition") for name in names])
+        return [digest.decode() for digest in found if digest is not None]
 
-    async def _scan(self, pattern: str) -> AsyncIterator[list[str]]:
-        cursor: Any = b"0"
-        while True:
-            cursor, found = await self._pipe.call(
-                "SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED
-            )
-            yield [name.decode() for name in found]
-            if cursor == b"0":
-                return
+    # ── asking ───────────────────────────────────────────────────────────────────────────
 
     async def _answers(self, commands: Iterable[Command]) -> list[Any]:
         """Some at a time: there may be many, and others wait meanwhile."""
@@ -120,3 +116,8 @@ class UnusedDefinitions:
         for at in range(0, len(asked), AT_ONCE):
             found += await self._pipe.many(asked[at : at + AT_ONCE])
         return found
+
+
+async def _of_none(_: str, problem: Exception) -> Sequence[str]:
+    """What is left of such a run is no run."""
+    return ()

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.config import Settings, env_name
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError
+from dovetail.scanning import every_key
 from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
 
 OLDEST_VERSION = (6, 2)
@@ -204,7 +205,9 @@ def _workers(workers: list[dict[str, Any]]) -> Finding:
 async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Finding:
     """Tasks that wait, by handler. One that was done has left its stream."""
     served = {name for one in workers if one["alive"] for name in one["handlers"]}
-    handlers = [key.removeprefix(TASKS) for key in await _streams(pipe)]
+    handlers = [
+        key.removeprefix(TASKS) for key in await every_key(pipe, f"{TASKS}*", kind="stream")
+    ]
     in_streams = await RedisFleet(pipe).waiting(handlers)
     waiting = {name: count for name, count in in_streams.items() if count}
     at_broker = await pipe.call("HGETALL", AT_BROKER)  # counted by who sends and who takes
@@ -226,18 +229,6 @@ async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Find
         fix = f"start more workers: dovetail worker; or raise {name}"
         return Finding("backlog", False, f"{message}; above {most:,} ({name}) no run is taken", fix)
     return Finding("backlog", True, message)
-
-
-async def _streams(pipe: Pipe) -> list[str]:
-    found: set[str] = set()
-    cursor: Any = b"0"
-    while True:
-        cursor, keys = await pipe.call(
-            "SCAN", cursor, "MATCH", f"{TASKS}*", "COUNT", 1000, "TYPE", "stream"
-        )
-        found.update(key.decode() for key in keys)
-        if cursor == b"0":
-            return sorted(found)
 
 
 async def _results(pipe: Pipe) -> Finding:

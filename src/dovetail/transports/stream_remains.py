@@ -15,11 +15,11 @@ from typing import Any
 import hiredis
 
 from dovetail.pipe import Pipe
+from dovetail.scanning import every_key
 from dovetail.transports.messages import read_tasks
 from dovetail.transports.stream_messages import TASKS
 from dovetail.transports.streams import DISMISS, MARK, WORKERS
 
-SCANNED = 1000
 MOST_DISMISSED = 500
 """Of one stream in one go, as are these."""
 MOST_LOOKED_AT, READ_TOGETHER = 1000, 50
@@ -44,20 +44,10 @@ class StreamRemains:
         alive = [worker for worker in await self._workers() if worker["alive"]]
         names = {worker["worker_id"] for worker in alive}
         served = {TASKS + handler for worker in alive for handler in worker["handlers"]}
-        for stream in await self._streams():
+        for stream in await every_key(self._pipe, f"{TASKS}*", kind="stream"):
             await self._dismiss_idle(stream, names)
             if stream not in served:  # else a worker comes to them, and they are refused
                 await self._drop_of_ended(stream)
-
-    async def _streams(self) -> list[str]:
-        found: set[str] = set()
-        cursor: Any = b"0"
-        while True:
-            scanning = ("SCAN", cursor, "MATCH", f"{TASKS}*", "COUNT", SCANNED, "TYPE", "stream")
-            cursor, keys = await self._pipe.call(*scanning)
-            found |= {key.decode() for key in keys}
-            if cursor == b"0":
-                return sorted(found)
 
     # ── consumers ────────────────────────────────────────────────────────────────────────
 
