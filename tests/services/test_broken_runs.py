@@ -220,6 +220,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
 ) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
         agenda, now = parts.orchestrator.agenda, parts.clock()
+        parts.store.ahead = None
         await parts.store.create_many([Submit("r", FLOW, {})], now)
         await parts.pipe.call("SET", "wf:{bad}:meta", "junk")
         await agenda.remember_all(now)
