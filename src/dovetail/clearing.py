@@ -7,17 +7,21 @@ something behind may have died before the note. What it must not know: what make
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 
 from dovetail.config import Settings
+from dovetail.core.errors import BrokenRun
 from dovetail.engine.clock import Clock
+from dovetail.engine.isolating import told
 from dovetail.pipe import Pipe
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_definitions import UnusedDefinitions
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.transports.stream_remains import StreamRemains
 
+log = logging.getLogger("dovetail.orchestrator")
 LOOK_SECONDS, LONGEST_SECONDS = 60.0, 3600.0
 """How often it looks, at the most and at the least."""
 REST = 1000
@@ -34,8 +38,11 @@ async def clear_up(pipe: Pipe, clock: Clock, settings: Settings) -> None:
     definitions = UnusedDefinitions(pipe)
     while True:
         began = time.monotonic()
-        await remains.clear()
-        await definitions.look(clock())
+        try:
+            await remains.clear()
+            await definitions.look(clock())
+        except (BrokenRun, LookupError, ValueError) as problem:  # it would be met again at once
+            log.error("what was left behind cannot be cleared up: %s", told(problem))
         rest = REST * (time.monotonic() - began)
         pause = min(max(LOOK_SECONDS, rest), LONGEST_SECONDS)
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311

@@ -21,7 +21,7 @@ from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
-from dovetail.engine.clock import StoreClock
+from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
 from dovetail.engine.limits import SharedRates
@@ -122,7 +122,7 @@ async def connected(
         if listener is not None:
             heard = HeardRedisStore(pipe, listener, listed=listed, news=ends.next)
         store = heard or RedisStore(pipe, events=False, listed=listed, news=ends.next)
-        sender = await stack.enter_async_context(_sender(settings, pipe))
+        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         listened = sender if heard is None else heard.listened(sender)
         publisher = Publisher(
             store, store, listened, clock, max_config_size=settings.max_config_bytes
@@ -151,7 +151,7 @@ async def connected(
 
 
 @asynccontextmanager
-async def _sender(settings: Settings, pipe: Pipe) -> AsyncIterator[StreamSender]:
+async def _sender(settings: Settings, pipe: Pipe, clock: Clock) -> AsyncIterator[StreamSender]:
     """The orchestrators' end of the transport that the settings name."""
     fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
     if settings.transport == "streams":
@@ -166,7 +166,7 @@ async def _sender(settings: Settings, pipe: Pipe) -> AsyncIterator[StreamSender]
     async def hands() -> int:
         return sum(one["concurrency"] for one in await fleet.workers() if one["alive"])
 
-    async with CelerySender(app, broker, pipe, hands) as sender:
+    async with CelerySender(app, broker, pipe, hands, clock) as sender:
         yield sender
 
 
@@ -193,7 +193,7 @@ async def orchestrate(
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = LineKeeper(
             *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
-            parts.orchestrator.apply,
+            parts.orchestrator.apply_each,
         )
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
@@ -309,7 +309,7 @@ async def working(
             parts.orchestrator.agenda,
             RedisLimits(parts.pipe, buckets(settings), clock=parts.clock),
             parts.clock,
-            parts.orchestrator.apply,
+            parts.orchestrator.apply_each,
             worker_id=me,
             lease_seconds=settings.lease_seconds,
         )

@@ -289,6 +289,9 @@ class Pipe:
             return self._cluster.ask(commands, patience=patience, behind=behind)
         packed = b"".join(map(_packed, commands))
         asked = _Asked(packed, len(commands), self._loop.create_future())
+        if not commands:  # nobody would ever answer
+            asked.answer.set_result([])
+            return asked.answer
         self.commands += len(commands)
         (self._behind if behind else self._waiting).append(asked)
         if patience:

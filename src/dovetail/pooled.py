@@ -289,7 +289,7 @@ class Child:
                 parts.orchestrator.agenda,
                 RedisLimits(parts.pipe, buckets(self.settings), clock=parts.clock),
                 parts.clock,
-                parts.orchestrator.apply,
+                parts.orchestrator.apply_each,
                 worker_id=self.worker_id,
                 lease_seconds=self.settings.lease_seconds,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -14,24 +14,26 @@ from dovetail.config import Settings
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
-from dovetail.core.transitions import Cancel, Claim, Fail, Submit
+from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Submit
 from dovetail.distributed import Parts, connected, orchestrate, working
 from dovetail.engine import shared
 from dovetail.engine.archiver import Entry
 from dovetail.engine.isolating import isolated
 from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.handlers.builtin import builtin_registry
+from dovetail.pipe import Pipe
 from dovetail.stores.redis import PARTS
 from dovetail.stores.redis_definitions import UnusedDefinitions
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.feeds import StopFeed
-from dovetail.transports.messages import result_fields
-from dovetail.transports.stream_messages import RESULTS, stream_of
+from dovetail.transports.messages import read_task, result_fields
+from dovetail.transports.stream_messages import RESULTS, result_messages, stream_of
 from dovetail.transports.streams import ORCHESTRATORS, STOPS, WORKERS
 
 from ..core.walk import graph
 from .archive_world import DIAMOND, RECOVERY, RETENTION, World
 from .archive_world import graph as archived_graph
+from .halfway import Stage
 
 LEASE = 0.5
 SECONDS = 20.0
@@ -244,6 +246,81 @@ async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url
         assert await agenda.due(now + 6, 10) == [(now + 5, wake)]
         await agenda.woken([(now + 5, wake)])
         assert await agenda.due(now + 6, 10) == []
+
+
+def damaged(run_id: str, part: str = "events") -> list[tuple[str, ...]]:
+    """So that its nodes can be read, and nothing be done with them; or another part of it."""
+    key = f"wf:{{{run_id}}}:{part}"
+    return [("DEL", key), ("SET", key, "junk")]
+
+
+async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> None:
+    ids = ["r0", "r1", "bad", "r2"]
+    await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
+    found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
+    tasks = [read_task(fields) for _, fields in found]
+    await stage.parts.pipe.many(damaged("bad", "nodes"))
+    desk = RemoteDesk(
+        *(Settled(), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        stage.living.apply_each,
+        worker_id="w",
+        lease_seconds=60.0,
+    )
+    started = await desk.start([(None, task) for task in tasks])
+    assert [task.run_id for task in started] == ["r0", "r1", "r2"]
+
+
+class Settled:
+    """An inbox whose messages are nobody's concern."""
+
+    has_more = False
+
+    async def settle(self, messages: Sequence[Any]) -> None:
+        pass
+
+
+async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) -> None:
+    ids = ["r0", "bad", "r1"]
+    await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
+    await stage.parts.pipe.call("DEL", stream_of("output"))
+    now = stage.parts.clock()
+    claims = [Claim(one, "a", (await stage.store.load(one)).nodes[0].token, "w", 1) for one in ids]
+    assert all(await stage.store.apply(claims, now))
+    await stage.agenda.lease(ids, 1)
+    await stage.parts.pipe.many(damaged("bad"))
+    await stage.living.reap()
+    found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
+    assert {read_task(fields).run_id for _, fields in found} == {"r0", "r1"}
+
+
+async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is_applied(
+    scene: Scene,
+) -> None:
+    store, clock = scene.parts.store, scene.parts.clock
+    ids = ["bad", *(f"r{at}" for at in range(9))]
+    await store.create_many([Submit(one, RETRIED, {}) for one in ids], clock())
+    starts = [(one, "a", await scene.token(one)) for one in ids]
+    assert all(await store.apply([Claim(*start, "w", clock() + 60) for start in starts], clock()))
+    await scene.parts.pipe.many(damaged("bad"))
+    await scene.parts.pipe.many(result_messages([Complete(*start, 1) for start in starts]))
+    for one in ids[1:]:
+        assert await scene.status(one) is RunStatus.COMPLETED
+    await scene.until(lambda: is_settled(scene, RESULTS, ORCHESTRATORS))
+    assert await scene.call("LLEN", DEAD) == 1
+
+
+async def test_who_asks_for_nothing_is_answered(redis_url: str) -> None:
+    async with Pipe(redis_url) as pipe:
+        assert await asyncio.wait_for(pipe.ask([]), 5) == []
+        assert await pipe.call("PING") == b"PONG"
+
+
+async def test_of_nothing_nobody_is_to_blame() -> None:
+    async def fails(items: Sequence[int]) -> Sequence[str]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await isolated(fails, [], blamed)
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────

@@ -235,3 +235,16 @@ async def test_it_works_on_a_cluster_and_after_scripts_were_flushed() -> None:
             await limits.unbook("t", 1)
             await limits.slow("t", 0.0)
             assert await limits.all() == {"t": (1.0, 5)}
+
+
+async def test_who_pulls_bookings_back_need_not_know_the_usual_rate(pipe: Pipe) -> None:
+    clock = Time()
+    worker = on_a_fake_clock(pipe, clock, {"t": TokenBucket(0.1, 1)})
+    orchestrator = on_a_fake_clock(pipe, clock)
+    for _ in range(3):
+        await worker.book("t", clock.now)
+    await orchestrator.pull_back("t", clock.now + 10, clock.now)
+    seen = await orchestrator.look("t", clock.now)
+    assert (seen.rate, seen.burst, seen.booked) == (0.1, 1, clock.now + 10)
+    await orchestrator.pull_back("nobody", clock.now, clock.now)
+    assert not await pipe.call("EXISTS", "wf:limit:nobody")

@@ -34,6 +34,8 @@ async def isolated(
         raise
     except Exception as error:
         problem = error
+    if not items:
+        raise problem
     if len(items) == 1:
         return await blame(items[0], problem)
     half = len(items) // 2

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
@@ -118,19 +119,10 @@ class RemoteDesk:
 
     async def start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
         """Claim those that may start now, and be done with all of their messages."""
-        return list(await isolated(self._start, found, self._leave))
-
-    async def _leave(self, found: tuple[Any, Task], problem: Exception) -> Sequence[Task]:
-        message, task = found
-        log.error("run %s, node %s cannot start: %s", task.run_id, task.node_id, told(problem))
-        await self._inbox.settle([message])
-        return ()
-
-    async def _start(self, found: Sequence[tuple[Any, Task]]) -> Sequence[Task]:
         messages, tasks = [message for message, _ in found], [task for _, task in found]
         if any(task.resource_tag is not None for task in tasks):
             # What was doubled on the way shall not use up a limit.
-            offered = await self._store.offered(tasks)
+            offered = await isolated(self._store.offered, tasks, _left_alone)
             tasks = [task for task, is_offered in zip(tasks, offered, strict=True) if is_offered]
             times = await asyncio.gather(*map(self._admit, tasks))
             waits = [
@@ -144,13 +136,14 @@ class RemoteDesk:
                 await self._apply([Park(*wait.wake, wait.at) for wait in waits])
         if not tasks:
             await self._inbox.settle(messages)
-            return ()
+            return []
         now = self._clock()
         until = now + self._lease_seconds
         # In this order: a claim in a run that is on nobody's list would be reaped late, and a
         # message that is settled before its claim would have to be sent again.
         await self._agenda.lease({task.run_id for task in tasks}, until)
-        claiming = self._store.claim(tasks, self._worker_id, until, now)
+        # The same question again, if one of them fails: what was granted then is granted again.
+        claiming = isolated(partial(self._claim, until=until, now=now), tasks, _left_alone)
         if self._inbox.has_more:
             claims = asyncio.ensure_future(claiming)
             for _ in range(2):  # they are asked for, and then go out
@@ -165,10 +158,16 @@ class RemoteDesk:
         await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
         if any(task.source is None for task in mine):
-            mine = list(await asyncio.gather(*map(self._with_inputs, mine)))
+            mine = list(await isolated(self._with_inputs, mine, _without_inputs))
         return mine
 
-    async def _with_inputs(self, task: Task) -> Task:
+    async def _claim(self, tasks: Sequence[Task], until: float, now: float) -> Sequence[bool]:
+        return await self._store.claim(tasks, self._worker_id, until, now)
+
+    async def _with_inputs(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        return await asyncio.gather(*map(self._with_its_inputs, tasks))
+
+    async def _with_its_inputs(self, task: Task) -> Task:
         if task.source is not None:
             return task
         return task._replace(source=await self._store.inputs(task))
@@ -264,6 +263,16 @@ async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
         log.warning("no work: %s", error)
         await asyncio.sleep(PAUSE_SECONDS)
         return []
+
+
+async def _left_alone(task: Task, problem: Exception) -> Sequence[bool]:
+    log.error("run %s, node %s cannot start: %s", task.run_id, task.node_id, told(problem))
+    return [False]
+
+
+async def _without_inputs(task: Task, problem: Exception) -> Sequence[Task]:
+    await _left_alone(task, problem)
+    return ()  # it is claimed, and its lease will end
 
 
 def _start_of(task: Task) -> Start:

@@ -19,6 +19,7 @@ from dovetail.core.events import Event
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import (
+    NOTHING,
     TAKEN,
     Decision,
     Dispatch,
@@ -143,6 +144,22 @@ class SharedOrchestrator:
         await asyncio.gather(*work)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
+        return await self._apply(moves, durable=durable)
+
+    async def apply_each(self, moves: Sequence[Transition]) -> list[Decision]:
+        """The same; of one that cannot be applied nothing is decided, and the others are."""
+        again = False
+
+        async def apply(some: Sequence[Transition]) -> Sequence[Decision]:
+            nonlocal again
+            had_before, again = again, True
+            return await self._apply(some, again=had_before)
+
+        return list(await isolated(apply, moves, _left_alone))
+
+    async def _apply(
+        self, moves: Sequence[Transition], *, durable: bool = False, again: bool = False
+    ) -> list[Decision]:
         now = self._clock()
         if reopened := [move.run_id for move in moves if isinstance(move, Retry)]:
             # Before it is done: a run that has ended is in no index, and if we die over it nobody
@@ -152,7 +169,7 @@ class SharedOrchestrator:
         decisions = await self._store.apply(moves, now, durable=durable)
         decided = list(zip([move.run_id for move in moves], decisions, strict=True))
         await self._follow(decided, now)
-        if self._store.breaks != breaks:
+        if again or self._store.breaks != breaks:
             await self._look_after_refused(decided)
         return decisions
 
@@ -256,12 +273,8 @@ class SharedOrchestrator:
     async def wake_due(self) -> None:
         due = await self.agenda.due(self._clock(), AT_ONCE)
         if due:
-            await isolated(self.apply, [wake for _, wake in due], self._leave_asleep)
+            await self.apply_each([wake for _, wake in due])
             await self.agenda.woken(due)
-
-    async def _leave_asleep(self, wake: Wake, problem: Exception) -> Sequence[Decision]:
-        log.error("run %s, node %s cannot be woken: %s", wake.run_id, wake.node, told(problem))
-        return ()
 
     async def _wake_in_time(self) -> None:
         """Each at its own time, for ever: those that wait for the tokens of a rate limit come one
@@ -335,7 +348,7 @@ class SharedOrchestrator:
         reaped = set()
         for at in range(0, len(starts), AT_ONCE):
             part = starts[at : at + AT_ONCE]
-            decisions = await self.apply([Reap(*start, self._max_crashes) for start in part])
+            decisions = await self.apply_each([Reap(*start, self._max_crashes) for start in part])
             for start, decided in zip(part, decisions, strict=True):
                 if decided:
                     reaped.add(start)
@@ -460,6 +473,11 @@ class SharedOrchestrator:
                 (self.sweep, SWEEP_SECONDS),
             ):
                 group.create_task(every(seconds, duty))
+
+
+async def _left_alone(move: Transition, problem: Exception) -> Sequence[Decision]:
+    log.error("run %s: %s fails: %s", move.run_id, type(move).__name__, told(problem))
+    return [NOTHING]
 
 
 def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:

@@ -23,6 +23,7 @@ from celery import Celery, group  # type: ignore[import-untyped]
 from kombu.messaging import Producer
 
 from dovetail.core.errors import StoreError
+from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
 from dovetail.transports.broker_counts import (
@@ -297,7 +298,12 @@ class CelerySender(StreamSender):
     """Tasks go to the broker; everything else is as with streams."""
 
     def __init__(
-        self, app: Celery, broker: Broker, pipe: Pipe, hands: Callable[[], Awaitable[int]]
+        self,
+        app: Celery,
+        broker: Broker,
+        pipe: Pipe,
+        hands: Callable[[], Awaitable[int]],
+        clock: Clock = time.time,
     ) -> None:
         """`hands` says how many messages workers may hold at once."""
         super().__init__(pipe)
@@ -308,6 +314,7 @@ class CelerySender(StreamSender):
         self._unsent: list[Envelope] = []
         self._resending: asyncio.Task[None] | None = None
         self._hands = hands
+        self._clock = clock
         self._missing: list[tuple[int, int]] = []
         """Of the last looks, one after the other, that missed some: how many, and how many wait."""
         self._not_before = float("-inf")
@@ -384,7 +391,7 @@ class CelerySender(StreamSender):
     async def lost(self) -> list[str]:
         """The queue was emptied by somebody who took nothing, or with its broker."""
         before = await counts(self._pipe)
-        await mark(self._pipe, before.sent, time.time())
+        await mark(self._pipe, before.sent, self._clock())
         if self._unsent:
             return self._nothing_lost()
         try:

@@ -423,14 +423,20 @@ class StreamReader:
         return found
 
     async def bury(self, message: Message, problem: Exception) -> None:
-        """This was understood, and nobody can do what it says."""
+        """This was understood, and nobody can do what it says. It is for who has read it to
+        settle, with what else it may tell."""
         stream, number = message.stream, message.id
         for _, fields in await self._pipe.call("XRANGE", stream, number, number):
-            await self._bury(stream, number, fields, problem)
+            await self._write_letter(stream, number, fields, problem)
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
+        await self._write_letter(stream, number, fields, problem)
+        await self.settle([Message(stream, number, None)])
+
+    async def _write_letter(
+        self, stream: str, number: str, fields: Any, problem: Exception
+    ) -> None:
         texts = [field.decode(errors="replace") for field in fields]
         told = dict(zip(texts[::2], texts[1::2], strict=False))
         reason = str(problem) or type(problem).__name__
         await self._pipe.many(burying(stream, number, reason, told, self._redact))
-        await self.settle([Message(stream, number, None)])

@@ -1,4 +1,4 @@
 -- pull_back: bookings reach no further than so many seconds (ARGV[5]) from now.
-booked = math.min(booked, now + operand)
-keep()
+-- Nothing else of the bucket: who pulls back may not know its usual rate.
+if kept[3] then redis.call('HSET', BUCKET, 'booked', text(math.min(booked, now + operand))) end
 return 1
