@@ -72,7 +72,7 @@ def call(command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 
@@ -124,6 +124,10 @@ def services(page: Path, folder: Path, redis_url: str, **settings: str) -> Itera
         for process, log in started:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, log.read_text()
+    except BaseException:
+        for _, log in started:  # with what pytest tells of the failure
+            print(f"--- {log.name}\n{log.read_text()}")
+        raise
     finally:
         for process, _ in started:
             process.kill()
