@@ -349,7 +349,7 @@ class Archiver:
         return entries
 
     async def _keep_hot(self, entry: Entry, problem: Exception) -> Sequence[Entry]:
-        log.error("run %s stays in Redis: %s", entry.run_id, told(problem))
+        log.error("run %s stays hot: %s", entry.run_id, told(problem))
         return ()
 
     async def _drop(self, run_id: str, head: Head | None) -> None:

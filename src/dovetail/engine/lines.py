@@ -1,4 +1,4 @@
-"""Those that wait for a rate limit over Redis wait no longer than they must.
+"""Those that wait for a rate limit that many share wait no longer than they must.
 
 Each was given a time of its own when it was parked. If others before it were cancelled meanwhile,
 or the limit was raised, that time is too late: whoever is still there is given another one, in the
