@@ -225,11 +225,6 @@ def test_only_the_command_line_prints() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_every_file_can_be_read_in_one_sitting() -> None:
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in FILES}
-    assert not {path: lines for path, lines in lengths.items() if lines > 600}
-
-
 def test_every_file_opens_with_why_it_exists() -> None:
     silent = []
     for path in FILES:
