@@ -383,8 +383,9 @@ def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
     def holds(run: Any) -> bool:
         try:
             return bool(predicate(dict(run.params)))
-        except Exception as error:
-            raise TemplateError(f"raised {type(error).__name__}: {error}") from error
+        except BaseException as error:  # of a step's own code, and so the step's failure
+            told = describe(error)
+            raise TemplateError(f"raised {told['type']}: {told['message']}") from error
 
     return holds
 

@@ -7,6 +7,7 @@ handler that ran out of time may never let go of its own. What it must not know:
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -18,6 +19,9 @@ from dovetail.cli import streams
 from dovetail.cli.failures import FAILED
 
 T = TypeVar("T")
+LOOP_STOPPED = "Event loop stopped before Future completed."
+"""What asyncio and uvloop say of `loop.stop()`."""
+log = logging.getLogger("dovetail.process")
 
 LAST_TASKS_SECONDS = 0.2
 IDLE_THREAD_SECONDS = 0.05
@@ -40,9 +44,25 @@ class Process:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return self.loop.run_until_complete(work)
+            return self._persist(self.loop.create_task(work))
         finally:
             self._wind_up()
+
+    def _persist(self, main: asyncio.Task[T]) -> T:
+        """Run the loop until this task has ended, though something else in it ends the loop.
+
+        A handler may start tasks and callbacks of its own. asyncio lets `SystemExit` in one of
+        them out of the loop, and `loop.stop()` ends it, too: nothing else may end for that.
+        """
+        while True:
+            try:
+                return self.loop.run_until_complete(main)
+            except (SystemExit, KeyboardInterrupt, RuntimeError) as error:
+                stopped = isinstance(error, RuntimeError)
+                if main.done() or (stopped and str(error) != LOOP_STOPPED):
+                    raise
+                what = "loop.stop()" if stopped else type(error).__name__
+                log.error("%s in a task or callback of a handler is ignored", what)
 
     def _wind_up(self) -> None:
         guard = threading.Timer(EXIT_SECONDS, lambda: os._exit(self._exit_code))

@@ -2,7 +2,8 @@
 
 Finite numbers, integers that fit 64 bits, text that can be written as UTF-8, text as keys,
 bounded nesting. Python's own types are looser, and what they let through (NaN, a lone
-surrogate, a list that contains itself) would only be noticed by a store much later.
+surrogate, a list that contains itself) would only be noticed by a store much later. A subclass of
+one of them may do anything when it is looked at: raise what there is, or never come to an end.
 
 Params and definitions may not have NUL characters either: no text of a request or a file can, so
 they are called with `nul=False`. What a handler returns may, as what it reads is not its choice.
@@ -10,7 +11,8 @@ they are called with `nul=False`. What a handler returns may, as what it reads i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -49,13 +51,17 @@ def is_json(
         for item in level:
             kind = type(item)
             if kind not in _KINDS:
-                kind = _base(item)
+                kind, item = _unmasked(item)
             if kind is str:
                 if not (item.isascii() or _encodable(item)) or (not nul and "\0" in item):
                     return False
             elif kind is dict:
                 for key in item:
-                    if not isinstance(key, str) or not (key.isascii() or _encodable(key)):
+                    if type(key) is not str:
+                        kind, key = _unmasked(key)
+                        if kind is not str:
+                            return False
+                    if not (key.isascii() or _encodable(key)):
                         return False
                     if not nul and "\0" in key:
                         return False
@@ -94,11 +100,13 @@ def faults(
     stack: list[tuple[Any, Path, int]] = [(value, at, 0)]
     while stack:
         item, path, depth = stack.pop()
+        if type(item) not in _KINDS:
+            item = _unmasked(item)[1]
         fault = _fault(item, nul)
         if fault:
             yield Finding("invalid_field", fault, path)
             continue
-        if not isinstance(item, dict | list | tuple):
+        if not isinstance(item, dict | list):
             continue
         max_values -= len(item)
         if max_values < 0:
@@ -111,9 +119,10 @@ def faults(
             stack += [(item[i], (*path, i), depth + 1) for i in reversed(range(len(item)))]
             continue
         below: list[tuple[Any, Path, int]] = []
-        for key, held in item.items():
-            if not isinstance(key, str):
-                message = f"key {shown(key)} is not text; JSON keys are"
+        for given, held in item.items():
+            kind, key = _unmasked(given)
+            if kind is not str:
+                message = f"key {shown(given)} is not text; JSON keys are"
                 yield Finding("invalid_field", message, path, on_key=True)
             elif fault := _fault(key, nul):
                 yield Finding("invalid_field", f"a key {fault}", path, on_key=True)
@@ -154,22 +163,41 @@ def _written(value: Any) -> bytes:
 _KINDS = frozenset({str, int, float, bool, dict, list, type(None)})
 
 
-def _base(item: Any) -> type:
-    """The JSON type that a subclass stands for, such as a `StrEnum` or an `OrderedDict`."""
-    for kind in (str, int, float, dict, list):
-        if isinstance(item, kind):
-            return kind
-    return list if isinstance(item, tuple) else object
+_BASES: tuple[tuple[type, type, Callable[[Any], Any]], ...] = (
+    (str, str, lambda item: "".join((item,))),
+    (int, int, int.__index__),
+    (float, float, float.__float__),
+    (dict, dict, lambda item: dict(zip(_some(item), _some(item.values()), strict=False))),
+    (list, list, lambda item: _some(item)),
+    (tuple, list, lambda item: _some(item)),
+)
+
+
+def _some(items: Iterable[Any]) -> list[Any]:
+    """As many as can be stored, and one more: what a class of its own iterates over may not end."""
+    return list(islice(items, MAX_BYTES + 1))
+
+
+def _unmasked(item: Any) -> tuple[type, Any]:
+    """The JSON type that a subclass stands for, such as a `StrEnum` or an `OrderedDict`, and its
+    value in that very type."""
+    for base, kind, read in _BASES:
+        if issubclass(type(item), base):  # not `isinstance`, which asks the item
+            return kind, read(item)
+    return object, item
 
 
 def _plain(item: Any) -> Any:
     """What orjson does not write by itself although it is one of ours: subclasses."""
-    return float(item) if isinstance(item, float) else list(item)
+    kind, value = _unmasked(item)
+    if kind is object:
+        raise TypeError(f"{type(item).__name__} is no JSON value")
+    return value
 
 
 def _fault(item: Any, nul: bool) -> str | None:
     """What is wrong with one value, leaving aside what it contains."""
-    if item is None or isinstance(item, bool | dict | list | tuple):
+    if item is None or isinstance(item, bool | dict | list):
         return None
     if isinstance(item, str):
         if not _encodable(item):

@@ -78,7 +78,8 @@ def _resolve(
         return
     if error is None:
         future.set_result(output)
-    elif isinstance(error, StopIteration):  # a future cannot carry it
+    # Not `isinstance`, which asks the object: what that raises here would end the loop.
+    elif issubclass(type(error), StopIteration):  # a future cannot carry it
         future.set_exception(RuntimeError("the handler raised StopIteration"))
     else:
         future.set_exception(error)

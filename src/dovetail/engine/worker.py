@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
+from sys import getrefcount
 from types import coroutine
 from typing import Any
 
@@ -158,8 +159,11 @@ class Worker:
         """A bug or a lost store must end the worker loudly, never leave it half alive."""
         self._tasks.discard(task)
         if task.cancelled():
+            # Not by us: a handler kept hold of the task it ran in, and cancelled it.
             if task is self._leader:
-                self._promote()  # a handler kept hold of the task it ran in, and cancelled it
+                self._promote()
+            elif self._results and not self._draining:
+                self._spawn(self._flush())  # the task was at this
         elif error := task.exception():
             self._on_crash(error)
 
@@ -195,6 +199,7 @@ class Worker:
                 running.waiter = self._spawn(self._stay(running))
                 continue
             context = copy_context()
+            held = getrefcount(me)
             try:
                 work = call.begin(task)
                 waits_for = context.run(work.send, None)
@@ -202,11 +207,17 @@ class Worker:
                 self._succeed(task, call, returned.value)
             except BaseException as error:
                 self._fail(task, call, error)
+                del error
             else:
                 running = self._enter(task, call)
                 running.waiter = me
                 self._promote()
                 await self._stay(running, _resume(work, context, waits_for))
+                return
+            if me.cancelling() or getrefcount(me) != held:
+                # The handler cancelled the task it ran in, or kept it to do so later: the next
+                # handler runs in another one, and is not cancelled in its place.
+                self._promote()
                 return
 
     async def _refill(self) -> None:
@@ -249,7 +260,12 @@ class Worker:
         if not running.detached:
             running.timer.cancel()
             del self._running[running]
-        if not self._closing:
+        if self._closing:
+            return
+        me = asyncio.current_task()
+        if me is not None and me.cancelling():  # by us, or by its handler: a flush would be, too
+            self._spawn(self._flush())
+        else:
             await self._flush()
 
     async def _in_thread(self, task: Task, call: Call) -> Any:
@@ -390,16 +406,18 @@ def _order(task: Task) -> tuple[str, str, Token]:
 def failure(
     task: Task, error: BaseException, described: dict[str, Any], chance: float = 0.0
 ) -> Fail:
-    """What is told of a start whose handler raised this."""
-    after = at_least = None
-    if isinstance(error, RetryableError):
-        after, at_least = _seconds(error.after), _seconds(error.at_least)
+    """What is told of a start whose handler raised this.
+
+    The exception's class is asked and not `isinstance`, which asks the exception: it is the user's
+    object, and may raise anything.
+    """
+    after, at_least = _delays(error)
     return Fail(
         task.run_id,
         task.node_id,
         task.token,
         described,
-        permanent=isinstance(error, PermanentError | TemplateError),
+        permanent=issubclass(type(error), PermanentError | TemplateError),
         after=after,
         at_least=at_least,
         chance=chance,
@@ -408,16 +426,24 @@ def failure(
 
 def pause_asked_by(error: BaseException) -> float | None:
     """For how long a service asked to be left alone, if it did."""
-    if not isinstance(error, RetryableError):
-        return None
-    at_least = _seconds(error.at_least)
+    _, at_least = _delays(error)
     return None if at_least is None else min(at_least, LONGEST_RETRY_AFTER)
 
 
-def _seconds(value: object) -> float | None:
-    """A delay that a handler asked for, if it is one."""
-    if isinstance(value, int | float) and 0 <= value < FOREVER:
-        return float(value)
+def _delays(error: BaseException) -> tuple[float | None, float | None]:
+    """What a `RetryableError` asks for: `after` and `at_least`, each if it is a delay."""
+    if not issubclass(type(error), RetryableError):
+        return None, None
+    return _seconds(error, "after"), _seconds(error, "at_least")
+
+
+def _seconds(error: BaseException, name: str) -> float | None:
+    try:
+        value = getattr(error, name)
+        if issubclass(type(value), int | float) and 0 <= (seconds := float(value)) < FOREVER:
+            return seconds
+    except BaseException:  # noqa: S110  (an attribute or a number of the user's own kind)
+        pass
     return None
 
 

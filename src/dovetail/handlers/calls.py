@@ -54,8 +54,9 @@ class RegistryCalls:
             prepared = handler.prepare(config)
         except DovetailError as problem:
             # Never tried again: the same definition on the same worker would end the same way.
-            message = self._redactor.redact(f"node '{task.node_id}': {problem}")
-            raise PermanentError(message, type=problem.type) from None
+            told = describe(problem, self._redactor.redact)
+            message = f"node '{task.node_id}': {told['message']}"
+            raise PermanentError(message, type=told["type"]) from None
         except BaseException as problem:  # a validator of the handler's own is broken
             told = describe(problem, self._redactor.redact)
             message = f"node '{task.node_id}': its config could not be checked: "
@@ -124,7 +125,7 @@ class HandlerCall:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact(f"the handler's output is not storable: {problem}")
             raise PermanentError(message, type=kind) from None
-        except Exception as problem:  # a type of the handler's own that cannot be looked at
+        except BaseException as problem:  # a type of the handler's own that cannot be looked at
             told = self.describe(problem)
             message = f"the handler's output cannot be read: {told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_output") from None

@@ -119,7 +119,7 @@ class Context:
         """Tell how far the work is, from 0 to 1; what lies outside is cut to that."""
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
-        text = str(message)
+        text = "".join((str(message),))  # plain text: a subclass of str may change when it is cut
         if text and self.secrets:
             text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
