@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pooled": {*INSIDE, "pipe", "blocking_pipe", "stores", "transports", "wiring", "distributed"},
     "fleet": {"core", "config", "engine", "pipe", "stores", "transports"},
     # Only wiring names a concrete store or transport, so none of these may.
-    "executor": {*INSIDE, "wiring"},
+    # The client only for the class of events that both give out.
+    "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "wiring", "distributed"},
     "celery": {*INSIDE, "wiring", "executor"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.

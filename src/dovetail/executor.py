@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from dovetail.core import events as core_events
 from dovetail.core.consequences import COMPLETED, FAILED
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
@@ -25,13 +27,18 @@ from dovetail.core.templates import Scope, compile_config
 from dovetail.core.transitions import Submit
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, TokenBucket
 from dovetail.engine.ports import Calls, Report, Task
+from dovetail.engine.views import event_view
 from dovetail.handlers.failure import describe
 from dovetail.wiring import LocalEngine
+
+if TYPE_CHECKING:
+    from dovetail.client.answers import Event
 
 OnFailure = Literal["continue", "fail_fast"]
 Step = Callable[[dict[str, Any]], Any]
 Predicate = Callable[[dict[str, Any]], object]
 
+log = logging.getLogger("dovetail.executor")
 _PLAIN = ("completed", "failed", "skipped", "duration", "error", "outputs")
 _NO_CONFIG = compile_config({})
 _DEPENDENCY_FAILED = "Dependency failed"
@@ -296,22 +303,41 @@ class WorkflowExecutor:
         rate_limiters: Mapping[str, TokenBucketRateLimiter] | None = None,
         *,
         on_failure: OnFailure = "continue",
+        on_event: Callable[[Event], object] | None = None,
     ) -> None:
+        """`on_event` is called with each event of a run, in order, as it happens: keep it short.
+        What it raises is logged, and harms no step."""
         _check_policy(on_failure)
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, not {max_concurrency}")
         self.max_concurrency = max_concurrency
         self.rate_limiters = dict(rate_limiters or {})
         self.on_failure: OnFailure = on_failure
+        if on_event is not None and (not callable(on_event) or _is_async(on_event)):
+            raise TypeError("on_event must be a plain function of one event, not async")
+        self.on_event = on_event
 
     async def execute(
-        self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
+        self,
+        dag: WorkflowDAG,
+        context: Mapping[str, Any] | None = None,
+        *,
+        resume: WorkflowResult | None = None,
     ) -> WorkflowResult:
-        """Run every step as soon as what it depends on is done; never raises for a failed one."""
-        submit, calls = submission(os.urandom(8).hex(), dag, context, self.on_failure)
+        """Run every step as soon as what it depends on is done; never raises for a failed one.
+
+        `resume` is the result of an earlier execution: its completed steps keep their outputs and
+        do not run again, all others do.
+        """
+        submit, calls = submission(os.urandom(8).hex(), dag, context, self.on_failure, resume)
         limits = LocalLimits({tag: rl.bucket for tag, rl in self.rate_limiters.items()})
+        report = None
+        if self.on_event is not None:
+            submit = submit._replace(logged=True)
+            report = _reporter(self.on_event)
         engine = LocalEngine(
             calls,
+            on_event=report,
             concurrency=self.max_concurrency,
             limits=limits,
             isolate=False,
@@ -323,13 +349,17 @@ class WorkflowExecutor:
         return WorkflowResult(run)
 
     def execute_sync(
-        self, dag: WorkflowDAG, context: Mapping[str, Any] | None = None
+        self,
+        dag: WorkflowDAG,
+        context: Mapping[str, Any] | None = None,
+        *,
+        resume: WorkflowResult | None = None,
     ) -> WorkflowResult:
         """`execute` for scripts that have no event loop."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self.execute(dag, context))
+            return asyncio.run(self.execute(dag, context, resume=resume))
         raise RuntimeError("execute_sync inside a running event loop: await execute() instead")
 
 
@@ -338,10 +368,41 @@ def submission(
     dag: WorkflowDAG,
     context: Mapping[str, Any] | None = None,
     on_failure: OnFailure = "continue",
+    resume: WorkflowResult | None = None,
 ) -> tuple[Submit, Calls]:
     """What an engine needs to run the graph once: the order, and how to call its steps."""
-    ctx = {**(context or {}), "step_outputs": {}}
-    return Submit(run_id, dag._compiled(on_failure), ctx, logged=False), dag._calls()
+    graph = dag._compiled(on_failure)
+    reused = reusable(graph, resume)
+    ctx = {**(context or {}), "step_outputs": dict(reused)}
+    return Submit(run_id, graph, ctx, logged=False, reused=reused), dag._calls()
+
+
+def reusable(graph: Graph, resume: WorkflowResult | None) -> dict[str, Any]:
+    """Outputs of an earlier result that a run of this graph begins with."""
+    if resume is None:
+        return {}
+    if not isinstance(resume, WorkflowResult):
+        raise TypeError(f"resume is a WorkflowResult, not {type(resume).__name__}")
+    return {name: output for name, output in resume.outputs.items() if name in graph.index}
+
+
+def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:
+    """Calls it with the time of day: the engine of a library counts from the machine's start."""
+    from dovetail.client.answers import Event  # here: who gives no function needs no client
+
+    offset = time.time() - time.monotonic()
+
+    def report(event: core_events.Event) -> None:
+        data = event.data
+        if data is not None and "until" in data:
+            data = {**data, "until": data["until"] + offset}
+        try:
+            view = event_view(event._replace(time=event.time + offset, data=data))
+            on_event(Event.from_api(view))
+        except Exception:
+            log.exception("on_event failed at %s", event.type)
+
+    return report
 
 
 class _StepCalls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Limits
+from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.engine.clock import Clock, steady_clock
@@ -52,11 +53,13 @@ class LocalEngine:
         isolate: bool = True,
         max_config_size: int = MAX_CONFIG_SIZE,
         clock: Clock | None = None,
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        """`on_event` is called with each event of runs that are kept in memory."""
         clock = clock or steady_clock()
         transport = LocalTransport()
         self._crashed: BaseException | None = None
-        self._memory = MemoryStore() if store is None else None
+        self._memory = MemoryStore(on_event) if store is None else None
         self.store: LocalStore = self._memory or store  # type: ignore[assignment]
         self.orchestrator = Orchestrator(self.store, transport, clock, self.crash)
         self.desk = Intake(

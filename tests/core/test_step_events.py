@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS
+from dovetail.core.step import begin
+from dovetail.core.transitions import Submit
 
 from .walk import LEASE, Walk
 
@@ -52,7 +54,9 @@ def test_every_event_is_of_a_known_type_and_all_node_events_have_an_attempt() ->
             assert event.attempt is not None
     other = Walk({"a": []})
     other.run("a")
-    seen = set(walk.types()) | set(other.types())
+    again = Submit("again", other.state.graph, {}, reused={"a": 1})
+    reused = [event.type for event in begin(again, 0.0, 1)[1].events]
+    seen = {*walk.types(), *other.types(), *reused}
     assert seen == {*RUN_EVENTS, *NODE_EVENTS}
 
 

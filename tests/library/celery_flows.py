@@ -78,6 +78,17 @@ def die(ctx: Ctx) -> int:
 register_dag(WorkflowDAG("mortal").add_step("only", die))
 
 
+def die_some_times(ctx: Ctx) -> int:
+    with seen() as connection:
+        starts = int(connection.incr(f"starts:{ctx['key']}"))
+    if starts <= ctx["deaths"]:
+        os.kill(os.getpid(), 9)
+    return starts
+
+
+register_dag(WorkflowDAG("unlucky").add_step("only", die_some_times))
+
+
 @register_dag
 def fan(context: Ctx) -> WorkflowDAG:
     """A graph that depends on what it is given."""

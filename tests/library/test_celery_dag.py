@@ -22,6 +22,7 @@ from dovetail import InvalidDefinition, NotFound, StoreError, WorkflowDAG, Workf
 from dovetail.celery import (
     DagGroup,
     DagRefused,
+    configure,
     driving,
     known,
     register_dag,
@@ -206,11 +207,51 @@ class TestFailures:
         with flows.seen() as connection:
             assert int(connection.get(f"made:{key}")) == min(failures + 1, 4)
 
-    def test_a_dag_that_kills_its_process_is_not_started_again(self, flows: ModuleType) -> None:
+    def test_a_dag_that_kills_its_process_is_given_up_and_the_others_end(
+        self, flows: ModuleType
+    ) -> None:
         group = run_dag_group("mortal", [{}, {"die": True}, {}])
         told = group.wait(PATIENCE)
         assert told.counts == {"COMPLETED": 2, "FAILED": 1}
         assert told.failures[1]["type"] == "worker_lost"
+
+    @pytest.mark.parametrize("deaths", [1, 2, 9])
+    def test_a_dag_whose_process_is_killed_starts_again_at_most_so_often(
+        self, flows: ModuleType, key: str, deaths: int
+    ) -> None:
+        result = run("unlucky", {"key": key, "deaths": deaths})
+        with flows.seen() as connection:
+            assert int(connection.get(f"starts:{key}")) == min(deaths + 1, 3)
+        if deaths < 3:
+            assert result.outputs == {"only": deaths + 1}
+        else:
+            assert result.error is not None
+            assert result.error["type"] == "worker_lost"
+            assert "DOVETAIL_MAX_CRASHES" in result.error["message"]
+
+    def test_a_result_is_resumed_by_another_task(self, flows: ModuleType, key: str) -> None:
+        first = run_dag.delay(flows.failing, {"key": key}).get(timeout=PATIENCE)
+        first["outputs"]["good"] = "kept"
+        again = run_dag.delay(flows.failing, {"key": key}, resume=first).get(timeout=PATIENCE)
+        assert again["outputs"] == {"good": "kept"}
+        assert again["steps"]["good"]["duration"] == 0.0
+        first["outputs"] = {"bad": "mended", "good": "kept"}
+        last = run_dag.delay(flows.failing, resume=WorkflowResult.from_dict(first))
+        told = last.get(timeout=PATIENCE)
+        assert (told["status"], told["failed"]) == ("COMPLETED", 0)
+
+    def test_a_definition_is_resumed_too(self, flows: ModuleType) -> None:
+        first = run_dag.delay(GREET, {"who": "Ada"}).get(timeout=PATIENCE)
+        first["outputs"] = {"loud": {"text": "KEPT"}}
+        told = run_dag.delay(GREET, resume=first).get(timeout=PATIENCE)
+        assert told["outputs"]["end"] == {"said": "KEPT"}
+
+    @pytest.mark.parametrize("resume", [{}, {"status": "ODD"}, {"status": 5}])
+    def test_what_cannot_be_resumed_says_what_can(
+        self, flows: ModuleType, resume: dict[str, Any]
+    ) -> None:
+        with pytest.raises(DagRefused, match="what run_dag answered"):
+            run_dag.delay(GREET, resume=resume).get(timeout=PATIENCE)
 
 
 class TestTimeLimits:
@@ -218,7 +259,17 @@ class TestTimeLimits:
         found = flows.app.tasks["dovetail.run_dag"]
         assert (found.soft_time_limit, found.time_limit, found.max_retries) == (270, 300, 3)
         assert found.acks_late
-        assert not found.reject_on_worker_lost
+        assert found.reject_on_worker_lost
+        assert found.track_started
+
+    def test_an_app_is_configured_as_the_design_lists(self) -> None:
+        app = Celery("theirs", set_as_current=False)
+        assert configure(app) is app
+        conf = app.conf
+        assert (conf.task_time_limit, conf.task_soft_time_limit) == (300, 270)
+        assert (conf.task_acks_late, conf.task_reject_on_worker_lost) == (True, True)
+        assert (conf.worker_prefetch_multiplier, conf.task_track_started) == (1, True)
+        assert (conf.task_serializer, conf.accept_content) == ("json", ["json"])
 
     def test_a_dag_that_takes_too_long_is_stopped_and_keeps_what_it_has(
         self, flows: ModuleType, key: str

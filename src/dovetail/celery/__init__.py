@@ -7,13 +7,14 @@ its own, and a lost worker costs one node instead of the whole DAG.
 
 from dovetail.celery.groups import DagGroup, DagGroupResult, result_of, run_dag_group
 from dovetail.celery.known import DagRefused, register_dag, register_handlers
-from dovetail.celery.task import DagTask, run_dag
+from dovetail.celery.task import DagTask, configure, run_dag
 
 __all__ = [
     "DagGroup",
     "DagGroupResult",
     "DagRefused",
     "DagTask",
+    "configure",
     "register_dag",
     "register_handlers",
     "result_of",

@@ -32,7 +32,7 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.limits import LocalLimits
 from dovetail.engine.ports import Calls, Limits
-from dovetail.executor import WorkflowDAG, submission
+from dovetail.executor import WorkflowDAG, WorkflowResult, reusable, submission
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.wiring import LocalEngine, buckets, shared_limits
 
@@ -45,8 +45,14 @@ class Prepared(NamedTuple):
     isolate: bool
 
 
-def prepare(run_id: str, dag: Dag, context: Mapping[str, Any] | None) -> Prepared:
+def prepare(
+    run_id: str,
+    dag: Dag,
+    context: Mapping[str, Any] | None,
+    resume: WorkflowResult | Mapping[str, Any] | None = None,
+) -> Prepared:
     """`run_id` is the task's: the same at every delivery, so idempotency keys are, too."""
+    earlier = _earlier(resume)
     if context is not None and not isinstance(context, Mapping):
         raise DagRefused(f"context is a JSON object, not {type(context).__name__}")
     if is_name(dag):
@@ -54,7 +60,7 @@ def prepare(run_id: str, dag: Dag, context: Mapping[str, Any] | None) -> Prepare
     if callable(dag) and not isinstance(dag, WorkflowDAG):
         dag = _built(dag, dict(context or {}))
     if isinstance(dag, WorkflowDAG):
-        submit, calls = submission(run_id, dag, context)
+        submit, calls = submission(run_id, dag, context, resume=earlier)
         return Prepared(submit, calls, isolate=False)
     graph, schema = compiled(text_of(dag))
     registry_calls = RegistryCalls(
@@ -65,7 +71,22 @@ def prepare(run_id: str, dag: Dag, context: Mapping[str, Any] | None) -> Prepare
         max_output_bytes=settings().max_output_bytes,
     )
     params = apply_params(schema, dict(context or {}))
-    return Prepared(Submit(run_id, graph, params, logged=False), registry_calls, isolate=True)
+    reused = reusable(graph, earlier)
+    submit = Submit(run_id, graph, params, logged=False, reused=reused)
+    return Prepared(submit, registry_calls, isolate=True)
+
+
+def _earlier(resume: WorkflowResult | Mapping[str, Any] | None) -> WorkflowResult | None:
+    """The result that a DAG goes on from; a message carries what `run_dag` answered."""
+    if resume is None or isinstance(resume, WorkflowResult):
+        return resume
+    try:
+        return WorkflowResult.from_dict(resume)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DagRefused(
+            "resume is what run_dag answered, or a WorkflowResult: it cannot be read "
+            f"({type(error).__name__}: {error})"
+        ) from None
 
 
 def _built(builder: Any, context: dict[str, Any]) -> WorkflowDAG:

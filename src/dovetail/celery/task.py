@@ -6,6 +6,7 @@ What it must not know: how a DAG is run.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import orjson
 from celery import Task, shared_task  # type: ignore[import-untyped]
 from celery.app.backends import by_url  # type: ignore[import-untyped]
-from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+from celery.exceptions import Ignore, SoftTimeLimitExceeded  # type: ignore[import-untyped]
 
 from dovetail.celery.driving import prepare, run_to_its_end
 from dovetail.celery.known import Dag, DagRefused, sendable, settings
@@ -24,6 +25,7 @@ from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
 from dovetail.executor import WorkflowResult
 
+log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
 HARD_SECONDS = 300
 MAX_RETRIES = 3
@@ -31,6 +33,8 @@ RETRY = DEFAULT_RETRY
 RETRIED = (StoreError, ConnectionError, TimeoutError)
 """What the surroundings did. A step that failed is none of these: it has retries of its own, and
 to run the whole DAG again would repeat what was completed."""
+CRASHES = "dovetail_crashes"
+"""A header of the message: how often a worker was lost with this DAG."""
 STOP_SECONDS = 10.0
 """How long a DAG that ran out of time may take to stop: well before the hard limit."""
 
@@ -42,25 +46,33 @@ class DagTask(Task):  # type: ignore[misc]
     soft_time_limit = SOFT_SECONDS
     time_limit = HARD_SECONDS
     max_retries = MAX_RETRIES
-    # A worker that is gone gives the task back. One whose process this DAG killed does not:
-    # nobody can tell bad luck from a DAG that will do it again.
+    # A worker that is gone, or a process of its pool, gives the task back. How often is bounded by
+    # `max_crashes`: a DAG that kills its process would do so again and again.
     acks_late = True
-    reject_on_worker_lost = False
+    reject_on_worker_lost = True
+    track_started = True
     serializer = "json"
     ignore_result = False
 
     _backend: Any = None
 
     def run_here(
-        self, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
+        self,
+        dag: Dag,
+        context: Mapping[str, Any] | None = None,
+        *,
+        max_concurrency: int = 4,
+        resume: WorkflowResult | Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Run a DAG in this process, as `run_dag` does, and answer as it does. For the body of a
         task that is bound: what the surroundings did is raised as a retry of it."""
         request = self.request
+        if (lost := self._crashed(request)) is not None:
+            return _told(None, lost)
         if isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
         try:
-            prepared = prepare(request.id or os.urandom(8).hex(), dag, context)
+            prepared = prepare(request.id or os.urandom(8).hex(), dag, context, resume)
             patience = _patience(request)
             run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
             return _told(run, _timeout(request) if stopped else None)
@@ -71,6 +83,26 @@ class DagTask(Task):  # type: ignore[misc]
             raise self.retry(exc=error, countdown=wait) from error
         except DovetailError as problem:
             raise DagRefused(str(problem), problem.type) from None
+
+    def _crashed(self, request: Any) -> dict[str, Any] | None:
+        """What to answer if this delivery is one too many. Another one is sent on with its number:
+        a broker says that it delivers again, and not how often."""
+        if request.is_eager or not (request.delivery_info or {}).get("redelivered"):
+            return None
+        crashes = _crashes(request) + 1
+        most = settings().max_crashes
+        if crashes >= most:
+            times = f"{crashes} times" if crashes > 1 else "once"
+            message = f"its worker was lost {times}: DOVETAIL_MAX_CRASHES allows no more"
+            return {"type": "worker_lost", "message": message}
+        log.warning(
+            "DAG %s starts again: its worker was lost (%s of %s)", request.id, crashes, most
+        )
+        again = self.signature_from_request(
+            request, retries=request.retries, headers={CRASHES: crashes}
+        )
+        again.apply_async()
+        raise Ignore
 
     @property
     def backend(self) -> Any:
@@ -103,11 +135,38 @@ class _RunDag(DagTask):
     subtask = signature
 
 
+def _crashes(request: Any) -> int:
+    value = (request.headers or {}).get(CRASHES, 0)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def configure(app: Any) -> Any:
+    """Set up a Celery app for tasks that run whole DAGs, yours included; returns the app.
+
+    A hard limit of 300 s and a soft one of 270, acknowledged late and given back when a process
+    of the pool is lost, one task fetched at a time, STARTED shown, JSON only.
+    """
+    app.conf.update(
+        task_time_limit=HARD_SECONDS,
+        task_soft_time_limit=SOFT_SECONDS,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        task_track_started=True,
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+    )
+    return app
+
+
 def _sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
     if args:
         args = (sendable(args[0]), *args[1:])
     elif kwargs and "dag" in kwargs:
         kwargs = {**kwargs, "dag": sendable(kwargs["dag"])}
+    if kwargs and isinstance(kwargs.get("resume"), WorkflowResult):
+        kwargs = {**kwargs, "resume": kwargs["resume"].to_dict()}
     return args, kwargs
 
 
@@ -125,15 +184,21 @@ def redis_of(app: Any) -> str | None:
 
 @shared_task(bind=True, base=_RunDag, name="dovetail.run_dag")  # type: ignore[untyped-decorator]
 def run_dag(
-    self: DagTask, dag: Dag, context: Mapping[str, Any] | None = None, *, max_concurrency: int = 4
+    self: DagTask,
+    dag: Dag,
+    context: Mapping[str, Any] | None = None,
+    *,
+    max_concurrency: int = 4,
+    resume: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Run a DAG inside this one task; gives `WorkflowResult.to_dict()`, with what is `withheld`.
 
     `dag` is a registered `WorkflowDAG` or its name, or a definition: a dict, YAML or JSON text;
     whoever sends it may also give a file. `context` are then its params. A DAG that failed is a
-    result like any other; what could not be run at all raises, and the task fails.
+    result like any other; what could not be run at all raises, and the task fails. Given such a
+    result as `resume`, only what did not complete in it runs.
     """
-    return self.run_here(dag, context, max_concurrency=max_concurrency)
+    return self.run_here(dag, context, max_concurrency=max_concurrency, resume=resume)
 
 
 def _told(run: RunState | None, timeout: dict[str, Any] | None) -> dict[str, Any]:

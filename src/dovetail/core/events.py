@@ -23,6 +23,7 @@ NODE_EVENTS = (
     "node.started",
     "node.progress",
     "node.cached",
+    "node.reused",
     "node.parked",
     "node.retrying",
     "node.lost",

@@ -22,12 +22,13 @@ How the pieces hold together:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.core.consequences import (
     COMPLETED,
     FAILED,
+    PENDING,
     PUBLISHED,
     QUEUED,
     RUNNING,
@@ -83,8 +84,25 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
     run.status = RunStatus.RUNNING
     run.started_at = now
     log(run, out, now, "run.started")
-    resolve(run, list(submit.graph.roots), out, now, nonce)
+    ready = list(submit.graph.roots)
+    if submit.reused:
+        reuse(run, submit.reused, out, now)
+        ready = [
+            i for i, node in enumerate(run.nodes) if node.status is PENDING and not node.waiting
+        ]
+    resolve(run, ready, out, now, nonce)
     return run, out
+
+
+def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) -> None:
+    """Begin with these nodes as COMPLETED: an earlier run has their outputs. None was started."""
+    graph, nodes = run.graph, run.nodes
+    for index, spec in enumerate(graph.nodes):
+        if spec.id in outputs:
+            nodes[index].output = outputs[spec.id]
+            finish(run, nodes[index], COMPLETED, now)
+            note(run, index, out, now, "node.reused")
+    count_parents(run, [i for i, node in enumerate(nodes) if node.status is PENDING])
 
 
 def step(run: RunState, transition: Transition, now: float, nonce: int) -> Decision:
@@ -316,12 +334,17 @@ def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
     run.failed = sum(node.status is FAILED for node in nodes)
     run.cancelled = 0
     run.active = sum(node.status is RUNNING for node in nodes)
-    for index in reset:
-        parents = [nodes[parent].status for parent in run.graph.nodes[index].parents]
-        nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-        nodes[index].fed = COMPLETED in parents
+    count_parents(run, reset)
     resolve(run, [index for index in reset if not nodes[index].waiting], out, now, nonce)
     return out
+
+
+def count_parents(run: RunState, pending: list[int]) -> None:
+    """Of nodes that are PENDING: how many parents they wait for, from the parents' states."""
+    for index in pending:
+        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+        run.nodes[index].fed = COMPLETED in parents
 
 
 def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:

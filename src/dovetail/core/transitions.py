@@ -6,7 +6,7 @@ more serve the edges and neither start nor end a handler. `step` holds the rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import Graph
@@ -26,6 +26,9 @@ class Submit(NamedTuple):
     """An idempotency key: its scope, itself, and the digest of what was asked under it."""
     place: tuple[int, int] | None = None
     """In a batch: the batch's number and the run's place in it."""
+    reused: Mapping[str, Any] | None = None
+    """Outputs by node of an earlier run: these nodes begin as COMPLETED. Of stores, only memory
+    keeps such a run yet."""
 
 
 class Claim(NamedTuple):

@@ -7,7 +7,7 @@ survives nothing, which is right for the library and for tests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -23,7 +23,9 @@ MOST_CACHED = 10_000
 
 
 class MemoryStore:
-    def __init__(self) -> None:
+    def __init__(self, on_event: Callable[[Event], None] | None = None) -> None:
+        """`on_event` is called with each event, in order, where it happens."""
+        self._on_event = on_event
         self._runs: dict[str, RunState] = {}
         # Tokens only tell starts apart within this process: no secret, so no entropy.
         self._nonces = count(1)
@@ -39,6 +41,7 @@ class MemoryStore:
         run, decision = begin(submit, now, next(self._nonces))
         self._runs[run.id] = run
         self._events[run.id] = decision.events.copy()
+        self._report(decision.events)
         return decision
 
     async def apply(
@@ -61,8 +64,14 @@ class MemoryStore:
                 self._keep(key, now + ttl, move.output)
         return decisions
 
+    def _report(self, events: list[Event]) -> None:
+        if self._on_event is not None:
+            for event in events:
+                self._on_event(event)
+
     def _tell(self, run: RunState, decision: Decision) -> None:
         self._events[run.id] += decision.events
+        self._report(decision.events)
         if self._watchers:
             for watcher in self._watchers.get(run.id, ()):
                 watcher.set()
