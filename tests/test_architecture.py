@@ -31,10 +31,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"core"},
     "handlers": {"core", "engine", "config"},
     "cluster": {"core"},
+    "postgres_url": {"core"},
     "pipe": {"core", "cluster"},
     "scanning": {"pipe"},
     "blocking_pipe": {"core", "pipe"},
-    "stores": {"core", "engine", "config", "pipe", "scanning"},
+    "stores": {"core", "engine", "config", "pipe", "scanning", "postgres_url"},
     "transports": {"core", "engine", "config", "pipe", "scanning"},
     "wiring": {*INSIDE, "pipe", "stores", "transports"},
     "clearing": {"core", "config", "engine", "pipe", "stores", "transports"},
@@ -52,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Listens to the engine; nothing but the edge knows it.
     "telemetry": {"core", "engine", "config"},
     # An application: the public face, the settings and the tasks of Celery are all it may know.
-    "documents": {"dovetail", "config", "celery"},
+    "documents": {"dovetail", "config", "celery", "postgres_url"},
     "cli": {
         *INSIDE,
         "documents",

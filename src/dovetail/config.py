@@ -25,6 +25,7 @@ from dovetail.core.errors import DovetailError
 
 PREFIX = "DOVETAIL_"
 SECRET_PREFIX = "DOVETAIL_SECRET_"  # noqa: S105  (a name, not a secret)
+FILE_SUFFIX = "_FILE"
 FILE = "dovetail.toml"
 
 KIB = 1024
@@ -282,22 +283,61 @@ def load_settings(
         values[name], source[name] = value, f"{name} in {FILE}"
     for name in Settings.model_fields:
         # An empty variable is how a shell or a compose file says "not set".
-        text = environ.get(env_name(name), "").strip()
+        text, variable = _variable(environ, env_name(name))
         if text and name not in _NOT_IN_ENVIRONMENT:
-            values[name], source[name] = text, env_name(name)
+            values[name], source[name] = text, variable
     for name, value in flags.items():
         if value is not None:
             values[name], source[name] = value, f"--{name.replace('_', '-')}"
-    values["secrets"] = {
-        name.removeprefix(SECRET_PREFIX): value
-        for name, value in environ.items()
-        if name.startswith(SECRET_PREFIX) and name != SECRET_PREFIX
-    }
+    values["secrets"] = _secrets(environ)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
         # Without the cause: pydantic's text repeats the input, which may be a secret.
         raise SettingsError(_explained(error, source)) from None
+
+
+def _variable(environ: Mapping[str, str], variable: str) -> tuple[str, str]:
+    """A variable's value, or what is in the file that `<variable>_FILE` names, and which of them.
+
+    Files are how containers are given secrets: a variable is seen by every process that looks.
+    """
+    text, file = environ.get(variable, "").strip(), environ.get(f"{variable}_FILE", "").strip()
+    if not file:
+        return text, variable
+    if text:
+        raise SettingsError(f"{variable} and {variable}_FILE are both set: unset one of them")
+    return _content(file, f"{variable}_FILE").strip(), f"{variable}_FILE"
+
+
+def _content(file: str, variable: str) -> str:
+    try:
+        text = Path(file).read_text("utf-8")
+    except OSError as error:
+        raise SettingsError(f"{variable}: {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{variable}: {file} is not UTF-8 text") from None
+    if not text.strip():
+        raise SettingsError(f"{variable}: {file} is empty")
+    return text
+
+
+def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """By name; of a file without the newline that its editor added."""
+    found: dict[str, str] = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix(SECRET_PREFIX)
+        if name == variable or not name:
+            continue
+        if not variable.endswith(FILE_SUFFIX):
+            found[name] = value
+            continue
+        plain = variable.removesuffix(FILE_SUFFIX)
+        if plain in environ:
+            raise SettingsError(f"{plain} and {variable} are both set: unset one of them")
+        if value:
+            found[plain.removeprefix(SECRET_PREFIX)] = _content(value, variable).rstrip("\r\n")
+    return found
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str | None]:
@@ -307,6 +347,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     """
     environ = os.environ if environ is None else environ
     known = [env_name(name) for name in Settings.model_fields if name not in _NOT_IN_ENVIRONMENT]
+    known += [f"{name}{FILE_SUFFIX}" for name in known]
     known += BESIDE
     found: dict[str, str | None] = {}
     for name in sorted(environ):

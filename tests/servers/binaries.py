@@ -20,8 +20,9 @@ PACKAGES = {
     "postgres": ("postgresql", "TEST_DATABASE_URL"),
     "initdb": ("postgresql", "TEST_DATABASE_URL"),
     "rabbitmq-server": ("rabbitmq-server", "TEST_RABBITMQ_URL"),
+    "pgbouncer": ("pgbouncer", ""),
 }
-"""Debian's package of each program, and the setting that makes it unnecessary."""
+"""Debian's package of each program, and the setting that makes it unnecessary, if there is one."""
 
 
 class NoServer(Exception):
@@ -55,10 +56,10 @@ def find(name: str) -> Program:
     folder = unpacked_folder() / package
     for path in _of_debian(folder, name):
         return Program(path, _libraries(folder), folder)
+    given = f", and {setting} names no server that runs" if setting else ""
     raise NoServer(
-        f"no {name} to start: none on PATH, in /usr/lib/postgresql or in {folder}, and {setting} "
-        f"names no server that runs. ./dev test fetches Debian's {package}; to install it yourself "
-        "also works"
+        f"no {name} to start: none on PATH, in /usr/lib/postgresql or in {folder}{given}. ./dev "
+        f"test fetches Debian's {package}; to install it yourself also works"
     )
 
 
@@ -115,7 +116,7 @@ def _libraries(folder: Path) -> dict[str, str]:
 
 def _of_debian(root: Path, name: str) -> list[Path]:
     """The newest first."""
-    usual = root / "usr" / "bin" / name
+    usual = [root / "usr" / folder / name for folder in ("bin", "sbin")]
     versions = (root / "usr" / "lib" / "postgresql").glob(f"*/bin/{name}")
     newest = sorted(versions, key=lambda path: int(path.parts[-3]), reverse=True)
-    return [usual, *newest] if usual.exists() else newest
+    return [*(path for path in usual if path.exists()), *newest]

@@ -62,6 +62,11 @@ class TestTheWayThere:
         async with PostgresPool(f"postgresql://nobody@127.0.0.1:{free_port()}/none"):
             pass
 
+    async def test_the_options_of_libpq_reach_the_server(self, url: str) -> None:
+        given = "connect_timeout=3&keepalives=1&options=-c%20search_path%3Dpg_catalog"
+        async with PostgresPool(f"{url}?{given}") as pool:
+            assert await pool.transact(lambda c: c.fetchval("SHOW search_path")) == "pg_catalog"
+
     async def test_many_who_come_at_once_all_get_there(self, url: str) -> None:
         pools = [PostgresPool(url) for _ in range(6)]
         await asyncio.gather(*(pool.ping() for pool in pools for _ in range(5)))

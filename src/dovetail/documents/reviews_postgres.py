@@ -13,13 +13,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import orjson
 
 from dovetail import DovetailError, RetryableError, StoreError
 from dovetail.documents.reviews import Measurement, Review, Rule
 from dovetail.documents.statements import statements
+from dovetail.postgres_url import connect_arguments, shown
 
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
@@ -97,7 +97,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._where = _without_password(url)
+        self._where = shown(url)
         self._pool: Any = None
         self._opening = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
@@ -130,7 +130,11 @@ class Database:
         while True:
             try:
                 await self._open()
-                async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+                # In a transaction: a pooler in between may give each statement another session.
+                async with (
+                    self._pool.acquire(timeout=CONNECT_SECONDS) as connection,
+                    connection.transaction(),
+                ):
                     return await work(connection)
             except DovetailError:
                 raise
@@ -148,6 +152,8 @@ class Database:
                 return
             try:
                 self._pool = await _opened(self._url)
+            except DovetailError:
+                raise
             except ValueError:  # its own text may have a piece of a password
                 raise StoreError(
                     "DOVETAIL_DATABASE_URL cannot be read; write it as in "
@@ -172,16 +178,16 @@ class Database:
 async def _opened(url: str) -> Any:
     """A pool on a database that has our tables."""
     pool = await _library().create_pool(
-        url,
+        **connect_arguments(url, CONNECT_SECONDS),
         min_size=0,
         max_size=MOST_CONNECTIONS,
-        timeout=CONNECT_SECONDS,
         command_timeout=ANSWER_SECONDS,
+        statement_cache_size=0,
         reset=_nothing,
         server_settings={"application_name": "dovetail documents"},
     )
     try:
-        async with pool.acquire() as connection:
+        async with pool.acquire() as connection, connection.transaction():
             await _make_tables(connection)
     except BaseException:
         pool.terminate()
@@ -228,14 +234,6 @@ def _library() -> Any:
             "PostgreSQL needs the package asyncpg: pip install 'dovetail[postgres]'"
         ) from None
     return asyncpg
-
-
-def _without_password(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        return f"PostgreSQL at {parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
-    except ValueError:
-        return "PostgreSQL"
 
 
 def _review(row: Any) -> Review:

@@ -2,6 +2,10 @@
 
 Nothing is opened before it is needed, and nothing is given up because the database was away: the
 next call tries again. What it must not know: what any table is for.
+
+Between this process and the server there may be a pooler, such as PgBouncer. It may give each
+transaction another session, so behind one nothing of a session is relied on: no named prepared
+statement, no setting, and every statement runs in a transaction that pins its session.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 from dovetail.core.errors import ArchiveDown, StoreError
+from dovetail.postgres_url import connect_arguments, shown
 from dovetail.stores.listing import named_statements
 
 T = TypeVar("T")
@@ -71,7 +75,9 @@ class PostgresPool:
         self._pool: Any = None
         self._opening: asyncio.Task[None] | None = None
         self._migrated = False
-        self.where = _without_password(url)
+        self.is_pooled = False
+        """A pooler is in between; known once the database was reached."""
+        self.where = shown(url)
 
     async def __aenter__(self) -> PostgresPool:
         return self
@@ -123,38 +129,60 @@ class PostgresPool:
 
         async def whole(connection: Connection) -> T:
             async with connection.transaction():
+                await self._bound(connection)
                 return await work(connection)
 
-        return await self._use(whole, within)
+        return await self._use(whole, within, is_whole=True)
 
     async def look(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Read several things as they were at one moment."""
 
         async def whole(connection: Connection) -> T:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
+                await self._bound(connection)
                 return await work(connection)
 
-        return await self._use(whole, within=None)
+        return await self._use(whole, within=None, is_whole=True)
+
+    async def _bound(self, connection: Connection) -> None:
+        """Set the time-outs of this transaction, where those of a session could not be set."""
+        if self.is_pooled:
+            await connection.execute(_transaction_limits())
+
+    async def _in_one_session(
+        self, connection: Connection, work: Callable[[Connection], Awaitable[T]]
+    ) -> T:
+        """A statement is prepared and executed in two steps. Only a transaction makes a pooler
+        give both to one session."""
+        async with connection.transaction():
+            await self._bound(connection)
+            return await work(connection)
 
     async def ping(self) -> None:
         """Raises `StoreError` unless the database is there and of this version."""
         await self._use(lambda connection: connection.fetchval(statements()["ping"]))
 
     async def _use(
-        self, work: Callable[[Connection], Awaitable[T]], within: float | None = SOON_SECONDS
+        self,
+        work: Callable[[Connection], Awaitable[T]],
+        within: float | None = SOON_SECONDS,
+        *,
+        is_whole: bool = False,
     ) -> T:
         try:
             async with asyncio.timeout(within):
-                return await self._try(work)
+                return await self._try(work, is_whole)
         except TimeoutError as error:
             raise self._told_of(error) from error
 
-    async def _try(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _try(self, work: Callable[[Connection], Awaitable[T]], is_whole: bool) -> T:
         again = True
         while True:
             await self._open()
             connection = await self._taken()
             try:
+                if self.is_pooled and not is_whole:
+                    return await self._in_one_session(connection, work)
                 return await work(connection)
             except Exception as error:
                 await self._distrust(connection, error)
@@ -217,33 +245,52 @@ class PostgresPool:
         asyncpg = _library()
         try:
             if self._pool is None:
+                arguments = connect_arguments(self._url, CONNECT_SECONDS)
+                self.is_pooled = await self._meets_a_pooler(arguments)
                 self._pool = await asyncpg.create_pool(
-                    self._url,
+                    **arguments,
                     min_size=0,
                     max_size=self._connections,
-                    timeout=CONNECT_SECONDS,
                     command_timeout=ANSWER_SECONDS,
                     reset=_nothing,
-                    server_settings={
-                        "application_name": "dovetail",
-                        "statement_timeout": _milliseconds(STATEMENT_SECONDS),
-                        "idle_in_transaction_session_timeout": _milliseconds(
-                            IDLE_TRANSACTION_SECONDS
-                        ),
-                    },
+                    **(_pooled() if self.is_pooled else _direct()),
                 )
+        except StoreError:
+            raise
         except ValueError:
             raise _misnamed() from None
         connection = await self._taken()
         try:
             self._check_encoding(connection.get_settings().server_encoding)
-            await self._migrate(connection)
+            if self.is_pooled:
+                await self._in_one_session(connection, self._migrate)
+            else:
+                await self._migrate(connection)
         except Exception as error:
             await self._distrust(connection, error)
             raise self._told_of(error) from error
         finally:
             await self._give_back(connection)
         self._migrated = True
+
+    async def _meets_a_pooler(self, arguments: dict[str, Any]) -> bool:
+        """Whether the server's process is another than the one that the connection names: a pooler
+        answers with a number of its own."""
+        try:
+            connection = await _library().connect(**arguments, statement_cache_size=0)
+        except ValueError:
+            raise _misnamed() from None
+        except Exception as error:
+            raise self._told_of(error) from error
+        try:
+            async with connection.transaction():
+                process = await connection.fetchval("SELECT pg_backend_pid()")
+            return bool(process != connection.get_server_pid())
+        except Exception as error:
+            raise self._told_of(error) from error
+        finally:
+            with contextlib.suppress(Exception):
+                await connection.close(timeout=CONNECT_SECONDS)
 
     def _check_encoding(self, encoding: str) -> None:
         if encoding != "UTF8":
@@ -407,6 +454,29 @@ def _library() -> Any:
     return asyncpg
 
 
+def _direct() -> dict[str, Any]:
+    return {
+        "server_settings": {
+            "application_name": "dovetail",
+            "statement_timeout": _milliseconds(STATEMENT_SECONDS),
+            "idle_in_transaction_session_timeout": _milliseconds(IDLE_TRANSACTION_SECONDS),
+        }
+    }
+
+
+def _pooled() -> dict[str, Any]:
+    """A pooler may refuse settings at the start of a session, and gives sessions to others."""
+    return {"statement_cache_size": 0, "server_settings": {"application_name": "dovetail"}}
+
+
+def _transaction_limits() -> str:
+    return (
+        f"SET LOCAL statement_timeout = {_milliseconds(STATEMENT_SECONDS)}; "
+        "SET LOCAL idle_in_transaction_session_timeout = "
+        f"{_milliseconds(IDLE_TRANSACTION_SECONDS)}"
+    )
+
+
 async def _nothing(connection: Any) -> None:
     """A connection is given back as it was taken: we set nothing on it, and a reset of its
     session would be another roundtrip for every statement."""
@@ -414,16 +484,6 @@ async def _nothing(connection: Any) -> None:
 
 def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1000))
-
-
-def _without_password(url: str) -> str:
-    """What a message may name: a URL has a password in it."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "localhost", parts.port or 5432
-    except ValueError:
-        return "PostgreSQL"
-    return f"PostgreSQL at {host}:{port}{parts.path}"
 
 
 def _reason(error: OSError) -> str:

@@ -353,6 +353,8 @@ class PostgresRecords:
             ),
             Finding("schema", True, f"version {SCHEMA_VERSION}"),
         ]
+        if self._pool.is_pooled:
+            found.append(Finding("pooler", True, "reached through a connection pooler"))
         fix = "" if seen["version"] >= OLDEST_SERVER else "upgrade PostgreSQL to 12 or newer"
         if fix:
             found.append(Finding("version", False, f"version {seen['version_text']} is old", fix))
