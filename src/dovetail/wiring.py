@@ -31,6 +31,7 @@ from dovetail.handlers.registry import Registry
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.memory import MemoryStore
 from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite_buckets import BucketFile
 from dovetail.stores.sqlite_heard import HeardSqliteStore
 from dovetail.stores.sqlite_records import SqliteRecords
 from dovetail.transports.local import LocalTransport, NoTransport
@@ -117,7 +118,12 @@ async def embedded(
         max_output_bytes=settings.max_output_bytes,
     )
     clock = steady_clock()
-    limits = LocalLimits(buckets(settings))
+    shared = BucketFile(settings.db, clock)
+    configured = buckets(settings).items()
+    limits = LocalLimits(
+        {tag: shared.bucket(tag, bucket.rate, bucket.burst) for tag, bucket in configured},
+        shared.bucket,
+    )
     lease = settings.lease_seconds
     if listener is None:
         store = SqliteStore(settings.db, sync=settings.db_sync, lease_seconds=lease, drives=True)
@@ -144,9 +150,12 @@ async def embedded(
         if listener is not None:
             listener.depths = engine.depths
         await rates.refresh()
-        async with engine:
-            yield commands
-            await engine.worker.drain(settings.drain_seconds)
+        try:
+            async with engine:
+                yield commands
+                await engine.worker.drain(settings.drain_seconds)
+        finally:
+            shared.close()
 
 
 @asynccontextmanager

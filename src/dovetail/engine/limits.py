@@ -81,13 +81,21 @@ class TokenBucket:
 
 
 class LocalLimits:
-    """The buckets of one process."""
+    """The buckets that this process uses, and shares with others if `new` makes such."""
 
-    def __init__(self, buckets: Mapping[str, TokenBucket] | None = None) -> None:
+    def __init__(
+        self,
+        buckets: Mapping[str, TokenBucket] | None = None,
+        new: Callable[[str], TokenBucket] | None = None,
+    ) -> None:
         self._buckets = dict(buckets or {})
+        self._new = new
 
     def bucket(self, tag: str) -> TokenBucket:
-        return self._buckets.setdefault(tag, TokenBucket())
+        found = self._buckets.get(tag)
+        if found is None:
+            found = self._buckets[tag] = TokenBucket() if self._new is None else self._new(tag)
+        return found
 
     def all(self) -> dict[str, TokenBucket]:
         return dict(self._buckets)
