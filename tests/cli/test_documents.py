@@ -35,6 +35,12 @@ Total: 20.00 EUR
 NO_LIMIT = "[rate_limits]\ngemini_api = {rate_per_second = 1000, burst = 1000}\n"
 
 
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what these tests read themselves; a command gets none of it."""
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
+
+
 class Desk:
     """A folder of documents, and what was made of it."""
 
