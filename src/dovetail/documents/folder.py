@@ -107,7 +107,8 @@ def _expanded(given: str, named: list[Path]) -> Iterator[Path]:
         yield named[-1]
     elif _MAGIC.search(given):
         # Not Path.glob, for which hidden files match, too.
-        matches = sorted(glob.iglob(path, recursive=True))  # noqa: PTH207
+        found = glob.iglob(path, recursive=True)  # noqa: PTH207
+        matches = sorted(match for match in found if os.path.exists(match))  # no links to nothing
         if not matches:
             raise NoDocuments(f"nothing matches {given}")
         parts = Path(path).parts

@@ -192,8 +192,9 @@ def _answer(
             ends.append(_told(reader.end(), reader.peak_bytes, kind, path))
             if len(ends) == MOST_READINGS:
                 raise PermanentError(
-                    f"{path.name}: the processes that read it came to an end, {' and then '.join(ends)}; "
-                    "it is not tried again. If it reads elsewhere, give this worker more memory",
+                    f"{path.name}: {MOST_READINGS} processes that read it came to an end, "
+                    f"{' and '.join(ends)}; it is not tried again. Where a reader gets the memory "
+                    "that it needs, the document may be read",
                     type="reader_lost",
                 ) from None
             reader = None
