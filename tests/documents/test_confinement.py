@@ -173,13 +173,16 @@ def test_a_row_of_a_review_that_says_anything_deletes_nothing_else(ground: Groun
 )
 def test_a_type_becomes_the_name_of_one_folder(ground: Ground, kind: Any) -> None:
     before = ground.outside()
-    found = {**extracted(), "type": kind}
+    saved = None
     with suppress(Exception):  # Parquet has no column for every one of them
-        saved = perform("save_parquet", {"extracted": found}, ground.params())
-        folder = Path(saved["path"]).parent
-        assert folder.parent == ground.root / "out" / "parquet" / "day=2026-03-04"
-        assert is_file_name(folder.name.removeprefix("type="))
+        saved = perform("save_parquet", {"extracted": extracted(type=kind)}, ground.params())
     assert ground.outside() == before
+    if kind is None:
+        return
+    assert saved is not None
+    folder = Path(saved["path"]).parent
+    assert folder.parent == ground.root / "out" / "parquet" / "day=2026-03-04"
+    assert is_file_name(folder.name.removeprefix("type="))
 
 
 @given(st.one_of(st.text(), st.none(), st.integers(), st.text("./\\\0ab-=", max_size=12)))
@@ -303,14 +306,14 @@ def test_a_link_that_is_put_there_after_the_look_leads_nowhere(
         perform(one, config, ground.params())
     close_reviews()
     before = ground.outside()
-    real = confinement.confined
+    real = confinement._is_within
 
-    def looked_then_swapped(path: str | Path) -> Path:
+    def looked_then_swapped(path: str) -> bool:
         found = real(path)
         swap(ground, ground.root / part)
         return found
 
-    monkeypatch.setattr(confinement, "confined", looked_then_swapped)
+    monkeypatch.setattr(confinement, "_is_within", looked_then_swapped)
     told = ""
     with suppress(DovetailError):
         other = {**config, "extracted": extracted(date=None)}
@@ -324,20 +327,26 @@ def test_a_document_that_becomes_a_link_is_refused_by_its_name(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = ground.root / "in" / "a.txt"
-    real = confinement.confined
+    real = confinement._is_within
 
-    def looked_then_swapped(path: str | Path) -> Path:
+    def looked_then_swapped(path: str) -> bool:
         found = real(path)
         document.unlink(missing_ok=True)
         document.symlink_to(ground.victim / "precious.db")
         return found
 
-    monkeypatch.setattr(confinement, "confined", looked_then_swapped)
+    monkeypatch.setattr(confinement, "_is_within", looked_then_swapped)
+    by_a_detour = ground.root / "in" / ".." / "in" / "a.txt"
     with (
         pytest.raises(PermanentError, match="became a link while it was used") as told,
-        opened_file(document),
+        opened_file(by_a_detour),
     ):
         pytest.fail("it was opened")
+    document.unlink()
+    document.write_text(TEXT)
+    with pytest.raises(PermanentError, match="leads to"), opened_file(document):
+        pytest.fail("it was opened")
+    document = by_a_detour
     assert told.value.type == "not_allowed"
     assert str(document) in str(told.value)
     assert str(ground.root) in str(told.value)
@@ -436,6 +445,11 @@ def test_a_document_outside_of_the_roots_fails_its_node_for_good(ground: Ground)
     assert told.value.type == "not_allowed"
     for part in (path, str(ground.root), "DOVETAIL_DOCUMENTS_ROOTS"):
         assert part in str(told.value)
+
+
+def test_reviews_outside_of_the_roots_are_refused_and_not_just_none(ground: Ground) -> None:
+    with pytest.raises(PermanentError, match="DOVETAIL_DOCUMENTS_ROOTS"):
+        open_reviews(ground.victim).list()
 
 
 # --- who may read it ---------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def allow(*paths: str | Path) -> None:
     _named |= {os.path.realpath(path) for path in paths}
 
 
-def roots() -> frozenset[Path]:
+def roots() -> frozenset[str]:
     """The folders and files that documents may use in this process.
 
     Those of the setting. Where it is not set: the working folder, the default folder of results,
@@ -88,31 +88,40 @@ def roots() -> frozenset[Path]:
 
 
 @lru_cache(maxsize=32)
-def _roots(given: str, out: str, here: str, named: frozenset[str]) -> frozenset[Path]:
+def _roots(given: str, out: str, here: str, named: frozenset[str]) -> frozenset[str]:
     """Resolved once: whoever can write in one root must not move another by a link."""
     if given:
         paths = [part.strip() for part in given.split(",") if part.strip()]
     else:
         paths = [path for path in (here, out, *named) if path]
-    return frozenset(Path(os.path.realpath(path)) for path in paths)
+    return frozenset(os.path.realpath(path) for path in paths)
 
 
 def confined(path: str | Path) -> Path:
     """What the path resolves to, if that is in a root. Raises `PermanentError`."""
-    try:
-        real = Path(os.path.realpath(path))
-        os.fsencode(real)
-    except ValueError:  # a zero byte, or half of a character
-        raise PermanentError(f"{str(path)!r} is no path", type="invalid_params") from None
-    if not roots().isdisjoint((real, *real.parents)):  # a command line may name thousands
-        return real
-    leads = "" if str(real) == str(path) else f" leads to {real}, which"
+    if not _can_be_a_path(str(path)):
+        raise PermanentError(f"{str(path)!r} is no path", type="invalid_params")
+    real = os.path.realpath(path)
+    if _is_within(real):
+        return Path(real)
+    leads = "" if real == str(path) else f" leads to {real}, which"
     raise refused(path, f"{leads} is in none of the folders that documents may use here")
+
+
+def _is_within(real: str) -> bool:
+    """By looking up its parents: a command line may have named thousands of roots."""
+    allowed = roots()
+    while real not in allowed:
+        parent = os.path.dirname(real)  # noqa: PTH120
+        if parent == real:
+            return False
+        real = parent
+    return True
 
 
 def refused(path: str | Path, why: str) -> PermanentError:
     """The error of a path that must not be used: names the path, the roots, and the setting."""
-    allowed = sorted(map(str, roots()))
+    allowed = sorted(roots())
     shown = ", ".join(allowed[:MOST_SHOWN]) or "none"
     if len(allowed) > MOST_SHOWN:
         shown += f" and {len(allowed) - MOST_SHOWN:,} more"
@@ -185,7 +194,13 @@ def opened_folder(path: str | Path, *, create: bool = False) -> Iterator[Folder]
 
 def open_folder(path: str | Path, *, create: bool = False) -> Folder:
     """As `opened_folder`, for who closes it."""
-    return _entered(confined(path), path, create=create)
+    if plain := _plainly_within(path):
+        with suppress(_LinkFound):
+            return _entered(plain, create=create)
+    try:
+        return _entered(confined(path), create=create)
+    except _LinkFound:
+        raise _swapped(path) from None
 
 
 @contextmanager
@@ -194,18 +209,15 @@ def opened_file(path: str | Path) -> Iterator[int]:
 
     Raises as `opened_folder`. Does not wait for whoever writes to a pipe.
     """
-    real = confined(path)
-    if not real.name:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    folder = _entered(real.parent, path, create=False)  # which need not be in a root itself
-    try:
-        file = folder.open(real.name, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
+    file = None
+    if plain := _plainly_within(path):
+        with suppress(_LinkFound):
+            file = _opened(plain)
+    if file is None:
+        try:
+            file = _opened(confined(path))
+        except _LinkFound:
             raise _swapped(path) from None
-        raise
-    finally:
-        folder.close()
     try:
         yield file
     finally:
@@ -213,21 +225,49 @@ def opened_file(path: str | Path) -> Iterator[int]:
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is a regular file within the roots. A link is none."""
+    """Whether there is a regular file. A link is none. Raises `PermanentError` out of the roots."""
     path = Path(path)
     try:
         with opened_folder(path.parent) as folder:
             return stat.S_ISREG(folder.stat(path.name).st_mode)
-    except (OSError, PermanentError):
+    except OSError:
         return False
 
 
-def _entered(real: Path, path: str | Path, *, create: bool) -> Folder:
-    """The folder, step by step from the top; `path` is what it was asked for as."""
+class _LinkFound(Exception):
+    """On the way to what was taken for a path without links."""
+
+
+def _plainly_within(path: str | Path) -> Path | None:
+    """The path, if it is in a root as it is written: then the way there tells if it has links.
+
+    To resolve it before costs as much again, and is left to paths that have some.
+    """
+    text = str(path)
+    is_plain = text.startswith("/") and os.path.normpath(text) == text and _can_be_a_path(text)
+    return Path(text) if is_plain and _is_within(text) else None
+
+
+def _opened(real: Path) -> int:
+    if not real.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(real))
+    folder = _entered(real.parent, create=False)  # which need not be in a root itself
+    try:
+        return folder.open(real.name, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _LinkFound from None
+        raise
+    finally:
+        folder.close()
+
+
+def _entered(real: Path, *, create: bool) -> Folder:
+    """The folder, step by step from the top. Raises `_LinkFound`, `OSError`."""
     handle = os.open("/", _STEP)
     try:
         for name in real.parts[1:]:
-            inner = _step(handle, name, path, create=create)
+            inner = _step(handle, name, create=create)
             os.close(handle)
             handle = inner
     except BaseException:
@@ -236,7 +276,7 @@ def _entered(real: Path, path: str | Path, *, create: bool) -> Folder:
     return Folder(handle, real)
 
 
-def _step(handle: int, name: str, path: str | Path, *, create: bool) -> int:
+def _step(handle: int, name: str, *, create: bool) -> int:
     try:
         return os.open(name, _STEP, dir_fd=handle)
     except FileNotFoundError:
@@ -244,12 +284,12 @@ def _step(handle: int, name: str, path: str | Path, *, create: bool) -> int:
             raise
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(handle, name):
-            raise _swapped(path) from None
+            raise _LinkFound from None
         raise
     with suppress(FileExistsError):  # another process makes it, too
         os.mkdir(name, FOLDER_MODE, dir_fd=handle)
         _sync(handle)
-    return _step(handle, name, path, create=False)
+    return _step(handle, name, create=False)
 
 
 def _is_link(handle: int, name: str) -> bool:
@@ -270,9 +310,18 @@ def _swapped(path: str | Path) -> OSError | PermanentError:
 
 
 def _checked(name: str) -> str:
-    if not name or "/" in name or name in (".", ".."):
-        raise PermanentError(f"{name!r} is no name of a file", type="not_allowed")
+    if not name or "/" in name or name in (".", "..") or not _can_be_a_path(name):
+        raise PermanentError(f"{name!r} is no name of a file", type="invalid_params")
     return name
+
+
+def _can_be_a_path(text: str) -> bool:
+    """No zero byte in it, and no half of a character."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def _sync(handle: int) -> None:

@@ -198,4 +198,7 @@ def _covers(review: Review | None, path: str, sha256: str, extractor: str) -> bo
         return False
     if (review.file_path, review.sha256) != (path, sha256):
         return False
-    return is_file(review.json_path) and is_file(review.parquet_path)
+    try:
+        return is_file(review.json_path) and is_file(review.parquet_path)
+    except PermanentError:  # a row may say anything
+        return False
