@@ -101,6 +101,7 @@ def over_redis(crew: Crew, folder: Path, seconds: float) -> dict[str, Any]:
             **llm.environment,
             "DOVETAIL_REDIS_URL": redis.url,
             "DOVETAIL_DOCUMENTS_OUT": str(folder / "out"),
+            "DOVETAIL_DOCUMENTS_ROOTS": str(folder),
         }
         words = ["--handlers", "dovetail.documents", "--concurrency", str(crew.slots)]
         with services(
@@ -152,9 +153,11 @@ def _await_workers(redis: Any, count: int) -> None:
 
 def _items(files: Sequence[Path], out: Path, extractor: str) -> list[dict[str, str]]:
     """What each run is given, as `dovetail documents process` gives it."""
+    from dovetail.documents.confinement import allow
     from dovetail.documents.extraction import content_hash
     from dovetail.documents.folder import document_id
 
+    allow(out, *{path.parent for path in files})
     return [
         {
             "document_id": document_id(str(path)),

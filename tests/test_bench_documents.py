@@ -20,6 +20,12 @@ from .servers.llm_stub import Call
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what these tests read themselves."""
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The scripts of bench/ as modules."""

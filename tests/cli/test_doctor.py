@@ -224,3 +224,16 @@ def test_a_disk_that_is_full_in_the_middle_of_a_run_is_one_line_and_exit_code_1(
     resumed = shell("runs", "resume", "--handlers", "large.py")  # there is room again
     assert resumed.code == 0, resumed.err
     assert shell("runs", "verify").code == 0
+
+
+def test_a_file_that_others_may_read_is_a_warning_with_the_way_out(shell: Shell) -> None:
+    shell.write("flow.yaml", FLOW)
+    assert shell("run", "flow.yaml").code == 0
+    (shell.directory / DB).chmod(0o644)
+    done = shell("doctor", "--json")
+    assert done.code == 0
+    found = findings(done)["access"]
+    assert found["ok"]
+    assert str(found["fix"]).startswith("chmod 600 ")
+    assert DB in str(found["message"])
+    assert (shell.directory / DB).stat().st_mode & 0o777 == 0o644

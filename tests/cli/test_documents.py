@@ -35,6 +35,12 @@ Total: 20.00 EUR
 NO_LIMIT = "[rate_limits]\ngemini_api = {rate_per_second = 1000, burst = 1000}\n"
 
 
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what these tests read themselves; a command gets none of it."""
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
+
+
 class Desk:
     """A folder of documents, and what was made of it."""
 
@@ -531,3 +537,45 @@ def test_a_log_says_what_keeps_the_one_that_has_waited_longest() -> None:
     tally.trouble = trouble_of({"nodes": nodes})
     assert bare(tally.standstill()).endswith("1 more; extract is tried again: busy: 429")
     assert trouble_of({"nodes": [{**nodes[0], "status": "FAILED"}, nodes[1]]}) == ""
+
+
+def test_what_is_named_on_the_command_line_may_be_anywhere(desk: Desk, tmp_path: Path) -> None:
+    """And nothing else: not what a link in a named folder leads to."""
+    desk.write("a.txt")
+    there = tmp_path / "elsewhere"
+    (there / "in").mkdir(parents=True)
+    (there / "in" / "b.txt").write_text(INVOICE.format(vendor="B"))
+    (there / "c.txt").write_text(INVOICE.format(vendor="C"))
+    (there / "secret.txt").write_text(INVOICE.format(vendor="Secret"))
+    (there / "in" / "link.txt").symlink_to(there / "secret.txt")
+    (there / "in" / "round.txt").symlink_to("round.txt")
+    (work := tmp_path / "work").mkdir()
+    words = ("documents", "process", str(there / "in"), str(there / "c.txt"))
+    run = subprocess.run(
+        [SCRIPT, *words, "--out", str(tmp_path / "results"), "--json"],
+        cwd=work,
+        env=environment(),
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert run.returncode == 1
+    found = {Path(one["file_path"]).name: one for one in json.loads(run.stdout)["documents"]}
+    states = {name: one["state"] for name, one in found.items()}
+    assert states == {"b.txt": "completed", "c.txt": "completed", "secret.txt": "failed"}
+    error = found["secret.txt"]["error"]
+    assert error["type"] == "not_allowed"
+    assert str(there / "secret.txt") in error["message"]
+    assert "DOVETAIL_DOCUMENTS_ROOTS" in error["message"]
+    kept = [*(tmp_path / "results").rglob("*"), *(work / ".dovetail").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_file()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in kept if path.is_dir()} == {0o700}
+
+
+def test_where_roots_are_set_a_command_line_widens_them_by_nothing(desk: Desk) -> None:
+    desk.write("a.txt")
+    done = desk(DOVETAIL_DOCUMENTS_ROOTS=str(desk.shell.directory / "in"))
+    assert done.code != 0
+    assert "DOVETAIL_DOCUMENTS_ROOTS" in done.out + done.err
+    assert not desk.out.exists()
+    assert desk(DOVETAIL_DOCUMENTS_ROOTS=str(desk.shell.directory)).code == 0

@@ -18,6 +18,12 @@ REVIEWS = ("documents", "reviews")
 IN = ("--out", "out")
 
 
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what these tests read themselves; a command gets none of it."""
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
+
+
 class Kept:
     """The reviews of a folder, with documents put there by hand."""
 

@@ -10,6 +10,12 @@ import pytest
 from dovetail.documents.reviews import close_reviews
 
 
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where documents may be is tested in test_confinement.py; elsewhere it is no matter."""
+    monkeypatch.setenv("DOVETAIL_DOCUMENTS_ROOTS", "/")
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in ("DATABASE_URL", "LLM_BASE_URL", "LLM_MODEL", "DOCUMENTS_OUT", "REDIS_URL"):

@@ -236,3 +236,30 @@ def png(width: int = 1, height: int = 1) -> bytes:
         + chunk(b"IDAT", zlib.compress(rows))
         + chunk(b"IEND", b"")
     )
+
+
+def nested_forms(depth: int, each: int) -> bytes:
+    """A PDF of one page whose forms draw each other: a few kilobytes, `each ** depth` words."""
+    draw = b"/F Do " * each
+    page = b"<</Type/Page/Parent 2 0 R/Contents 4 0 R/Resources<</XObject<</F 6 0 R>>>>"
+    objects = [
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count 1/MediaBox[0 0 600 800]>>",
+        page + b">>",
+        b"<</Length %d>>stream\n%s\nendstream" % (len(draw), draw),
+        b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
+    ]
+    for number in range(depth):
+        is_last = number == depth - 1
+        text = b"BT /A 12 Tf 50 700 Td (hello) Tj ET" if is_last else draw
+        uses = b"<</Font<</A 5 0 R>>>>" if is_last else b"<</XObject<</F %d 0 R>>>>" % (number + 7)
+        head = b"<</Type/XObject/Subtype/Form/BBox[0 0 600 800]/Resources %s/Length %d>>"
+        objects.append(head % (uses, len(text)) + b"stream\n%s\nendstream" % text)
+    made, places = bytearray(b"%PDF-1.4\n"), []
+    for number, one in enumerate(objects, 1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, one)
+    size, start = len(objects) + 1, len(made)
+    made += b"xref\n0 %d\n0000000000 65535 f \n" % size
+    made += b"".join(b"%010d 00000 n \n" % place for place in places)
+    return bytes(made + b"trailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % (size, start))

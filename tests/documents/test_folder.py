@@ -78,6 +78,31 @@ def test_folders_that_go_round_end(folder: Path) -> None:
     assert len(find(["in"], folder / "out").files) == 5
 
 
+def test_links_that_lead_in_a_circle_stop_no_folder(folder: Path) -> None:
+    (folder / "round.txt").symlink_to("round.txt")
+    (folder / "to.txt").symlink_to("fro.txt")
+    (folder / "fro.txt").symlink_to(folder / "to.txt")
+    (folder / "deep" / "below.txt").symlink_to(folder / "round.txt" / "below.txt")
+    (folder / "deep" / "long.txt").symlink_to("x" * 300)
+    assert len(find(["in"], folder / "out").files) == 5
+    assert len(find(["in/**/*.[htp]*"], folder / "out").files) == 4
+    with pytest.raises(NoDocuments, match="leads nowhere"):
+        find(["in/round.txt"], folder / "out")
+
+
+@pytest.mark.parametrize(
+    "given", ["~nobody-of-that-name/a.pdf", "x" * 5000, "a\0b.pdf", "in/a.pdf/b"]
+)
+def test_what_can_be_no_path_is_told_too(folder: Path, given: str) -> None:
+    with pytest.raises(NoDocuments):
+        find([given], folder / "out")
+
+
+def test_what_was_named_is_known_beside_what_is_in_it(folder: Path) -> None:
+    given = ["in/deep", "in/b.pdf", "in/**/*.html"]
+    assert find(given, folder / "out").named == [folder / "deep", folder / "b.pdf", folder]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

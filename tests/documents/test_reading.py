@@ -21,7 +21,7 @@ from dovetail.documents import formats, readers, reading
 from dovetail.documents.reading import Reading, extension_warning, parse, read
 
 from ..core.pace import seconds_of
-from .making import LEFT, Mark, docx, paragraph, pdf, png, row, sparse, zip_bomb
+from .making import LEFT, Mark, docx, nested_forms, paragraph, pdf, png, row, sparse, zip_bomb
 
 TABLE = [
     ["Item", "Qty", "Amount"],
@@ -405,24 +405,53 @@ class TestTheProcessesThatRead:
         assert text_of(page) == "Hello"
 
     @pytest.mark.parametrize(
-        ("sign", "error", "type_"),
-        [
-            (signal.SIGSEGV, PermanentError, "corrupt"),
-            (signal.SIGKILL, RetryableError, "reader_lost"),
-        ],
+        ("sign", "type_", "readings"),
+        [(signal.SIGSEGV, "corrupt", 1), (signal.SIGKILL, "reader_lost", 2), (0, "reader_lost", 2)],
     )
-    def test_that_crash_fail_their_document_alone(
-        self, sign, error, type_, tmp_path, monkeypatch, own_readers
+    def test_that_a_document_ends_fail_it_alone_for_good_and_are_not_more_than_two(
+        self, sign, type_, readings, tmp_path, monkeypatch, own_readers
     ):
-        crashing = tmp_path / "formats.py"
-        crashing.write_text(
-            f"import os, sys\nsys.stdin.buffer.readline()\nos.kill(os.getpid(), {int(sign)})\n"
+        ends = f"os.kill(os.getpid(), {int(sign)})" if sign else "sys.exit(3)"
+        (tmp_path / "formats.py").write_text(
+            "import os, sys\nsys.stdin.buffer.readline()\n"
+            f"print('read', file=open({str(tmp_path / 'readings')!r}, 'a'), flush=True)\n{ends}\n"
         )
         with monkeypatch.context() as patch:
             patch.setattr(readers, "__file__", str(tmp_path / "readers.py"))
-            with pytest.raises(error) as failed:
+            with pytest.raises(PermanentError) as failed:
                 parse(pdf([[]]), Path("bad.pdf"))
         assert failed.value.type == type_
+        assert len((tmp_path / "readings").read_text().splitlines()) == readings
+        if type_ == "reader_lost":
+            how = "by SIGKILL and by SIGKILL" if sign else "with exit code 3 and with exit code 3"
+            assert f"bad.pdf: 2 processes that read it came to an end, {how}" in str(failed.value)
+            assert "it is not tried again" in str(failed.value)
+        assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
+
+    def test_that_somebody_else_ended_are_replaced_once(self, tmp_path, monkeypatch, own_readers):
+        died = tmp_path / "died"
+        (tmp_path / "formats.py").write_text(
+            f"import os, runpy\nif not os.path.exists({str(died)!r}):\n"
+            f"    open({str(died)!r}, 'w')\n    os.kill(os.getpid(), 9)\n"
+            f"runpy.run_path({formats.__file__!r}, run_name='__main__')\n"
+        )
+        monkeypatch.setattr(readers, "__file__", str(tmp_path / "readers.py"))
+        assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
+        assert died.exists()
+
+    def test_that_have_no_memory_left_are_not_replaced(self, tmp_path, monkeypatch, own_readers):
+        """A page that draws a form ten times, which draws another ten times, and so on."""
+        most = 250_000_000
+        text = Path(formats.__file__).read_text()
+        (tmp_path / "formats.py").write_text(
+            text.replace(f"MAX_MEMORY = {formats.MAX_MEMORY:_}", f"MAX_MEMORY = {most}")
+        )
+        monkeypatch.setattr(readers, "__file__", str(tmp_path / "readers.py"))
+        monkeypatch.setattr(readers, "MAX_MEMORY", most)
+        error = refused(nested_forms(depth=20, each=10))
+        assert error.type == "too_large"
+        assert "takes more than the 0.25 GB of memory" in str(error)
+        monkeypatch.undo()
         assert text_of(pdf([[Mark(LEFT, 700, "Hello")]])) == "Hello"
 
     def test_without_their_libraries_say_what_to_install(self, tmp_path, monkeypatch, own_readers):

@@ -96,7 +96,7 @@ def team(
         worker = subprocess.Popen(
             [sys.executable, "-m", "celery", *words, "--loglevel", "INFO"],
             cwd=folder,
-            env=environment(**given, **llm_stub.environment),
+            env=environment(**given, **llm_stub.environment, DOVETAIL_DOCUMENTS_ROOTS="/"),
             stdout=out,
             stderr=out,
         )

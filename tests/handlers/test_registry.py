@@ -384,6 +384,8 @@ class TestAFile:
     def test_that_is_not_there_is_told(self, tmp_path):
         with pytest.raises(HandlerError, match="there is no such file"):
             Registry().load(str(tmp_path / "none.py"))
+        with pytest.raises(HandlerError, match="there is no such file"):
+            Registry().load("~nobody-of-that-name/handlers.py")
         (tmp_path / "dir.py").mkdir()
         with pytest.raises(HandlerError, match="is a directory"):
             Registry().load(str(tmp_path / "dir.py"))

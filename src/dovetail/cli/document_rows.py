@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.cli.text import Line, Piece, clip, plain
+from dovetail.core.errors import PermanentError
+from dovetail.documents.files import read_file
 
 LONGEST = 36
 _LONGEST_WARNING = 200
@@ -52,8 +54,8 @@ def money(amount: float) -> str:
 
 def kept_of(json_path: str) -> dict[str, Any]:
     """What its file says: how sure each field is, and the warnings. The file may be gone."""
-    with suppress(OSError, ValueError):
-        found = json.loads(Path(json_path).read_bytes())
+    with suppress(OSError, ValueError, PermanentError):
+        found = json.loads(read_file(Path(json_path)))
         if isinstance(found, dict):
             return found
     return {}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from dovetail import Context, WorkflowDAG
+from dovetail import Context, PermanentError, WorkflowDAG
 from dovetail.documents import handlers
 from dovetail.documents.files import checked_id, default_out
 
@@ -135,6 +135,6 @@ def _makes_a_call(params: dict[str, Any]) -> bool:
         return False
     try:
         sha256 = extraction.content_hash(params["file_path"])
-    except OSError:
+    except (OSError, PermanentError):
         return True  # the step itself says what is wrong with it
     return extraction.cached(sha256, params["out"], extractor) is None

@@ -10,10 +10,11 @@ id and path belong to whoever asks, never to what is kept.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
 import os
-import re
+import stat
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ import orjson
 from dovetail import PermanentError, RetryableError
 from dovetail.config import Settings, load_settings
 from dovetail.documents import model, readers, reading, rules
+from dovetail.documents.confinement import Folder, file_name, open_folder, opened_file
 from dovetail.documents.fields import Fields
-from dovetail.documents.files import explained
+from dovetail.documents.files import explained, read_file
 
 # How often one who waits for another's call looks whether it is done.
 FIRST_LOOK, LONGEST_LOOK = 0.02, 0.25
@@ -40,7 +42,6 @@ _KEPT = frozenset(
         *("run_id", "started_at"),
     }
 )
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _NAMES = ("DOVETAIL_LLM_BASE_URL", "DOVETAIL_LLM_MODEL")
 
 
@@ -63,9 +64,18 @@ def _settings(*known_by: object) -> Settings:
     return load_settings()
 
 
-def content_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, as the params of the workflows want it; the file may be large."""
-    with Path(path).open("rb") as file:
+def content_hash(path: str | Path, most: int | None = None) -> str:
+    """SHA-256 of a file's bytes, as the params of the workflows want it; the file may be large.
+
+    Empty if it has more than `most` bytes. Raises `OSError`, and `PermanentError` for a path that
+    is in no root.
+    """
+    with opened_file(path) as handle, open(handle, "rb", closefd=False) as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if most is not None and found.st_size > most:
+            return ""
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -204,20 +214,23 @@ class _Entry:
     def __init__(self, out: str | Path, sha256: str, extractor: str) -> None:
         self.sha256 = sha256
         self.extractor = extractor
-        name = _NOT_IN_A_NAME.sub("_", extractor)
-        if name != extractor:  # a/b and a:b must not share a place
-            name += "-" + hashlib.sha256(extractor.encode()).hexdigest()[:8]
-        folder = Path(out) / ".cache" / sha256[:2]
-        self._path = folder / f"{sha256}-{name}.json"
-        self._draft = folder / f"{sha256}-{name}.draft"
+        # One name for one content: a path is never made of what somebody said it was.
+        name = f"{file_name(sha256)}-{file_name(extractor)}"
+        self._path = Path(out) / ".cache" / file_name(sha256)[:2] / f"{name}.json"
+        self._draft = f"{name}.draft"
+        self._folder: Folder | None = None
         self._file: int | None = None
         self._is_kept = False
 
     def load(self) -> dict[str, Any] | None:
         try:
-            found = orjson.loads(self._path.read_bytes())
+            found = orjson.loads(read_file(self._path))
         except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link, which is not followed and gets replaced
+                return None
+            raise
         # Of another version of Dovetail, or damaged: as good as none.
         if not isinstance(found, dict) or found.keys() != _KEPT:
             return None
@@ -225,36 +238,42 @@ class _Entry:
 
     def take(self) -> bool:
         """Whether nobody else is at it; then it is ours until `leave`."""
-        try:
-            file = self._open_draft()
+        try:  # there are 256 folders, each of which is made once
+            folder = open_folder(self._path.parent, create=True)
         except OSError as error:
-            raise explained(error, self._draft) from error
+            raise explained(error, self._path.parent) from error
+        try:
+            file = self._locked_draft(folder)
+        except BaseException:
+            folder.close()
+            raise
+        if file is None:
+            folder.close()
+            return False
+        self._folder, self._file = folder, file
+        return True
+
+    def _locked_draft(self, folder: Folder) -> int | None:
+        try:
+            file = folder.open(self._draft, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise explained(error, self._path.with_name(self._draft)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # It may have been renamed or removed between our open and our lock.
-            ours = os.path.samestat(os.fstat(file), self._draft.stat())
-        except OSError as error:
+            if os.path.samestat(os.fstat(file), folder.stat(self._draft)):
+                return file
+        except (BlockingIOError, FileNotFoundError):
+            pass
+        except BaseException:
             os.close(file)
-            if isinstance(error, BlockingIOError | FileNotFoundError):
-                return False
             raise
-        if not ours:
-            os.close(file)
-            return False
-        self._file = file
-        return True
-
-    def _open_draft(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        try:
-            return os.open(self._draft, flags, 0o644)
-        except FileNotFoundError:  # there are 256 folders, each of which is made once
-            self._draft.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self._draft, flags, 0o644)
+        os.close(file)
+        return None
 
     def keep(self, record: dict[str, Any]) -> None:
         """Make it the result. Only between `take` and `leave`."""
-        if self._file is None:
+        if self._file is None or self._folder is None:
             raise RuntimeError("an entry is kept by whoever has taken it")
         text = orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
         try:
@@ -262,17 +281,18 @@ class _Entry:
             written = 0
             while written < len(text):
                 written += os.pwrite(self._file, text[written:], written)
-            self._draft.rename(self._path)
+            self._folder.replace(self._draft, self._path.name)
             self._is_kept = True
         except OSError as error:
             raise explained(error, self._path) from error
 
     def leave(self) -> None:
-        if self._file is None:
+        if self._file is None or self._folder is None:
             return
         # Before the lock goes; and not after it was kept: a draft there now is somebody else's.
         if not self._is_kept:
             with suppress(FileNotFoundError):
-                self._draft.unlink()
+                self._folder.unlink(self._draft)
         os.close(self._file)
-        self._file = None
+        self._folder.close()
+        self._file = self._folder = None

@@ -2,8 +2,8 @@
 
 A file is written beside its place under a temporary name, synced, renamed, and its folder
 synced. The name is the same each time, so that what a killed process left is overwritten by the
-next; a lock on it keeps two writers of one document apart. What it must not know: what is in
-the files.
+next; a lock on it keeps two writers of one document apart. Each of these goes through
+`confinement.py`. What it must not know: what is in the files.
 """
 
 from __future__ import annotations
@@ -11,24 +11,28 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
+import stat
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dovetail import PermanentError, RetryableError
+from dovetail.documents.confinement import (
+    OUT_VARIABLE,
+    Folder,
+    file_name,
+    is_file_name,
+    opened_folder,
+    refused,
+)
 
-OUT_VARIABLE = "DOVETAIL_DOCUMENTS_OUT"
 DEFAULT_OUT = "documents"
-ROOTS_VARIABLE = "DOVETAIL_DOCUMENTS_ROOTS"
-
 UNKNOWN_DAY = "unknown"
 
-# It becomes the name of a file: no separator, no dot in front, nothing a shell would expand.
-_DOCUMENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP),
     *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
 )
 
@@ -38,26 +42,9 @@ def default_out() -> Path:
     return Path(os.environ.get(OUT_VARIABLE, "").strip() or DEFAULT_OUT).absolute()
 
 
-def checked_place(path: Path) -> Path:
-    """The path, if documents may be read and written there.
-
-    Params come from whoever may trigger a run; on a machine that others trigger runs on, the
-    operator names the folders that these may use.
-    """
-    given = os.environ.get(ROOTS_VARIABLE, "")
-    roots = [Path(root.strip()).resolve() for root in given.split(",") if root.strip()]
-    if not roots or any(path.resolve().is_relative_to(root) for root in roots):
-        return path
-    raise PermanentError(
-        f"{path} is in none of the folders that documents may use on this worker "
-        f"({ROOTS_VARIABLE}): {', '.join(map(str, roots))}",
-        type="not_allowed",
-    )
-
-
 def checked_id(document_id: object) -> str:
     """The id, if a file can be named after it."""
-    if isinstance(document_id, str) and _DOCUMENT_ID.fullmatch(document_id):
+    if isinstance(document_id, str) and is_file_name(document_id):
         return document_id
     raise PermanentError(
         f"document_id {document_id!r}: it becomes the name of a file, so it is 1 to 128 letters, "
@@ -72,8 +59,36 @@ def json_path(out: Path, document_id: str) -> Path:
 
 def parquet_path(out: Path, document_id: str, day: str | None, kind: str) -> Path:
     """By the document's own day and not by today: a rerun on another day is the same file."""
-    folder = out / "parquet" / f"day={day or UNKNOWN_DAY}" / f"type={kind}"
-    return folder / f"{document_id}.parquet"
+    day, kind = file_name(day or UNKNOWN_DAY), file_name(kind)
+    return out / "parquet" / f"day={day}" / f"type={kind}" / f"{document_id}.parquet"
+
+
+def is_result(kind: str, out: Path, document_id: str, path: str | Path) -> bool:
+    """Whether that is where `parquet_path` or `json_path` puts this document."""
+    if kind == "json":
+        return Path(path) == json_path(out, document_id)
+    found = Path(path)
+    parts = found.relative_to(out).parts if found.is_relative_to(out) else ()
+    if len(parts) != 4 or (parts[0], parts[3]) != ("parquet", f"{document_id}.parquet"):
+        return False
+    return all(
+        part.startswith(key) and is_file_name(part.removeprefix(key))
+        for key, part in zip(("day=", "type="), parts[1:3], strict=True)
+    )
+
+
+def checked_result(kind: str, out: Path, document_id: str, path: str) -> Path:
+    """The path, if a result of this document can be there. Raises `PermanentError`.
+
+    A review deletes the file of an earlier partition: nothing may lead it to another file.
+    """
+    if is_result(kind, out, document_id, path):
+        return Path(path)
+    partition = "" if kind == "json" else "day=…/type=…/"
+    place = out / kind / f"{partition}{document_id}.{kind}"
+    raise refused(
+        path, f" is not where '{document_id}' is saved as {kind}, {place}; documents may use"
+    )
 
 
 def write_atomically(path: Path, content: bytes) -> bool:
@@ -83,15 +98,24 @@ def write_atomically(path: Path, content: bytes) -> bool:
     A full disk is a `RetryableError`; a place that cannot be written is a `PermanentError`.
     """
     try:
-        if _holds(path, content):
-            _sweep(path)
-            # Whoever put it there may have been killed before the folder was synced.
-            _sync_folder(path.parent)
-            return False
-        _replace(path, content)
+        with opened_folder(path.parent, create=True) as folder:
+            if _holds(folder, path.name, content):
+                _sweep(folder, path.name)
+                # Whoever put it there may have been killed before the folder was synced.
+                folder.sync()
+                return False
+            _replace(folder, path.name, content)
     except OSError as error:
         raise explained(error, path) from error
     return True
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file that was written here. Raises `OSError`; a link is none."""
+    with opened_folder(path.parent) as folder:
+        file = folder.open(path.name, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as opened:
+        return opened.read()
 
 
 def saved(path: Path, content: bytes) -> dict[str, Any]:
@@ -103,8 +127,9 @@ def saved(path: Path, content: bytes) -> dict[str, Any]:
 def remove(path: Path) -> bool:
     """Take a file away for good; False if there was none."""
     try:
-        path.unlink()
-        _sync_folder(path.parent)
+        with opened_folder(path.parent) as folder:
+            folder.unlink(path.name)
+            folder.sync()
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -127,83 +152,67 @@ def explained(error: OSError, path: Path) -> RetryableError | PermanentError:
     return RetryableError(f"{path}: cannot be written: {error.strerror}", type="write_failed")
 
 
-def _holds(path: Path, content: bytes) -> bool:
+def _holds(folder: Folder, name: str, content: bytes) -> bool:
     try:
-        return path.stat().st_size == len(content) and path.read_bytes() == content
-    except FileNotFoundError:
-        return False
+        file = folder.open(name, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # a link is replaced, not followed
+            return False
+        raise
+    with os.fdopen(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(content):
+            return False
+        return opened.read() == content
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = _temporary(path)
-    handle = _lock(temporary)
+def _replace(folder: Folder, name: str, content: bytes) -> None:
+    temporary = _temporary(name)
+    handle = _lock(folder, temporary)
     try:
         os.ftruncate(handle, 0)
         view = memoryview(content)
         while view:
             view = view[os.write(handle, view) :]
         os.fsync(handle)
-        temporary.replace(path)
+        folder.replace(temporary, name)
     except BaseException:
-        temporary.unlink(missing_ok=True)  # still ours: the lock is held
+        with suppress(FileNotFoundError):
+            folder.unlink(temporary)  # still ours: the lock is held
         raise
     finally:
         os.close(handle)
-    _sync_folder(path.parent)
+    folder.sync()
 
 
-def _sweep(path: Path) -> None:
+def _sweep(folder: Folder, name: str) -> None:
     """Take away what a killed process left of other content."""
-    temporary = _temporary(path)
-    if temporary.exists():
-        handle = _lock(temporary)
-        temporary.unlink(missing_ok=True)
-        os.close(handle)
+    temporary = _temporary(name)
+    try:
+        folder.stat(temporary)
+    except FileNotFoundError:
+        return
+    handle = _lock(folder, temporary)
+    with suppress(FileNotFoundError):
+        folder.unlink(temporary)
+    os.close(handle)
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
+def _temporary(name: str) -> str:
+    return f".{name}.part"
 
 
-def _lock(temporary: Path) -> int:
+def _lock(folder: Folder, temporary: str) -> int:
     """The temporary file, open and ours alone until it is closed."""
     while True:
-        handle = _open(temporary)
+        handle = folder.open(temporary, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            mine, there = os.fstat(handle), temporary.stat()
-            if (mine.st_ino, mine.st_dev) == (there.st_ino, there.st_dev):
+            if os.path.samestat(os.fstat(handle), folder.stat(temporary)):
                 return handle
         except FileNotFoundError:
             pass  # the one before us renamed it into place while we waited
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)
-
-
-def _open(temporary: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(temporary, flags, 0o666)
-    except FileNotFoundError:
-        make_folder(temporary.parent)
-        return os.open(temporary, flags, 0o666)
-
-
-def make_folder(folder: Path) -> None:
-    """With its parents, each of them there for good."""
-    missing = [folder]
-    while not missing[-1].parent.exists():
-        missing.append(missing[-1].parent)
-    for one in reversed(missing):
-        one.mkdir(exist_ok=True)
-        _sync_folder(one.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
         os.close(handle)

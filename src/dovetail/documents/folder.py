@@ -4,6 +4,10 @@ A folder is asked for what we can read, by the ends of names: what a file really
 when it is read. What it must not know: how a document is read, or who runs what.
 """
 
+# Not by `Path.resolve`, `exists` and their like: those raise for links that lead in a circle, for
+# names that are too long, for unknown homes, and for what is in a folder that may not be entered.
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH114
+
 from __future__ import annotations
 
 import glob
@@ -16,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail import DovetailError
+from dovetail import DovetailError, PermanentError
+from dovetail.documents.confinement import is_file
 
 if TYPE_CHECKING:
     from dovetail.documents.reviews import Review, Reviews
@@ -47,6 +52,8 @@ class Findings:
     """Files of folders that are of no kind we can read."""
     images: int = 0
     """Images of folders that were left out because they were not wanted."""
+    named: list[Path] = field(default_factory=list)
+    """What was named, resolved: the files and folders, and of a pattern the folder it begins at."""
     _seen: set[Path] = field(default_factory=set)
 
     def take(self, path: Path) -> None:
@@ -61,13 +68,14 @@ def find(paths: Sequence[str], out: Path, *, images: bool = True) -> Findings:
     A file that is named is taken whatever its name ends with. Raises `NoDocuments`.
     """
     found = Findings()
-    for path in (path for given in paths for path in _expanded(given)):
-        if path.is_file():
+    kept_out = _real(out)
+    for path in (path for given in paths for path in _expanded(given, found.named)):
+        if os.path.isfile(path):
             found.take(path)
-        elif not path.is_dir():
+        elif not os.path.isdir(path):
             raise NoDocuments(f"{path} is neither a file nor a folder")
         else:
-            for inside in _walk(path, out.resolve()):
+            for inside in _walk(path, kept_out):
                 end = inside.suffix.lower()
                 if end in TEXTS or (images and end in IMAGES):
                     found.take(inside)
@@ -85,19 +93,30 @@ def find(paths: Sequence[str], out: Path, *, images: bool = True) -> Findings:
     return found
 
 
-def _expanded(given: str) -> Iterator[Path]:
+def _real(path: str | Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _expanded(given: str, named: list[Path]) -> Iterator[Path]:
     """The path itself, or what matches it: patterns in quotes are left to us by the shell."""
-    path = Path(given).expanduser()
-    if path.exists():
-        yield path.resolve()
+    if "\0" in given:
+        raise NoDocuments(f"{given!r} is no path")
+    path = os.path.expanduser(given)
+    if os.path.exists(path):
+        named.append(_real(path))
+        yield named[-1]
     elif _MAGIC.search(given):
         # Not Path.glob, for which hidden files match, too.
-        matches = sorted(glob.iglob(str(path), recursive=True))  # noqa: PTH207
+        found = glob.iglob(path, recursive=True)  # noqa: PTH207
+        matches = sorted(match for match in found if os.path.exists(match))  # no links to nothing
         if not matches:
             raise NoDocuments(f"nothing matches {given}")
-        yield from (Path(match).resolve() for match in matches)
+        parts = Path(path).parts
+        fixed = next(place for place, part in enumerate(parts) if _MAGIC.search(part))
+        named.append(_real(Path(*parts[:fixed])))
+        yield from map(_real, matches)
     else:
-        what = "leads nowhere" if path.is_symlink() else "there is no such file or folder"
+        what = "leads nowhere" if os.path.islink(path) else "there is no such file or folder"
         raise NoDocuments(f"{given}: {what}")
 
 
@@ -115,8 +134,8 @@ def _walk(folder: Path, kept_out: Path) -> Iterator[Path]:
             one for one in folders if one[0] != "." and one not in ours and here / one != kept_out
         )
         for path in (here / one for one in sorted(files) if one[0] != "."):
-            real = path.resolve() if path.is_symlink() else path
-            if real.is_file():
+            real = _real(path) if os.path.islink(path) else path
+            if os.path.isfile(real):  # not a link to nothing, or in a circle
                 yield real
 
 
@@ -169,8 +188,8 @@ def _content_hash(path: str) -> str:
     from dovetail.documents.reading import max_bytes
 
     try:
-        return content_hash(path) if Path(path).stat().st_size <= max_bytes() else ""
-    except OSError:
+        return content_hash(path, max_bytes())
+    except (OSError, PermanentError):
         return ""
 
 
@@ -179,4 +198,7 @@ def _covers(review: Review | None, path: str, sha256: str, extractor: str) -> bo
         return False
     if (review.file_path, review.sha256) != (path, sha256):
         return False
-    return Path(review.json_path).is_file() and Path(review.parquet_path).is_file()
+    try:
+        return is_file(review.json_path) and is_file(review.parquet_path)
+    except PermanentError:  # a row may say anything
+        return False

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import Context, DovetailError, PermanentError, handler
+from dovetail.documents.confinement import confined
 from dovetail.documents.files import (
     checked_id,
-    checked_place,
+    checked_result,
     default_out,
     json_path,
     parquet_path,
@@ -50,11 +51,15 @@ class Document:
         for name, value in (("file_path", path), ("out", out or "default")):
             if not isinstance(value, str) or not value or "\0" in value:
                 raise PermanentError(f"{name}: {value!r} is no path", type="invalid_params")
-        return cls(
+        found = cls(
             id=checked_id(given.get("document_id")),
-            path=str(checked_place(Path(str(path)).absolute())),
-            out=checked_place(Path(out).absolute() if out else default_out()),
+            path=str(Path(str(path)).absolute()),
+            out=Path(out).absolute() if out else default_out(),
         )
+        # Said at once, and of both. What is opened later is confined when it is opened.
+        for place in (found.path, found.out):
+            confined(place)
+        return found
 
 
 @handler("documents.extract", max_retries=EXTRACT_RETRIES)
@@ -124,8 +129,8 @@ def create_review(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         document.id,
         file_path=document.path,
         extracted=_extracted(config),
-        parquet_path=_path_of(config, "parquet"),
-        json_path=_path_of(config, "json"),
+        parquet_path=_path_of(config, "parquet", document),
+        json_path=_path_of(config, "json", document),
     )
     return {
         "document_id": review.document_id,
@@ -193,11 +198,10 @@ def _to_be_kept(config: dict[str, Any], document: Document) -> dict[str, Any]:
     }
 
 
-def _path_of(config: dict[str, Any], name: str) -> str:
+def _path_of(config: dict[str, Any], name: str, document: Document) -> Path:
     saved_as = config.get(name)
     if isinstance(saved_as, dict) and isinstance(saved_as.get("path"), str):
-        path: str = saved_as["path"]
-        return path
+        return checked_result(name, document.out, document.id, saved_as["path"])
     raise PermanentError(
         f"config.{name}: give the output of documents.save_{name}, as in "
         f'{{{name}: "{{{{ save_{name}.output }}}}"}}',

@@ -21,11 +21,16 @@ from typing import IO, Any, cast
 
 import orjson
 
-from dovetail import PermanentError, RetryableError
+from dovetail import PermanentError
+from dovetail.documents.formats import MAX_MEMORY
 
 READERS = 2
 LONGEST_READING = 60.0
 LONGEST_START = 10.0
+MOST_READINGS = 2
+"""How many readers a document may cost."""
+NEARLY_ALL = 0.7
+"""Of the memory that a reader may have: one that has ended there had no more."""
 
 # What a reader needs of the environment: no key and no password that a hostile file could look for.
 _READERS_KNOW = frozenset(
@@ -59,6 +64,8 @@ class _Reader:
             start_new_session=True,
             env={name: value for name, value in os.environ.items() if name in _READERS_KNOW},
         )
+        self.peak_bytes = 0
+        """How much memory it had, once it has ended."""
         self._asked = cast("IO[bytes]", self.process.stdin)
         self._told = cast("IO[bytes]", self.process.stdout)
 
@@ -95,6 +102,12 @@ class _Reader:
         for pipe in (self._asked, self._told):
             with suppress(OSError):
                 pipe.close()
+        if self.process.returncode is None:
+            # Not by `wait`: that does not say how much memory it took.
+            with suppress(ChildProcessError):
+                _, status, used = os.wait4(self.process.pid, 0)
+                self.process.returncode = os.waitstatus_to_exitcode(status)
+                self.peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return self.process.wait()
 
 
@@ -162,30 +175,53 @@ def ask_reader(kind: str, data: bytes, path: Path) -> dict[str, Any]:
 def _answer(
     reader: _Reader | None, kind: str, data: bytes, path: Path
 ) -> tuple[dict[str, Any], _Reader]:
-    """What a reader says, and who will read the next document."""
-    is_old = reader is not None
-    reader = reader or _Reader()
-    try:
-        answer = reader.ask(kind, data, LONGEST_READING)
-    except EOFError:
-        code = reader.end()
-        if is_old:  # it may have died long before
-            return _answer(None, kind, data, path)
-        if -code in _CRASHES:
-            raise PermanentError(
-                f"{path.name}: whoever reads {kind} crashes on it ({signal.Signals(-code).name})",
-                type="corrupt",
-            ) from None
-        raise RetryableError(
-            f"{path.name}: the process that read it came to an end, with {code}",
-            type="reader_lost",
-        ) from None
-    except BaseException:
-        reader.end()
-        raise
+    """What a reader says, and who will read the next document.
+
+    A reader that ends without a word may have been ended by anybody, so the document gets a
+    second one; and no third: whoever runs the node again would spend the same time again.
+    """
+    if reader is not None and reader.process.poll() is not None:
+        reader.end()  # it died while nobody asked, and this document has nothing to do with it
+        reader = None
+    ends: list[str] = []
+    while True:
+        reader = reader or _Reader()
+        try:
+            answer = reader.ask(kind, data, LONGEST_READING)
+        except EOFError:
+            ends.append(_told(reader.end(), reader.peak_bytes, kind, path))
+            if len(ends) == MOST_READINGS:
+                raise PermanentError(
+                    f"{path.name}: {MOST_READINGS} processes that read it came to an end, "
+                    f"{' and '.join(ends)}; it is not tried again. Where a reader gets the memory "
+                    "that it needs, the document may be read",
+                    type="reader_lost",
+                ) from None
+            reader = None
+        except BaseException:
+            reader.end()
+            raise
+        else:
+            break
     if answer is None:
         reader.end()
         raise PermanentError(
             f"{path.name}: it could not be read within {LONGEST_READING:g} s", type="too_large"
         )
     return answer, reader
+
+
+def _told(code: int, peak_bytes: int, kind: str, path: Path) -> str:
+    """How a reader ended. Raises `PermanentError` if that is the document's doing for certain."""
+    if peak_bytes > NEARLY_ALL * MAX_MEMORY:
+        raise PermanentError(
+            f"{path.name}: reading it takes more than the {MAX_MEMORY / 1e9:g} GB of memory that "
+            "a reader may have",
+            type="too_large",
+        ) from None
+    if -code in _CRASHES:
+        raise PermanentError(
+            f"{path.name}: whoever reads {kind} crashes on it ({signal.Signals(-code).name})",
+            type="corrupt",
+        ) from None
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail import PermanentError, RetryableError
+from dovetail.documents.confinement import opened_file
 from dovetail.documents.readers import ask_reader
 
 LONGEST_TEXT = 200_000
@@ -102,12 +103,8 @@ def load(path: Path) -> bytes:
     """The bytes of a file that is neither empty nor too large, which is known before it is read."""
     limit = max_bytes()
     try:
-        # A pipe nobody writes to would else hold us at the door.
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with opened_file(path) as file:
             data = _all_of(file, path, limit)
-        finally:
-            os.close(file)
     except OSError as error:
         if error.errno in _NOT_OPENED:
             type_, what = _NOT_OPENED[error.errno]

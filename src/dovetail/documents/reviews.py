@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dovetail import DovetailError, NotFound
-from dovetail.documents.files import remove
+from dovetail.documents.files import is_result, remove
 
 PENDING, APPROVED = "pending", "approved"
 STATUSES = (PENDING, APPROVED)
@@ -145,8 +145,11 @@ class Reviews:
             after = renewed(before, document_id, file_path, extracted, paths, at)
             if before is not None and before.parquet_path != after.parquet_path:
                 # It is in another partition now. Before the review forgets the old one: whoever
-                # dies in between finds it here again.
-                remove(self.out / before.parquet_path)
+                # dies in between finds it here again. A row may say anything: only what is a
+                # result of this document is deleted.
+                old = self.out / before.parquet_path
+                if is_result("parquet", self.out, document_id, old):
+                    remove(old)
             return after
 
         return self._with_whole_paths(self._shelf.change(document_id, rule))

@@ -6,18 +6,22 @@ transaction, and with it the price of its sync. What it must not know: what a ru
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from dovetail import DovetailError, PermanentError, RetryableError, StoreError
-from dovetail.documents.files import explained, make_folder
+from dovetail.documents.confinement import is_file, opened_folder, refused
+from dovetail.documents.files import explained
 from dovetail.documents.reviews import Measurement, Review, Rule
 from dovetail.documents.statements import statements
 
@@ -26,6 +30,8 @@ SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 _RETRY_SECONDS = 0.01
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+_connecting = threading.Lock()
 
 Work = Callable[[sqlite3.Connection], Any]
 
@@ -87,7 +93,7 @@ class SqliteShelf:
     def _read(self, name: str, *values: Any) -> list[Any]:
         sql = statements(SQL)[name]
         with self._alone:
-            if not self._path.exists():
+            if not is_file(self._path):
                 return []  # looking makes no file
             try:
                 return self._opened().execute(sql, values).fetchall()
@@ -143,12 +149,9 @@ class SqliteShelf:
             return self._connection
         self.close()
         try:
-            make_folder(self._path.parent)
+            connection = self._connect()
         except OSError as error:
-            raise explained(error, self._path.parent) from error
-        connection = sqlite3.connect(
-            self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+            raise explained(error, self._path) from error
         try:
             connection.execute(f"PRAGMA synchronous = {self._sync.upper()}")
             self._migrate(connection)
@@ -156,6 +159,30 @@ class SqliteShelf:
             connection.close()
             raise
         self._connection, self._file = connection, self._identity()
+        return connection
+
+    def _connect(self) -> sqlite3.Connection:
+        """SQLite opens by path and follows links, so it is asked afterwards what it has opened.
+
+        Before it is asked anything else: nothing was read or written by then. It makes no file
+        itself, which it would make readable for everybody, with the files beside it.
+        """
+        name = self._path.name
+        with _connecting, opened_folder(self._path.parent, create=True) as folder:
+            folder.make_file(name)
+            found = folder.stat(name)
+            if not stat.S_ISREG(found.st_mode):
+                raise refused(self._path, " is a link or no regular file; documents may use")
+            connection = sqlite3.connect(
+                f"{(folder.path / name).as_uri()}?mode=rw",
+                uri=True,
+                timeout=BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            if not _has_open(found):
+                connection.close()
+                raise refused(self._path, " became a link while it was used; documents may use")
         return connection
 
     def _identity(self) -> tuple[int, int] | None:
@@ -230,6 +257,21 @@ class _Request:
 
     def settle(self, answer: Any = None, error: BaseException | None = None) -> None:
         self.answer, self.error, self.done = answer, error, True
+
+
+def _has_open(found: os.stat_result) -> bool:
+    """Whether this process has that file open. Where nobody can say, it is taken for granted."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return any(_is_same(int(name), found) for name in os.listdir(folder))  # noqa: PTH208
+    return True
+
+
+def _is_same(handle: int, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), found)
+    except OSError:  # it was closed since, as that of the list itself
+        return False
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ def load(spec: str) -> list[Handler]:
     if not spec:
         raise HandlerError("an empty name to load handlers from; give FILE.py or package.module")
     if spec.endswith(".py") or "/" in spec or "\\" in spec:
-        return _load_file(Path(spec).expanduser(), spec)
+        # Not by Path, which raises for a home that nobody has.
+        return _load_file(Path(os.path.expanduser(spec)), spec)  # noqa: PTH111
     return _load_module(spec)
 
 

@@ -5,8 +5,12 @@ What it must not know: what any table is for.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
+import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -20,6 +24,8 @@ SCHEMA_VERSION = 1
 BUSY_SECONDS = 30.0
 """How long to wait for another process that writes; a commit takes milliseconds."""
 _RETRY_SECONDS = 0.01
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+"""Runs have params and outputs of people: what is made here is for its owner alone."""
 
 
 @cache
@@ -38,7 +44,7 @@ class SqliteFile:
     def create(self) -> None:
         """Make the file, or bring an older one to this version. Raises `StoreError`."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.path.parent)
         except OSError as error:
             raise StoreError(
                 f"cannot make the folder {self.path.parent}: {error.strerror}; "
@@ -52,6 +58,7 @@ class SqliteFile:
 
         Without `wait` a statement fails at once where another process holds the lock.
         """
+        _make_file(self.path)
         try:
             connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -128,6 +135,37 @@ class SqliteFile:
             case _:
                 why = f"{where}: {what}"
         return StoreError(f"{why} (nothing that was acknowledged is lost)")
+
+
+def _make_folder(folder: Path) -> None:
+    """With its parents, those that are missing for this user alone; `parents=True` would not."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def _make_file(path: Path) -> None:
+    """An empty file for this user alone, unless there is one: SQLite would let everybody read.
+
+    It gives the files beside it the mode of this one. An existing file keeps its mode: whoever
+    has opened it to a group wants to share it. It is not opened here: to close it would drop the
+    locks that this process has on it by another connection.
+    """
+    with suppress(OSError):  # there is one; else SQLite says what is wrong
+        if sys.platform == "linux":
+            os.mknod(path, FILE_MODE | stat.S_IFREG)
+        else:  # where only root may
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+
+
+def readable_by_others(path: Path) -> list[Path]:
+    """The file and those beside it, as far as others than their owner may read or write them."""
+    found = []
+    for one in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        with suppress(OSError):
+            if stat.S_IMODE(one.stat().st_mode) & 0o077:
+                found.append(one)
+    return found
 
 
 def _header(connection: sqlite3.Connection) -> tuple[int, int, int]:

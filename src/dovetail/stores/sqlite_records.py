@@ -28,7 +28,7 @@ from dovetail.stores.listing import (
     version_meant,
 )
 from dovetail.stores.sqlite import SqliteStore
-from dovetail.stores.sqlite_file import SCHEMA_VERSION, statements
+from dovetail.stores.sqlite_file import SCHEMA_VERSION, readable_by_others, statements
 from dovetail.stores.sqlite_writer import PIECES, add_batch, definition_number, piece
 
 _LAST_NUMBER = 1 << 62
@@ -303,6 +303,11 @@ class SqliteRecords:
         if mode != "wal":
             fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
             found.append(Finding("journal", False, f"its journal mode is {mode}, not wal", fix))
+        if exposed := readable_by_others(path):
+            names = " ".join(map(str, exposed))
+            what = f"others on this machine may read or write {names}"
+            # A warning: it may be shared on purpose, and is left as it is.
+            found.append(Finding("access", True, what, f"chmod 600 {names}"))
         fix = "" if free > LEAST_FREE_BYTES else "free some space, or move the file: DOVETAIL_DB"
         found.append(Finding("disk", not fix, f"{free >> 20:,} MiB free", fix))
         if ahead > MOST_AHEAD_SECONDS:

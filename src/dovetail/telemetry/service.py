@@ -180,7 +180,8 @@ class Telemetry:
         # In one move: whoever adds up reads all of it, or what was there before.
         part = self._own_file.with_suffix(".part")
         try:
-            part.write_bytes(orjson.dumps(self.tally.as_data()))
+            with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(orjson.dumps(self.tally.as_data()))
             part.replace(self._own_file)
         except OSError:  # the parent is gone, and with it whoever would ask
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from dovetail.cli.text import plain
 from dovetail.config import Settings
 from dovetail.core.errors import PermanentError
 from dovetail.documents import PIPELINE, ROUTED
+from dovetail.documents.confinement import allow
 from dovetail.documents.files import default_out
 from dovetail.documents.folder import find
 from dovetail.documents.reviews import open_reviews
@@ -34,7 +36,11 @@ _LIBRARIES = ("pyarrow", "pypdfium2", "lxml")
 
 
 def folder_of(out: str | None) -> Path:
-    return default_out() if out is None else Path(out).expanduser().absolute()
+    """Also where that may be: whoever names a folder on a command line means it."""
+    # Not by Path, which raises for a home that nobody has.
+    folder = default_out() if out is None else Path(os.path.expanduser(out)).absolute()  # noqa: PTH111
+    allow(folder)
+    return folder
 
 
 def typed_out(out: str | None) -> list[str]:
@@ -57,6 +63,7 @@ def process_documents(
     folder = folder_of(out)
     # Whether images can be read is known here only of this machine.
     found = find(paths, folder, images=shared or shutil.which(OCR) is not None)
+    allow(*found.named)
     if not shared:
         _check_libraries()
     work = Work(
