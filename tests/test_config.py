@@ -281,7 +281,11 @@ def test_settings_do_not_change(tmp_path):
 def test_the_documentation_has_the_table_of_the_code():
     assert reference() in DOCS.read_text(), "docs/settings.md: replace its table; see its top"
     for name in Settings.model_fields:
-        assert f"`{env_name(name)}`" in DOCS.read_text() or name in ("rate_limits", "secrets")
+        assert f"`{env_name(name)}`" in DOCS.read_text() or name in (
+            "rate_limits",
+            "secrets",
+            "secret_hosts",
+        )
 
 
 def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from dovetail import handler
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
 from dovetail.engine.ports import Task
@@ -189,12 +190,14 @@ class TestSecrets:
     async def test_a_secret_reaches_the_handler_and_nothing_that_is_stored(self) -> None:
         seen: list[Any] = []
 
+        @handler(secrets=True)
         async def leaky(config: dict[str, Any], ctx: Any) -> Any:
             seen.append((config["auth"], ctx.secrets["KEY"]))
             ctx.progress(0.5, f"using {config['auth']}")
             await asyncio.sleep(0.06)
             return {"echo": config["auth"], "in": [f"x{ctx.secrets['KEY']}y"]}
 
+        @handler(secrets=True)
         async def raises(config: dict[str, Any], ctx: Any) -> Any:
             raise ValueError(f"cannot use {config['auth']}")
 
@@ -214,6 +217,7 @@ class TestSecrets:
         assert "cannot use Bearer ***" in story
 
     async def test_a_secret_that_does_not_exist_fails_the_node_without_a_retry(self) -> None:
+        @handler(secrets=True)
         async def noop(config: dict[str, Any], ctx: Any) -> None:
             return None
 
@@ -357,6 +361,7 @@ class TestTheCache:
     async def test_secrets_enter_the_key_by_name(self) -> None:
         calls: list[Any] = []
 
+        @handler(secrets=True)
         async def costly(config: dict[str, Any], ctx: Any) -> Any:
             calls.append(config["k"])
             return len(calls)

@@ -29,6 +29,7 @@ from dovetail.handlers.answers import Answer, check_complete, check_status, deco
 from dovetail.handlers.context import Context
 from dovetail.handlers.mocking import take_time
 from dovetail.handlers.registry import HandlerFunction
+from dovetail.handlers.secret_hosts import bound_hosts
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
@@ -155,6 +156,7 @@ def call_external_service(
         answer = await client.exchange(
             _request(config, ctx, client),
             guard,
+            check_host=bound_hosts(settings.secret_hosts, ctx.secret_names),
             timeout_seconds=config.timeout_seconds,
             max_bytes=settings.max_output_bytes,
             stop_at=config.expect_status or (),

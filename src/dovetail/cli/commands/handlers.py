@@ -36,6 +36,7 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
                 (names[handler.name].ljust(width), "bold"),
                 (f"  {origin}{' ' * (origins - cells(origin))}", "dim"),
                 (f"  {retries}" if handler.max_retries else "  no retries", ""),
+                (_secrets(handler), "dim"),
             ]
         )
         room = streams.width() - len(_INDENT)
@@ -64,6 +65,13 @@ def _fields(handler: Handler) -> str:
     return f"config: {', '.join(names) or 'none'}"
 
 
+def _secrets(handler: Handler) -> str:
+    """Where its config may have secrets, if anywhere."""
+    if isinstance(handler.secrets, bool):
+        return "  secrets" if handler.secrets else ""
+    return f"  secrets in {plain(', '.join(sorted(handler.secrets)))}"
+
+
 def _schema(handler: Handler) -> dict[str, Any] | None:
     try:
         return handler.config_schema()
@@ -77,6 +85,9 @@ def _described(handler: Handler, registry: Registry) -> dict[str, Any]:
         "aliases": _aliases(handler, registry),
         "origin": handler.origin,
         "max_retries": handler.max_retries,
+        "secrets": handler.secrets
+        if isinstance(handler.secrets, bool)
+        else sorted(handler.secrets),
         "description": handler.description,
         "config_schema": _schema(handler),
     }
