@@ -142,7 +142,8 @@ def describe(
             f"@handler({name!r}): max_retries must be a whole number ≥ 0, not {max_retries!r}"
         )
     if not isinstance(secrets, bool):
-        if isinstance(secrets, str) or not all(isinstance(field, str) for field in secrets):
+        listed = isinstance(secrets, list | tuple | set | frozenset)
+        if not listed or not all(isinstance(field, str) for field in secrets):
             raise HandlerError(
                 f"@handler({name!r}): secrets is True, False or the names of config fields, "
                 "as in secrets=('headers',)"
