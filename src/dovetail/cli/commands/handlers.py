@@ -36,7 +36,6 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
                 (names[handler.name].ljust(width), "bold"),
                 (f"  {origin}{' ' * (origins - cells(origin))}", "dim"),
                 (f"  {retries}" if handler.max_retries else "  no retries", ""),
-                (_secrets(handler), "dim"),
             ]
         )
         room = streams.width() - len(_INDENT)
@@ -44,6 +43,8 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
             streams.say(_INDENT + clip(plain(handler.description), room))
         for line in textwrap.wrap(_fields(handler), max(20, room), subsequent_indent=" " * 8):
             streams.say([(_INDENT + line, "dim")])
+        if secrets := _secrets(handler):
+            streams.say([(_INDENT + secrets, "dim")])
 
 
 def _names(handler: Handler, registry: Registry) -> str:
@@ -68,8 +69,8 @@ def _fields(handler: Handler) -> str:
 def _secrets(handler: Handler) -> str:
     """Where its config may have secrets, if anywhere."""
     if isinstance(handler.secrets, bool):
-        return "  secrets" if handler.secrets else ""
-    return f"  secrets in {plain(', '.join(sorted(handler.secrets)))}"
+        return "secrets: anywhere in its config" if handler.secrets else ""
+    return f"secrets: in {plain(', '.join(sorted(handler.secrets)))}"
 
 
 def _schema(handler: Handler) -> dict[str, Any] | None:
