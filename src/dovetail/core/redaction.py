@@ -202,8 +202,11 @@ class Redactor:
         for octets in self._squeezed_needles:
             if octets in squeezed:
                 return True
-        strided = folded[::2], folded[1::2]
-        return any(n in strided[0] or n in strided[1] for n in self._strided_needles)
+        strided = f"{folded[::2]}\0{folded[1::2]}"
+        for needle in self._strided_needles:
+            if needle in strided:
+                return True
+        return False
 
     def _walk(self, value: Any, path: tuple[str | int, ...]) -> Any:
         if isinstance(value, str):
