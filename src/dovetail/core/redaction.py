@@ -203,10 +203,7 @@ class Redactor:
             if octets in squeezed:
                 return True
         strided = f"{folded[::2]}\0{folded[1::2]}"
-        for needle in self._strided_needles:
-            if needle in strided:
-                return True
-        return False
+        return any(needle in strided for needle in self._strided_needles)
 
     def _walk(self, value: Any, path: tuple[str | int, ...]) -> Any:
         if isinstance(value, str):
