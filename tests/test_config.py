@@ -157,6 +157,34 @@ def test_secrets_come_from_the_environment_with_their_names(tmp_path):
     assert settings.secrets == {"API_KEY": "hunter2", "lower": "x"}
 
 
+def test_a_secret_is_bound_to_hosts_by_a_variable_that_is_no_secret(tmp_path):
+    settings = load(
+        tmp_path,
+        SECRET_KEY="hunter2",
+        SECRET_KEY_HOSTS="API.example.com., *.example.org,192.0.2.7,[2001:DB8::1],*",
+        SECRET_HOSTS="a secret of that name",
+        SECRET_OTHER_HOSTS=" ",
+    )
+    assert settings.secrets == {"KEY": "hunter2", "HOSTS": "a secret of that name"}
+    assert settings.secret_hosts == {
+        "KEY": ("api.example.com", "*.example.org", "192.0.2.7", "2001:db8::1", "*")
+    }
+    assert unknown_variables({"DOVETAIL_SECRET_KEY_HOSTS": "x"}) == {}
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["https://x.example", "x.example:443", "x.example/p", "a b", "*x.example", "a.*.b", "**",
+     "ü.example", "user@x.example", ",", "x..y", "[::1]:80", "-,x/"],
+)  # fmt: skip
+def test_a_host_is_a_host_alone_and_what_it_was_is_not_shown(tmp_path, hosts):
+    with pytest.raises(SettingsError) as said:
+        load(tmp_path, SECRET_KEY_HOSTS=hosts)
+    assert str(said.value).startswith("DOVETAIL_SECRET_KEY_HOSTS (value not shown): ")
+    assert "api.example.com" in str(said.value)
+    assert f"'{hosts}'" not in str(said.value)
+
+
 def test_secrets_do_not_belong_in_a_file(tmp_path):
     said = refused(tmp_path, '[secrets]\nA = "b"')
     assert "set DOVETAIL_SECRET_<NAME> instead" in said
@@ -281,7 +309,11 @@ def test_settings_do_not_change(tmp_path):
 def test_the_documentation_has_the_table_of_the_code():
     assert reference() in DOCS.read_text(), "docs/settings.md: replace its table; see its top"
     for name in Settings.model_fields:
-        assert f"`{env_name(name)}`" in DOCS.read_text() or name in ("rate_limits", "secrets")
+        assert f"`{env_name(name)}`" in DOCS.read_text() or name in (
+            "rate_limits",
+            "secrets",
+            "secret_hosts",
+        )
 
 
 def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():

@@ -386,6 +386,7 @@ def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
         running=0,
         concurrency=settings.concurrency,
         retries={name: many for name, many in registry.default_retries().items() if many},
+        secrets=registry.taking_secrets(),
     )
 
 
@@ -421,7 +422,7 @@ async def commanding(
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
         own = builtin_registry(settings) if registry is None else registry
-        handlers = Handlers(own.default_retries(), fleet)
+        handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
         yield Commands(
             store=runs,
             records=records,

@@ -146,6 +146,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         self._pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = RedisFleet(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
+        self._secrets = registry.taking_secrets()
         self._beat(consumer)
         self._timer = consumer.timer.call_repeatedly(
             settings.heartbeat_interval, self._beat, (consumer,)
@@ -162,6 +163,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             running=len(celery_state.active_requests),
             concurrency=consumer.pool.num_processes or 1,
             retries=self._retries,
+            secrets=self._secrets,
         )
         try:
             done(self._fleet.beat(facts))
@@ -446,7 +448,7 @@ def bury(
 ) -> None:
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
     told = {name: str(value) for name, value in fields.items()}
-    redact = Redactor(settings.sensitive()).redact
+    redact = Redactor(settings.sensitive()).redact_shown
     done(pipe.many(burying(QUEUE, message_id, reason, told, redact)))
 
 

@@ -24,6 +24,7 @@ from dovetail.handlers.registry import Registry
 T = TypeVar("T")
 
 UNKNOWN_HANDLER = "unknown_handler"
+FORBIDDEN = "template_forbidden"
 Question = Callable[[Commands], Awaitable[T]]
 
 
@@ -76,6 +77,12 @@ class KnownElsewhere:
         errors = [
             still.get(problem.path) if problem.code == UNKNOWN_HANDLER else problem
             for problem in checked.errors
+        ]
+        # What is wrong with a secret in the config of a handler is known only where the handler is.
+        errors += [
+            problem
+            for problem in judged.errors
+            if problem.code == FORBIDDEN and problem not in checked.errors
         ]
         return replace(checked, errors=tuple(problem for problem in errors if problem))
 

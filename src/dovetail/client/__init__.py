@@ -418,7 +418,9 @@ class Dovetail:
 
 
 def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
-    if "secrets" in given:  # an argument ends in tracebacks and in other people's logs
+    if {"secrets", "secret_hosts"} & set(
+        given
+    ):  # an argument ends in tracebacks and in other people's logs
         raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
     if target is not None:
         place = _place(target)

@@ -98,10 +98,22 @@ class MissingValue(TemplateError):
     type = "missing_value"
 
 
+class TemplateForbidden(TemplateError):
+    """A template that no definition may have, as it does more with a secret than name it."""
+
+    type = "template_forbidden"
+
+
 class TooLarge(TemplateError):
     """A value grew past its limit."""
 
     type = "too_large"
+
+
+class SecretInKey(DovetailError):
+    """An output with a secret in the key of an object: keys are never rewritten."""
+
+    type = "secret_in_key"
 
 
 class PermanentError(DovetailError):

@@ -48,7 +48,7 @@ class LogLines:
     def value(self, value: Any, depth: int = 8) -> Any:
         """Numbers as they are, containers piece by piece, everything else as one line."""
         if value is None or isinstance(value, bool | int | float):
-            return self._redactor.redact(value)
+            return self._redactor.redact_shown(value)
         if depth and isinstance(value, Mapping):
             items = list(value.items())[:MOST_VALUES]
             return {self.line(str(key)): self.value(item, depth - 1) for key, item in items}
@@ -65,7 +65,7 @@ class LogLines:
 
     def _hidden(self, text: str) -> str:
         """Whole, before it is cut: a cut secret would not be recognised."""
-        text = self._redactor.redact(text)
+        text = self._redactor.redact_shown(text)
         return _URL_PASSWORD.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 

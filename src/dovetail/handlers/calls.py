@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.errors import DovetailError, PermanentError
+from dovetail.core.errors import DovetailError, PermanentError, SecretInKey
 from dovetail.core.redaction import Redactor
-from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred
+from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context
@@ -47,18 +47,26 @@ class RegistryCalls:
         try:
             handler = self._registry.get(task.handler)
             config = task.config
+            names: frozenset[str] = frozenset()
             if task.deferred:
+                # Checked again: a definition may be older than the rule, and a message by hand.
                 config = render_deferred(
-                    config, task.deferred, self._secrets, self._max_config_bytes
+                    config,
+                    task.deferred,
+                    self._secrets,
+                    self._max_config_bytes,
+                    handler=task.handler,
+                    fields=handler.secrets,
                 )
+                names = secrets_read(task.deferred)
             prepared = handler.prepare(config)
         except DovetailError as problem:
             # Never tried again: the same definition on the same worker would end the same way.
-            told = describe(problem, self._redactor.redact)
+            told = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': {told['message']}"
             raise PermanentError(message, type=told["type"]) from None
         except BaseException as problem:  # a validator of the handler's own is broken
-            told = describe(problem, self._redactor.redact)
+            told = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_config") from None
@@ -69,7 +77,8 @@ class RegistryCalls:
             epoch=task.token.epoch,
             params=task.params,
             inputs=task.inputs,
-            secrets=self._secrets,
+            secrets=self._secrets if handler.secrets else _NotDeclared(handler.name),
+            secret_names=names,
             report_progress=partial(report, task),
             redactor=self._redactor,
         )
@@ -80,6 +89,22 @@ class RegistryCalls:
             self._redactor,
             self._max_output_bytes,
             self._outputs_as_text,
+        )
+
+
+class _NotDeclared(dict[str, str]):
+    """What a handler has as `ctx.secrets` that does not declare that it takes any: none."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: str) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def __missing__(self, name: str) -> str:
+        raise KeyError(
+            f"the handler '{self._handler}' gets no secrets, as it does not declare that it takes "
+            f"them: @handler({self._handler!r}, secrets=True)"
         )
 
 
@@ -123,7 +148,9 @@ class HandlerCall:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
-            message = self._redactor.redact(f"the handler's output is not storable: {problem}")
+            message = self._redactor.redact_shown(
+                f"the handler's output is not storable: {problem}"
+            )
             raise PermanentError(message, type=kind) from None
         except BaseException as problem:  # a type of the handler's own that cannot be looked at
             told = self.describe(problem)
@@ -131,7 +158,12 @@ class HandlerCall:
             raise PermanentError(message, type="invalid_output") from None
         if self._as_text:
             return orjson.Fragment(text)
-        return self._redactor.redact(orjson.loads(text))
+        try:
+            return self._redactor.redact(orjson.loads(text))
+        except SecretInKey as problem:
+            message = f"the handler's output is not storable: {problem}"
+            message = self._redactor.redact_shown(message)
+            raise PermanentError(message, type=problem.type) from None
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        return describe(error, self._redactor.redact)
+        return describe(error, self._redactor.redact_shown)

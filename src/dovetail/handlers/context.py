@@ -51,6 +51,7 @@ class Context:
         "epoch",
         "node_id",
         "run_id",
+        "secret_names",
         "secrets",
     )
 
@@ -64,12 +65,14 @@ class Context:
         params: dict[str, Any] | None = None,
         inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
+        secret_names: frozenset[str] = frozenset(),
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
     ) -> None:
         """`report_progress` is called in the handler's own thread, whichever that is.
 
-        `redactor` spares making one from `secrets` for each node that logs or reports.
+        `secret_names` are those that the node's config has. `redactor` spares making one from
+        `secrets` for each node that logs or reports.
         """
         self.run_id = run_id
         self.node_id = node_id
@@ -79,6 +82,7 @@ class Context:
         self._params: dict[str, Any] | None = None
         self._inputs: dict[str, Any] | None = None
         self.secrets = secrets
+        self.secret_names = secret_names
         self._report = report_progress
         self._redactor = redactor
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
@@ -120,14 +124,14 @@ class Context:
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = "".join((str(message),))  # plain text: a subclass of str may change when it is cut
-        if text and self.secrets:
+        if text:
             text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
 
     def redact(self, text: str) -> str:
         """The text without secrets, for what leaves the handler by another way than its output."""
-        redacted: str = self._redaction().redact(text)
+        redacted: str = self._redaction().redact_shown(text)
         return redacted
 
     @property
@@ -173,11 +177,11 @@ class _NodeLog(logging.LoggerAdapter[logging.Logger]):
             return
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         if self._redactor:
-            msg, args = self._redactor.redact(_formatted(msg, args)), ()
+            msg, args = self._redactor.redact_shown(_formatted(msg, args)), ()
             if error := kwargs.pop("exc_info", None):
-                msg = f"{msg}\n{self._redactor.redact(_traceback(error))}"
+                msg = f"{msg}\n{self._redactor.redact_shown(_traceback(error))}"
             if "extra" in kwargs:
-                kwargs["extra"] = self._redactor.redact(kwargs["extra"])
+                kwargs["extra"] = self._redactor.redact_shown(kwargs["extra"])
         super().log(level, msg, *args, **kwargs)
 
 
