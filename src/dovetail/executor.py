@@ -374,6 +374,9 @@ class _StepCall:
         task.params["step_outputs"][self._id] = output
         return output
 
+    def caching(self, task: Task) -> None:
+        """A step is not kept for others."""
+
     def describe(self, error: BaseException) -> dict[str, Any]:
         return describe(error)
 

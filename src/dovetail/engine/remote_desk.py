@@ -156,21 +156,10 @@ class RemoteDesk:
         else:
             granted = await claiming
         await self._inbox.settle(messages)
-        mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
-        if any(task.source is None for task in mine):
-            mine = list(await isolated(self._with_inputs, mine, _without_inputs))
-        return mine
+        return [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
 
     async def _claim(self, tasks: Sequence[Task], until: float, now: float) -> Sequence[bool]:
         return await self._store.claim(tasks, self._worker_id, until, now)
-
-    async def _with_inputs(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await asyncio.gather(*map(self._with_its_inputs, tasks))
-
-    async def _with_its_inputs(self, task: Task) -> Task:
-        if task.source is not None:
-            return task
-        return task._replace(source=await self._store.inputs(task))
 
     async def _admit(self, task: Task) -> float | None:
         """None if the node may start now, else when to come back."""
@@ -268,11 +257,6 @@ async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
 async def _left_alone(task: Task, problem: Exception) -> Sequence[bool]:
     log.error("run %s, node %s cannot start: %s", task.run_id, task.node_id, told(problem))
     return [False]
-
-
-async def _without_inputs(task: Task, problem: Exception) -> Sequence[Task]:
-    await _left_alone(task, problem)
-    return ()  # it is claimed, and its lease will end
 
 
 def _start_of(task: Task) -> Start:

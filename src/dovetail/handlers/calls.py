@@ -5,19 +5,31 @@ The last place that sees secrets: what leaves here, output, error or progress, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import orjson
 
+from dovetail.core.caching import (
+    INPUT,
+    NAMES,
+    SECRETS,
+    VERSION,
+    Caching,
+    digest_of,
+    names_digest,
+    secrets_digest,
+)
 from dovetail.core.errors import DovetailError, PermanentError
+from dovetail.core.inputs import MAX_INPUT_BYTES
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
-from dovetail.handlers.context import Context
+from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
+from dovetail.handlers.inputs import InputBudget, Source, inputs_of
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -30,9 +42,12 @@ class RegistryCalls:
         sensitive: Mapping[str, str] | None = None,
         max_config_bytes: int = MAX_CONFIG_SIZE,
         max_output_bytes: int = MAX_BYTES,
+        max_input_bytes: int = MAX_INPUT_BYTES,
         outputs_as_text: bool = False,
+        elsewhere: Callable[[Task], Source] | None = None,
     ) -> None:
         """`sensitive` is what must not leave beside the secrets, such as the API's tokens.
+        `elsewhere` says where the inputs of a task are that did not travel with it.
 
         With `outputs_as_text` an output may be JSON text, for who only writes it down elsewhere.
         """
@@ -40,6 +55,8 @@ class RegistryCalls:
         self._secrets = dict(secrets or {})
         self._max_config_bytes = max_config_bytes
         self._max_output_bytes = max_output_bytes
+        self._budget = InputBudget(max_input_bytes)
+        self._elsewhere = elsewhere
         self._redactor = Redactor({**self._secrets, **(sensitive or {})})
         self._outputs_as_text = outputs_as_text and not self._redactor
 
@@ -61,16 +78,18 @@ class RegistryCalls:
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_config") from None
-        context = Context(
+        reads = None if task.cache is None else self._reads(task, handler)
+        context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
             node_id=task.node_id,
             attempt=task.token.attempt,
             epoch=task.token.epoch,
             params=task.params,
-            inputs=task.inputs,
+            inputs=partial(self._inputs, task, reads),
             secrets=self._secrets,
             report_progress=partial(report, task),
             redactor=self._redactor,
+            seen=None if reads is None else reads.saw,
         )
         return HandlerCall(
             handler,
@@ -79,7 +98,39 @@ class RegistryCalls:
             self._redactor,
             self._max_output_bytes,
             self._outputs_as_text,
+            reads,
         )
+
+    def _reads(self, task: Task, handler: Handler) -> Reads:
+        reads = Reads(handler.version, partial(secrets_digest, self._secrets))
+        if task.deferred:
+            reads.saw(SECRETS, None)
+        return reads
+
+    def _inputs(self, task: Task, reads: Reads | None) -> dict[str, Any]:
+        if reads is None:
+            return inputs_of(task, self._elsewhere, self._budget, None, None)
+        return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
+
+
+class Reads:
+    """What the handler of a cached node has read, as digests of the values as they were given."""
+
+    __slots__ = ("_secrets", "facts")
+
+    def __init__(self, version: int, secrets: Callable[[], str]) -> None:
+        self.facts = {VERSION: str(version)}
+        self._secrets = secrets
+
+    def saw(self, what: str, value: Any) -> None:
+        if what not in self.facts:
+            self.facts[what] = self._secrets() if what == SECRETS else digest_of(value)
+
+    def saw_input(self, name: str, value: Any) -> None:
+        self.saw(INPUT + name, value)
+
+    def saw_names(self, names: Iterable[str]) -> None:
+        self.facts[NAMES] = names_digest(names)
 
 
 class HandlerCall:
@@ -89,6 +140,7 @@ class HandlerCall:
         "_context",
         "_handler",
         "_max_output_bytes",
+        "_reads",
         "_redactor",
         "is_async",
     )
@@ -101,6 +153,7 @@ class HandlerCall:
         redactor: Redactor,
         max_output_bytes: int,
         as_text: bool,
+        reads: Reads | None = None,
     ) -> None:
         self._handler = handler
         self._config = config
@@ -108,6 +161,7 @@ class HandlerCall:
         self._redactor = redactor
         self._max_output_bytes = max_output_bytes
         self._as_text = as_text
+        self._reads = reads
         self.is_async = handler.is_async
 
     def begin(self, task: Task) -> Any:
@@ -131,6 +185,11 @@ class HandlerCall:
         if self._as_text:
             return orjson.Fragment(text)
         return self._redactor.redact(orjson.loads(text))
+
+    def caching(self, task: Task) -> Caching | None:
+        if task.cache is None or self._reads is None:
+            return None
+        return task.cache._replace(facts=dict(self._reads.facts))
 
     def describe(self, error: BaseException) -> dict[str, Any]:
         return describe(error, self._redactor.redact)

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.caching import PARAMS, SECRETS
 from dovetail.core.redaction import Redactor
 
 Report = Callable[[float, str], None]
@@ -47,6 +48,7 @@ class Context:
         "_params",
         "_redactor",
         "_report",
+        "_seen",
         "attempt",
         "epoch",
         "node_id",
@@ -66,10 +68,12 @@ class Context:
         secrets: Mapping[str, str] = _NO_SECRETS,
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
+        seen: Callable[[str, Any], None] | None = None,
     ) -> None:
         """`report_progress` is called in the handler's own thread, whichever that is.
 
-        `redactor` spares making one from `secrets` for each node that logs or reports.
+        `redactor` spares making one from `secrets` for each node that logs or reports. `seen` is
+        told once what the handler has read of `params`, where somebody has to know.
         """
         self.run_id = run_id
         self.node_id = node_id
@@ -81,6 +85,7 @@ class Context:
         self.secrets = secrets
         self._report = report_progress
         self._redactor = redactor
+        self._seen = seen
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._event: asyncio.Event | None = None
         self._cancelled = False
@@ -91,12 +96,15 @@ class Context:
     def params(self) -> dict[str, Any]:
         """What the run was triggered with."""
         if self._params is None:
-            self._params = orjson.loads(orjson.dumps(self._given_params or {}))
+            given = self._given_params or {}
+            if self._seen is not None:
+                self._seen(PARAMS, given)
+            self._params = orjson.loads(orjson.dumps(given))
         return self._params
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the parents by id."""
+        """Outputs of the parents by id; a large one is read when it is first asked for."""
         if self._inputs is None:
             given = self._given_inputs
             self._inputs = given() if callable(given) else given or {}
@@ -120,7 +128,7 @@ class Context:
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = str(message)
-        if text and self.secrets:
+        if text and self._redaction():
             text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
@@ -152,6 +160,27 @@ class Context:
     def _redaction(self) -> Redactor:
         if self._redactor is None:
             self._redactor = Redactor(self.secrets)
+        return self._redactor
+
+
+class TrackedContext(Context):
+    """Of a node whose output is kept for others: what its handler reads decides for whom."""
+
+    __slots__ = ("_secrets",)
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        if self._seen is not None:
+            self._seen(SECRETS, None)
+        return self._secrets
+
+    @secrets.setter
+    def secrets(self, secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
+
+    def _redaction(self) -> Redactor:
+        if self._redactor is None:
+            self._redactor = Redactor(self._secrets)
         return self._redactor
 
 

@@ -45,6 +45,8 @@ class Handler:
     name: str
     fn: HandlerFunction
     max_retries: int = 0
+    version: int = 1
+    """Outputs that another version has made are not taken from the node cache."""
     is_async: bool = True
     config_model: type[BaseModel] | None = None
     origin: str = BUILT_IN
@@ -80,24 +82,29 @@ class _Mark:
 
     name: str
     max_retries: int
+    version: int = 1
 
 
 @overload
 def handler(name: F) -> F: ...
 @overload
-def handler(name: str | None = None, *, max_retries: int = 0) -> Callable[[F], F]: ...
-def handler(name: Any = None, *, max_retries: int = 0) -> Any:
+def handler(
+    name: str | None = None, *, max_retries: int = 0, version: int = 1
+) -> Callable[[F], F]: ...
+def handler(name: Any = None, *, max_retries: int = 0, version: int = 1) -> Any:
     """Mark a function `(config, ctx)`, async or plain, as a handler.
 
     `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; without a name
-    it is the function's. The function stays what it was and can be called in tests.
+    it is the function's. The function stays what it was and can be called in tests. Raise `version`
+    when the function returns something else than before: nodes with `cache` then run it again.
     """
     if callable(name):
         return handler()(name)
 
     def mark(fn: F) -> F:
-        named = describe(fn, name=name, max_retries=max_retries)  # complains here, at the def
-        marks = (*getattr(fn, MARK, ()), _Mark(named.name, named.max_retries))
+        # It complains here, at the def.
+        named = describe(fn, name=name, max_retries=max_retries, version=version)
+        marks = (*getattr(fn, MARK, ()), _Mark(named.name, named.max_retries, named.version))
         try:
             setattr(fn, MARK, marks)
         except AttributeError:
@@ -114,6 +121,7 @@ def describe(
     *,
     name: str | None = None,
     max_retries: int = 0,
+    version: int = 1,
     origin: str | None = None,
 ) -> Handler:
     """Say what handler a function is; raises `HandlerError` if it cannot be one."""
@@ -126,6 +134,10 @@ def describe(
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise HandlerError(
             f"@handler({name!r}): max_retries must be a whole number ≥ 0, not {max_retries!r}"
+        )
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise HandlerError(
+            f"@handler({name!r}): version must be a whole number ≥ 1, not {version!r}"
         )
     if inspect.isclass(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise HandlerError(
@@ -144,6 +156,7 @@ def describe(
         name=name,
         fn=fn,
         max_retries=max_retries,
+        version=version,
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call),
         config_model=_config_model(fn, signature),
         origin=origin if origin is not None else getattr(fn, "__module__", None) or "unknown",
@@ -215,6 +228,10 @@ class Registry:
         """Name and alias → the handler's own `max_retries`."""
         return {name: known.max_retries for name, known in self.items()}
 
+    def later_versions(self) -> dict[str, int]:
+        """Name and alias → the handler's own `version`, of those that are not in their first."""
+        return {name: known.version for name, known in self.items() if known.version != 1}
+
     def load(self, spec: str) -> list[Handler]:
         """Take in the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
         from dovetail.handlers.loading import load
@@ -240,7 +257,10 @@ def marked(fn: object, origin: str) -> list[Handler]:
     """The handlers a decorated function stands for; none if it is not decorated."""
     marks: tuple[_Mark, ...] = getattr(fn, MARK, ()) if callable(fn) else ()
     return [
-        replace(describe(fn, name=mark.name, max_retries=mark.max_retries), origin=origin)
+        replace(
+            describe(fn, name=mark.name, max_retries=mark.max_retries, version=mark.version),
+            origin=origin,
+        )
         for mark in marks
         if callable(fn)
     ]

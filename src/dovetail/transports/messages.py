@@ -14,8 +14,10 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.caching import Caching, is_facts
 from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Token
+from dovetail.core.inputs import INLINE_BYTES as MOST_INPUTS
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
@@ -32,8 +34,8 @@ _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
 MOST_PLACES = 1 << 31
 """No run has so many nodes."""
-MOST_INPUTS = 64 << 10
-"""Bytes of a node's inputs that travel with its task: it may have thousands of parents."""
+FEW_INPUTS = 8
+"""Parents whose outputs are written in one go. More are written one by one: they may be large."""
 
 
 class Malformed(ValueError):
@@ -65,17 +67,24 @@ def task_fields(task: Task) -> list[str | bytes]:
         kept = [[list(one.path), one.source, one.scope] for one in task.deferred]
         fields += ["deferred", dumps(kept)]
     if task.cache is not None:
-        fields += ["cache", dumps(task.cache)]
+        fields += ["cache", dumps(task.cache[:2])]
     if task.trace is not None:
         fields += ["traceparent", task.trace]
     return fields
 
 
 def inputs_text(task: Task) -> bytes:
-    """None if they are too large to travel: whoever runs it fetches them."""
+    """None if they are too large to travel: a handler that asks for one has it read."""
     if task.source is None:
         return b"null"
-    text = orjson.dumps(task.inputs())
+    inputs = task.inputs()
+    if len(inputs) > FEW_INPUTS:
+        room = MOST_INPUTS
+        for output in inputs.values():
+            room -= len(orjson.dumps(output))
+            if room < 0:
+                return b"null"
+    text = orjson.dumps(inputs)
     return text if len(text) <= MOST_INPUTS else b"null"
 
 
@@ -86,7 +95,9 @@ def result_fields(result: Result) -> list[str | bytes]:
     if isinstance(result, Complete):
         fields += ["success", "1", "output", dumps(result.output), "error", "null"]
         if result.cache is not None:
-            fields += ["cache", dumps(result.cache)]
+            fields += ["cache", dumps(result.cache[:2])]
+            if result.cache.facts is not None:
+                fields += ["reads", dumps(result.cache.facts)]
         return fields
     hints = {
         "permanent": result.permanent,
@@ -198,15 +209,19 @@ def _chance(told: Any) -> float:
     return float(told)
 
 
-def _cache(given: dict[str, bytes]) -> tuple[str, float] | None:
-    """Under which key its output is kept, and for how many seconds."""
+def _cache(given: dict[str, bytes]) -> Caching | None:
+    """Under which key its output is kept, for how many seconds, and what its handler has read. A
+    worker of an earlier version does not say what: its output is not kept."""
     if "cache" not in given:
         return None
     key, seconds = orjson.loads(given["cache"])
     kept_for = _seconds(seconds)
     if kept_for is None:
         raise Malformed("its output is kept for no time")
-    return _text(key), kept_for
+    facts = orjson.loads(given["reads"]) if "reads" in given else None
+    if facts is not None and not is_facts(facts):
+        raise Malformed("what its handler has read is no object of texts")
+    return Caching(_text(key), kept_for, facts)
 
 
 def _error(told: Any) -> dict[str, Any]:
