@@ -257,7 +257,8 @@ class Task(NamedTuple):
     token: Token
     handler: str
     config: dict[str, Any]
-    params: dict[str, Any]
+    params: dict[str, Any] | None
+    """None if they are too large to travel: a handler that asks for them has them read then."""
     source: Dispatch | dict[str, Any] | None
     """The order that made it; from another process, the inputs themselves, or None if they are
     too large to travel: a handler that asks for one has it read then."""

@@ -132,7 +132,7 @@ class Publisher:
                 return facts_of(task.source, reads)
             return await self._scenes.parents_facts(order, reads)
 
-        found = await self._cache.find(task.cache, task.handler, task.params, of_parents)
+        found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents)
         if found is None:
             return task
         return Recall(task.run_id, task.node_id, task.token, found.output)

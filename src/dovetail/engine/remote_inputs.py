@@ -1,4 +1,5 @@
-"""Outputs of parents that did not travel with their task, read from the store by any thread.
+"""Outputs of parents, and params, that did not travel with their task: read from the store by any
+thread.
 
 A handler asks for an input in the middle of its own code, in a thread or in the worker's event
 loop, so the read has to block, and must not need that loop. It is made in a thread with a loop and
@@ -26,6 +27,10 @@ LONGEST_READ_SECONDS = 60.0
 class InputStore(Protocol):
     """What is asked of a store."""
 
+    async def params_of(self, task: Task) -> dict[str, Any]:
+        """What its run was triggered with."""
+        ...
+
     async def input_sizes(self, task: Task) -> dict[str, int]:
         """The bytes of the output of each completed parent, in the order of the definition."""
         ...
@@ -49,6 +54,10 @@ class RemoteInputs:
         self._call = call
         self._task = task
         self._sizes: dict[str, int] = {}
+
+    def params(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._call(lambda store: store.params_of(self._task))
+        return found
 
     def names(self) -> Sequence[str]:
         self._sizes = self._call(lambda store: store.input_sizes(self._task))

@@ -84,7 +84,7 @@ class RegistryCalls:
             node_id=task.node_id,
             attempt=task.token.attempt,
             epoch=task.token.epoch,
-            params=task.params,
+            params=task.params if task.params is not None else partial(self._params, task),
             inputs=partial(self._inputs, task, reads),
             secrets=self._secrets,
             report_progress=partial(report, task),
@@ -106,6 +106,10 @@ class RegistryCalls:
         if task.deferred:
             reads.saw(SECRETS, None)
         return reads
+
+    def _params(self, task: Task) -> dict[str, Any]:
+        assert self._elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
+        return self._elsewhere(task).params()
 
     def _inputs(self, task: Task, reads: Reads | None) -> dict[str, Any]:
         if reads is None:

@@ -63,7 +63,7 @@ class Context:
         node_id: str,
         attempt: int = 1,
         epoch: int = 1,
-        params: dict[str, Any] | None = None,
+        params: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
         report_progress: Report = _unheard,
@@ -96,7 +96,8 @@ class Context:
     def params(self) -> dict[str, Any]:
         """What the run was triggered with."""
         if self._params is None:
-            given = self._given_params or {}
+            given = self._given_params
+            given = given() if callable(given) else given or {}
             if self._seen is not None:
                 self._seen(PARAMS, given)
             self._params = orjson.loads(orjson.dumps(given))

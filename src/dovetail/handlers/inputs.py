@@ -4,7 +4,7 @@ Small ones are there at once, in a plain dict. Beyond `INLINE_BYTES` it is `Inpu
 values are read on first use, one parent at a time or, for a handler that goes through all of them,
 in parts. What a node reads and what the nodes of one worker hold together is bounded.
 
-What it must not know: where outputs are kept; a `Source` says that.
+What it must not know: where outputs are kept; `Outputs` says that.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROOM_SECONDS = 30.0
 """For which a handler in a thread waits until others have given back what they read."""
 
 
-class Source(Protocol):
-    """Where the outputs of one node's parents are."""
+class Outputs(Protocol):
+    """The outputs of one node's parents."""
 
     def names(self) -> Sequence[str]:
         """The parents that have an output, in the order of the definition."""
@@ -39,6 +39,12 @@ class Source(Protocol):
         """These outputs as JSON. Raises a `PermanentError` of type `too_large` if they do not fit
         into the limit beside the bytes that were read before."""
         ...
+
+
+class Source(Outputs, Protocol):
+    """Where that is which did not travel with a task: its inputs, and the params of its run."""
+
+    def params(self) -> dict[str, Any]: ...
 
 
 class InputBudget:
@@ -101,7 +107,7 @@ class Inputs(dict[str, Any]):
     def __init__(
         self,
         names: Iterable[str],
-        source: Source,
+        source: Outputs,
         budget: InputBudget,
         seen: Seen | None = None,
     ) -> None:
@@ -239,7 +245,7 @@ def inputs_of(
                 0, {name: len(orjson.dumps(one)) for name, one in given.items()}, budget.limit
             )
         return _seen_at_once(given, seen, seen_names)
-    source: Source
+    source: Outputs
     if given is None:
         assert elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
         source = elsewhere(task)

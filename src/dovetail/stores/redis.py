@@ -524,6 +524,9 @@ class RedisStore:
                 facts[INPUT + name] = digest_of(orjson.loads(text))
         return facts
 
+    async def params_of(self, task: Task) -> dict[str, Any]:
+        return (await self._known(task.run_id)).run.params
+
     async def input_sizes(self, task: Task) -> dict[str, int]:
         """The bytes of the outputs of a node's completed parents by id; no output is read."""
         run = (await self._known(task.run_id)).run

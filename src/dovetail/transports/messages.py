@@ -57,8 +57,8 @@ def task_fields(task: Task) -> list[str | bytes]:
     ]
     if task.place is not None:
         fields += ["place", str(task.place)]
-    if task.params:
-        fields += ["params", dumps(task.params)]
+    if task.params != {}:
+        fields += ["params", params_text(task)]
     if task.timeout_seconds != USUAL_TIMEOUT:
         fields += ["timeout_seconds", repr(task.timeout_seconds)]
     if task.resource_tag is not None:
@@ -85,6 +85,14 @@ def inputs_text(task: Task) -> bytes:
             if room < 0:
                 return b"null"
     text = orjson.dumps(inputs)
+    return text if len(text) <= MOST_INPUTS else b"null"
+
+
+def params_text(task: Task) -> bytes:
+    """None if they are too large to travel with every node: a handler that asks has them read."""
+    if task.params is None:
+        return b"null"
+    text = orjson.dumps(task.params)
     return text if len(text) <= MOST_INPUTS else b"null"
 
 
@@ -136,6 +144,11 @@ def _object(name: str, text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"its {name} is no object")
     return value
+
+
+def _object_or_none(name: str, text: bytes) -> dict[str, Any] | None:
+    """None for what was too large to travel."""
+    return None if text == b"null" else _object(name, text)
 
 
 def read_results(fields: Sequence[bytes]) -> list[Result]:
@@ -259,8 +272,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
                 start[1],
                 handler,
                 config,
-                _object("params", with_params),
-                None if with_inputs == b"null" else _object("inputs", with_inputs),
+                _object_or_none("params", with_params),
+                _object_or_none("inputs", with_inputs),
                 USUAL_TIMEOUT,
                 None,
                 (),
@@ -281,8 +294,8 @@ def read_task(fields: Sequence[bytes]) -> Task:
             _token(token),
             handler.decode(),
             _object("config", config),
-            _object("params", params[0]) if params else {},
-            None if inputs == b"null" else _object("inputs", inputs),
+            _object_or_none("params", params[0]) if params else {},
+            _object_or_none("inputs", inputs),
             USUAL_TIMEOUT,
             None,
             (),
@@ -302,8 +315,8 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _token(given["token"]),
         given["handler"].decode(),
         _object("config", given["config"]),
-        _object("params", given.get("params", b"{}")),
-        None if given["inputs"] == b"null" else _object("inputs", given["inputs"]),
+        _object_or_none("params", given.get("params", b"{}")),
+        _object_or_none("inputs", given["inputs"]),
         timeout,
         None if tag is None else tag.decode(),
         _deferred(given.get("deferred", b"[]")),
