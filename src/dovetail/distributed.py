@@ -146,7 +146,7 @@ async def connected(
             listened,
             clock,
             max_config_size=settings.max_config_bytes,
-            cache=NodeCache(store, clock, AnnouncedVersions(fleet).of, settings.secrets),
+            cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
         )
         if listened is sender and sender.sends_ahead and pipe.keeps_order:
             store.ahead = Ahead(publisher.rendered, sender.sending)
@@ -341,6 +341,7 @@ async def working(
             parts.orchestrator.apply_each,
             worker_id=me,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
         )
         reader = StoreReader(partial(_input_store, settings))
         stack.callback(reader.close)

@@ -305,6 +305,7 @@ class Child:
                 parts.orchestrator.apply_each,
                 worker_id=self.worker_id,
                 lease_seconds=self.settings.lease_seconds,
+                secrets=self.settings.secrets,
             )
             yield Duties(desk, StopFeed(listening))
 
@@ -347,6 +348,7 @@ class Hand:
             _nothing_to_follow,
             worker_id=child.worker_id,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
         )
         interrupt = None
         if threading.current_thread() is threading.main_thread():

@@ -72,7 +72,7 @@ class LocalEngine:
             worker_id=f"{_host()}-{os.getpid()}",
             isolate=isolate,
             max_config_size=max_config_size,
-            cache=NodeCache(self.store, clock, versions, secrets),
+            cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
         self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop

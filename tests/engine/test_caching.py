@@ -56,14 +56,16 @@ class TestOneRunsDataIsNotAnothers:
         async def counts(config: dict[str, Any], ctx: Any) -> list[str]:
             return list(ctx.inputs)
 
-        async with engine(counts) as it:
+        async def idle(config: dict[str, Any], ctx: Any) -> None: ...
+
+        async with engine(counts, idle) as it:
             nodes = {
-                "a": "input",
-                "b": {"handler": "input", "condition": "{{ params.both }}"},
+                "a": "idle",
+                "b": {"handler": "idle", "condition": "{{ params.both }}"},
                 "c": {"handler": "counts", "after": ["a", "b"], **CACHED},
             }
-            runs = [await it.run(nodes, {"both": both}) for both in (True, False, True)]
-        assert [run.node("c").output for run in runs] == [["a", "b"], ["a"], ["a", "b"]]
+            runs = [await it.run(nodes, {"both": both}) for both in (False, True, False)]
+        assert [run.node("c").output for run in runs] == [["a"], ["a", "b"], ["a"]]
 
     async def test_what_was_made_with_another_secret_is_made_again(self, tmp_path: Any) -> None:
         calls: list[str] = []
@@ -130,11 +132,8 @@ READS = st.sampled_from(
 )
 PROGRAMS = st.lists(READS, max_size=3)
 VALUES = st.sampled_from([0, 1, "y" * 300])
-RUNS = st.lists(
-    st.tuples(PROGRAMS, st.fixed_dictionaries({"x": VALUES, "z": VALUES, "b": st.booleans()})),
-    min_size=2,
-    max_size=8,
-)
+PARAMS = st.fixed_dictionaries({"x": VALUES, "z": VALUES, "b": st.booleans()})
+RUNS = st.lists(PARAMS, min_size=2, max_size=8)
 
 
 def executed(program: list[str], params: dict[str, Any], given: dict[str, Any]) -> list[Any]:
@@ -197,8 +196,10 @@ def travelling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(runs=RUNS)
-async def test_a_cached_output_is_the_one_that_the_handler_would_have_made(runs: Any) -> None:
+@given(program=PROGRAMS, runs=RUNS)
+async def test_a_cached_output_is_the_one_that_the_handler_would_have_made(
+    program: list[str], runs: list[dict[str, Any]]
+) -> None:
     async def reads(config: dict[str, Any], ctx: Any) -> Any:
         made = executed(config["program"], Lazily(ctx, "params"), Lazily(ctx, "inputs"))  # type: ignore[arg-type]
         given = ctx.params if "params" in config["program"] else None
@@ -211,7 +212,7 @@ async def test_a_cached_output_is_the_one_that_the_handler_would_have_made(runs:
 
     registry = registry_of(reads, gives)
     async with local(registry) as it:
-        for program, params in runs:
+        for params in runs:
             nodes = {
                 "a": {"handler": "gives", "config": {"value": "{{ params.x }}"}},
                 "b": {

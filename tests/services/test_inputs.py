@@ -233,6 +233,35 @@ async def test_the_cache_gives_each_run_its_own_data(redis_url: str) -> None:
     assert attempts == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
+async def test_what_was_made_with_a_secret_is_found_by_workers_that_have_it(redis_url: str) -> None:
+    """Orchestrators have none."""
+    nodes = {
+        "a": {
+            "handler": "made",
+            "config": {"key": "{{ secrets.KEY }}"},
+            "cache": {"ttl_seconds": 60},
+        }
+    }
+    called: list[str] = []
+
+    async def made(config: dict[str, Any], ctx: Any) -> int:
+        called.append(config["key"])
+        return len(called)
+
+    leading = asyncio.create_task(orchestrate(Settings(redis_url=redis_url)))
+    found = []
+    for secret in ("first-secret", "other-secret", "first-secret"):
+        settings = Settings(redis_url=redis_url, secrets={"KEY": secret})
+        registry = registry_with(settings, made)
+        async with working(settings, registry), commanding(settings, registry) as commands:
+            place = Place(commands, Pipe(redis_url), Doors())
+            found += [(await place.run(nodes)).node("a").output for _ in range(2)]
+    leading.cancel()
+    await asyncio.gather(leading, return_exceptions=True)
+    assert called == ["first-secret", "other-secret"]
+    assert found == [1, 1, 2, 2, 1, 1]
+
+
 async def test_what_large_parents_have_is_part_of_the_key_too(redis_url: str) -> None:
     """More than is read with a node that is published."""
     parents = {f"p{at}": {"handler": "input", "config": {"at": at}} for at in range(7)}

@@ -43,7 +43,7 @@ TASK = Task(
     12.5,
     "tag",
     (Deferred(("a", 0), "{{ secrets.S }}", {"params": {}}),),
-    Caching("key", 60.0),
+    Caching("key", 60.0, {"params": "d1"}),
 )
 NESTED = "[" * 1000 + "]" * 1000
 

@@ -42,11 +42,12 @@ class NodeCache:
         versions: Versions | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`secrets` are those known here: what was made with others is not found."""
+        """`secrets` are those known here: what was made with others is not found. With None they
+        are known to workers alone, and what was made with secrets is for a worker to find."""
         self._store = store
         self._clock = clock
         self._versions = versions or _first_version
-        self._secrets = dict(secrets or {})
+        self._secrets = secrets
 
     async def find(
         self,
@@ -54,9 +55,12 @@ class NodeCache:
         handler: str,
         params: Mapping[str, Any],
         of_parents: Callable[[Container[str]], Awaitable[Facts | None]],
-    ) -> Cached | None:
+    ) -> Cached | Caching | None:
         """The output that this node would have, if it is kept. `of_parents` gives what of some
-        reads is about the node's parents."""
+        reads is about the node's parents.
+
+        A `Caching` if a worker has to look, see `answer`: with all facts but that of its secrets.
+        """
         found = await self._store.recall(caching.key, self._clock())
         if found is None:
             return None
@@ -67,17 +71,34 @@ class NodeCache:
         facts: dict[str, str] = {VERSION: version}
         if PARAMS in reads:
             facts[PARAMS] = digest_of(params)
-        if SECRETS in reads:
+        if SECRETS in reads and self._secrets is not None:
             facts[SECRETS] = secrets_digest(self._secrets)
         if any(read == NAMES or read.startswith(INPUT) for read in reads):
             told = await of_parents(reads)
             if told is None:
                 return None
             facts |= told
-        if facts.keys() != {*reads}:  # a parent that was read has no output this time
+        lacking = {*reads} - facts.keys()
+        if lacking == {SECRETS}:
+            return caching._replace(facts=facts)
+        if lacking:  # a parent that was read has no output this time
             return None
-        kept = await self._store.recall(entry_key(caching.key, facts), self._clock())
-        return None if kept is None else Cached(kept.output["output"])
+        return await _kept(self._store, entry_key(caching.key, facts), self._clock())
+
+
+async def answer(
+    store: Store, caching: Caching, secrets: Mapping[str, str], now: float
+) -> Cached | None:
+    """The output of a start whose worker has these secrets, if it is kept. `caching` has all other
+    facts: what `find` has left to a worker."""
+    assert caching.facts is not None  # noqa: S101
+    facts = {**caching.facts, SECRETS: secrets_digest(secrets)}
+    return await _kept(store, entry_key(caching.key, facts), now)
+
+
+async def _kept(store: Store, key: str, now: float) -> Cached | None:
+    found = await store.recall(key, now)
+    return None if found is None else Cached(found.output["output"])
 
 
 def caching_of(spec: NodeSpec, rendered: Rendered) -> Caching | None:

@@ -22,7 +22,7 @@ from dovetail.engine.caching import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Limits, Result, Store, Task
+from dovetail.engine.ports import Cached, Limits, Result, Store, Task
 
 FOREVER = float("inf")
 LONG_WAIT = 1.0
@@ -53,7 +53,7 @@ class Intake:
         max_config_size: int = MAX_CONFIG_SIZE,
         cache: NodeCache | None = None,
     ) -> None:
-        self._cache = cache or NodeCache(store, clock)
+        self._cache = cache or NodeCache(store, clock, secrets={})
         self._published = published
         self._store = store
         self.report: Callable[[Sequence[Result | Progress]], Awaitable[object]]
@@ -155,7 +155,7 @@ class Intake:
             return facts_of(done, reads)
 
         found = await self._cache.find(caching, spec.handler, run.params, of_parents)
-        if found is None:
+        if not isinstance(found, Cached):
             return False
         output = self._copy(found.output)
         await self._orchestrator.apply([Recall(run.id, run.graph.nodes[place].id, token, output)])

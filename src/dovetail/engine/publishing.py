@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Sequence
 
-from dovetail.core.caching import Facts
+from dovetail.core.caching import Caching, Facts
 from dovetail.core.consequences import new_tuple
 from dovetail.core.errors import TemplateError, TooLarge
 from dovetail.core.templates import MAX_CONFIG_SIZE
@@ -135,6 +135,8 @@ class Publisher:
         found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents)
         if found is None:
             return task
+        if isinstance(found, Caching):
+            return task._replace(cache=found)
         return Recall(task.run_id, task.node_id, task.token, found.output)
 
 

@@ -67,7 +67,7 @@ def task_fields(task: Task) -> list[str | bytes]:
         kept = [[list(one.path), one.source, one.scope] for one in task.deferred]
         fields += ["deferred", dumps(kept)]
     if task.cache is not None:
-        fields += ["cache", dumps(task.cache[:2])]
+        fields += _cache_fields(task.cache)
     if task.trace is not None:
         fields += ["traceparent", task.trace]
     return fields
@@ -88,6 +88,13 @@ def inputs_text(task: Task) -> bytes:
     return text if len(text) <= MOST_INPUTS else b"null"
 
 
+def _cache_fields(caching: Caching) -> list[str | bytes]:
+    fields: list[str | bytes] = ["cache", orjson.dumps([caching.key, caching.seconds])]
+    if caching.facts is not None:
+        fields += ["reads", orjson.dumps(caching.facts)]
+    return fields
+
+
 def params_text(task: Task) -> bytes:
     """None if they are too large to travel with every node: a handler that asks has them read."""
     if task.params is None:
@@ -103,9 +110,7 @@ def result_fields(result: Result) -> list[str | bytes]:
     if isinstance(result, Complete):
         fields += ["success", "1", "output", dumps(result.output), "error", "null"]
         if result.cache is not None:
-            fields += ["cache", dumps(result.cache[:2])]
-            if result.cache.facts is not None:
-                fields += ["reads", dumps(result.cache.facts)]
+            fields += _cache_fields(result.cache)
         return fields
     hints = {
         "permanent": result.permanent,
