@@ -52,6 +52,17 @@ class TestOneRunsDataIsNotAnothers:
             runs = [await it.run(nodes, {"who": who}) for who in ("alice", "bob")]
         assert [run.node("a").attempt for run in runs] == [1, 0]
 
+    async def test_a_handler_may_say_that_its_config_decides(self) -> None:
+        async def digested(config: dict[str, Any], ctx: Any) -> str:
+            assert ctx.params["path"]
+            ctx.decided_by_config()
+            return config["sha256"]
+
+        async with engine(digested, secrets={"KEY": "s3cr3t-value"}) as it:
+            nodes = {"a": {"handler": "digested", "config": {"sha256": "abc"}, **CACHED}}
+            runs = [await it.run(nodes, {"path": path}) for path in ("one", "two")]
+        assert [run.node("a").attempt for run in runs] == [1, 0]
+
     async def test_a_parent_that_is_absent_decides_too(self) -> None:
         async def counts(config: dict[str, Any], ctx: Any) -> list[str]:
             return list(ctx.inputs)

@@ -91,6 +91,8 @@ class RegistryCalls:
             redactor=self._redactor,
             seen=None if reads is None else reads.saw,
         )
+        if isinstance(context, TrackedContext) and reads is not None:
+            context.on_decided = reads.decide_by_config
         return HandlerCall(
             handler,
             prepared,
@@ -102,10 +104,8 @@ class RegistryCalls:
         )
 
     def _reads(self, task: Task, handler: Handler) -> Reads:
-        reads = Reads(handler.version, partial(secrets_digest, self._secrets))
-        if task.deferred:
-            reads.saw(SECRETS, None)
-        return reads
+        digest = partial(secrets_digest, self._secrets)
+        return Reads(handler.version, digest, config_has_secrets=bool(task.deferred))
 
     def _params(self, task: Task) -> dict[str, Any]:
         assert self._elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
@@ -120,21 +120,38 @@ class RegistryCalls:
 class Reads:
     """What the handler of a cached node has read, as digests of the values as they were given."""
 
-    __slots__ = ("_secrets", "facts")
+    __slots__ = ("_config_has_secrets", "_facts", "_is_decided", "_secrets")
 
-    def __init__(self, version: int, secrets: Callable[[], str]) -> None:
-        self.facts = {VERSION: str(version)}
+    def __init__(
+        self, version: int, secrets: Callable[[], str], *, config_has_secrets: bool
+    ) -> None:
+        self._facts = {VERSION: str(version)}
         self._secrets = secrets
+        self._is_decided = False
+        self._config_has_secrets = config_has_secrets
+        if config_has_secrets:
+            self.saw(SECRETS, None)
+
+    def decide_by_config(self) -> None:
+        self._is_decided = True
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is compared. The config itself may have secrets."""
+        if not self._is_decided:
+            return dict(self._facts)
+        kept = (VERSION, SECRETS) if self._config_has_secrets else (VERSION,)
+        return {what: self._facts[what] for what in kept}
 
     def saw(self, what: str, value: Any) -> None:
-        if what not in self.facts:
-            self.facts[what] = self._secrets() if what == SECRETS else digest_of(value)
+        if what not in self._facts:
+            self._facts[what] = self._secrets() if what == SECRETS else digest_of(value)
 
     def saw_input(self, name: str, value: Any) -> None:
         self.saw(INPUT + name, value)
 
     def saw_names(self, names: Iterable[str]) -> None:
-        self.facts[NAMES] = names_digest(names)
+        self._facts[NAMES] = names_digest(names)
 
 
 class HandlerCall:
@@ -193,7 +210,7 @@ class HandlerCall:
     def caching(self, task: Task) -> Caching | None:
         if task.cache is None or self._reads is None:
             return None
-        return task.cache._replace(facts=dict(self._reads.facts))
+        return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
         return describe(error, self._redactor.redact)

@@ -134,6 +134,14 @@ class Context:
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
 
+    def decided_by_config(self) -> None:
+        """Say that the output follows from the config alone, whatever else the handler has read:
+        for the node cache, which else asks for equal params, inputs and secrets.
+
+        A promise of the handler. It is called where it holds, such as for a file whose digest is
+        in the config and was compared.
+        """
+
     def redact(self, text: str) -> str:
         """The text without secrets, for what leaves the handler by another way than its output."""
         redacted: str = self._redaction().redact(text)
@@ -167,7 +175,13 @@ class Context:
 class TrackedContext(Context):
     """Of a node whose output is kept for others: what its handler reads decides for whom."""
 
-    __slots__ = ("_secrets",)
+    __slots__ = ("_secrets", "on_decided")
+
+    on_decided: Callable[[], None]
+    """Set by whoever keeps what was read."""
+
+    def decided_by_config(self) -> None:
+        self.on_decided()
 
     @property
     def secrets(self) -> Mapping[str, str]:
