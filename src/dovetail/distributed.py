@@ -15,12 +15,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from dovetail.clearing import clear_up
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.engine.archiver import Archiver
+from dovetail.engine.caching import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
@@ -31,6 +33,7 @@ from dovetail.engine.poison import PoisonWatch
 from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
+from dovetail.engine.remote_inputs import RemoteInputs, StoreReader
 from dovetail.engine.restoring import Restorer
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.engine.submissions import Acceptance, Submissions
@@ -45,7 +48,7 @@ from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_clock import follow_clock, set_clock
-from dovetail.stores.redis_fleet import Handlers, RedisFleet, WorkerFacts
+from dovetail.stores.redis_fleet import AnnouncedVersions, Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
 from dovetail.stores.redis_limits import RedisLimits
@@ -120,12 +123,30 @@ async def connected(
         listed = settings.database_url is None
         heard = None
         if listener is not None:
-            heard = HeardRedisStore(pipe, listener, listed=listed, news=ends.next)
-        store = heard or RedisStore(pipe, events=False, listed=listed, news=ends.next)
+            heard = HeardRedisStore(
+                pipe,
+                listener,
+                listed=listed,
+                news=ends.next,
+                max_input_bytes=settings.max_input_bytes,
+            )
+        store = heard or RedisStore(
+            pipe,
+            events=False,
+            listed=listed,
+            news=ends.next,
+            max_input_bytes=settings.max_input_bytes,
+        )
         sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         listened = sender if heard is None else heard.listened(sender)
+        fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
-            store, store, listened, clock, max_config_size=settings.max_config_bytes
+            store,
+            store,
+            listened,
+            clock,
+            max_config_size=settings.max_config_bytes,
+            cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
         )
         if listened is sender and sender.sends_ahead and pipe.keeps_order:
             store.ahead = Ahead(publisher.rendered, sender.sending)
@@ -148,6 +169,14 @@ async def connected(
         finally:
             if heard is not None:
                 await heard.close()
+
+
+@asynccontextmanager
+async def _input_store(settings: Settings) -> AsyncIterator[RedisStore]:
+    """For handlers that ask for outputs of parents: soon told if Redis is away, as whoever asks may
+    hold the event loop of the worker."""
+    async with Pipe(_url(settings), patience=ASKING_SECONDS) as pipe:
+        yield RedisStore(pipe, events=False)
 
 
 @asynccontextmanager
@@ -312,14 +341,19 @@ async def working(
             parts.orchestrator.apply_each,
             worker_id=me,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
         )
+        reader = StoreReader(partial(_input_store, settings))
+        stack.callback(reader.close)
         calls: Calls = RegistryCalls(
             registry,
             secrets=settings.secrets,
             sensitive=settings.sensitive(),
             max_config_bytes=settings.max_config_bytes,
             max_output_bytes=settings.max_output_bytes,
+            max_input_bytes=settings.max_input_bytes,
             outputs_as_text=True,
+            elsewhere=partial(RemoteInputs, reader.call),
         )
         if listener is not None:
             calls = listener.calls(calls)
@@ -387,6 +421,7 @@ def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
         concurrency=settings.concurrency,
         retries={name: many for name, many in registry.default_retries().items() if many},
         secrets=registry.taking_secrets(),
+        versions=registry.later_versions(),
     )
 
 

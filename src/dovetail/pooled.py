@@ -44,6 +44,7 @@ from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Result, Task
 from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.remote_inputs import RemoteInputs, StoreWork, waited_for
 from dovetail.engine.seat import Duties, Seat, Watch
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.calls import RegistryCalls
@@ -147,6 +148,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         self._fleet = RedisFleet(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
         self._secrets = registry.taking_secrets()
+        self._versions = registry.later_versions()
         self._beat(consumer)
         self._timer = consumer.timer.call_repeatedly(
             settings.heartbeat_interval, self._beat, (consumer,)
@@ -164,6 +166,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             concurrency=consumer.pool.num_processes or 1,
             retries=self._retries,
             secrets=self._secrets,
+            versions=self._versions,
         )
         try:
             done(self._fleet.beat(facts))
@@ -242,6 +245,8 @@ class Child:
             sensitive=self.settings.sensitive(),
             max_config_bytes=self.settings.max_config_bytes,
             max_output_bytes=self.settings.max_output_bytes,
+            max_input_bytes=self.settings.max_input_bytes,
+            elsewhere=partial(RemoteInputs, self.read_store),
         )
         self.calls = calls if post.listener is None else post.listener.calls(calls)
         self.watch = Watch(
@@ -262,6 +267,14 @@ class Child:
             hand = self._local.hand = Hand(self)
             self._hands.append(hand)
         return hand
+
+    def read_store(self, work: StoreWork) -> Any:
+        """Have this read in the loop of the watch, for a handler in whichever thread."""
+        return waited_for(self._with_store(work), self.watch.loop)
+
+    async def _with_store(self, work: StoreWork) -> Any:
+        await self.watch.opened()
+        return await work(self._parts.store)
 
     def _confirm(self) -> None:
         for hand in self._hands:
@@ -294,6 +307,7 @@ class Child:
                 parts.orchestrator.apply_each,
                 worker_id=self.worker_id,
                 lease_seconds=self.settings.lease_seconds,
+                secrets=self.settings.secrets,
             )
             yield Duties(desk, StopFeed(listening))
 
@@ -336,6 +350,7 @@ class Hand:
             _nothing_to_follow,
             worker_id=child.worker_id,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
         )
         interrupt = None
         if threading.current_thread() is threading.main_thread():
@@ -371,9 +386,9 @@ class Hand:
 
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""
-        if task.resource_tag is None and task.source is not None:
+        if task.resource_tag is None:
             found = done(self._desk.start([(None, task)]))
-        else:  # a limit to ask, a node to park, inputs to fetch: that takes a loop
+        else:  # a limit to ask, a node to park: that takes a loop
             self._flush()
             found = self._child.watch.call(partial(self._child.watch.start, task))
         return found[0] if found else None

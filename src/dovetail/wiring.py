@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -17,6 +17,7 @@ from dovetail.core.definition.validation import Limits
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.engine.caching import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
@@ -54,9 +55,12 @@ class LocalEngine:
         isolate: bool = True,
         max_config_size: int = MAX_CONFIG_SIZE,
         clock: Clock | None = None,
+        versions: Versions | None = None,
+        secrets: Mapping[str, str] | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`on_event` is called with each event of runs that are kept in memory."""
+        """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
+        is called with each event of runs that are kept in memory."""
         clock = clock or steady_clock()
         transport = LocalTransport()
         self._crashed: BaseException | None = None
@@ -72,6 +76,7 @@ class LocalEngine:
             worker_id=f"{_host()}-{os.getpid()}",
             isolate=isolate,
             max_config_size=max_config_size,
+            cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
         self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
@@ -116,6 +121,7 @@ async def embedded(
         sensitive=settings.sensitive(),
         max_config_bytes=settings.max_config_bytes,
         max_output_bytes=settings.max_output_bytes,
+        max_input_bytes=settings.max_input_bytes,
     )
     clock = steady_clock()
     shared = BucketFile(settings.db, clock)
@@ -140,6 +146,8 @@ async def embedded(
             limits=limits,
             max_config_size=settings.max_config_bytes,
             clock=clock,
+            versions=registry_versions(registry),
+            secrets=settings.secrets,
         )
         rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
@@ -245,6 +253,16 @@ async def shared_limits(url: str, settings: Settings, clock: Clock) -> AsyncIter
 
     async with Pipe(url) as pipe:
         yield RedisLimits(pipe, buckets(settings), clock=clock)
+
+
+def registry_versions(registry: Registry) -> Versions:
+    """The versions of handlers that run in this very process."""
+    later = registry.later_versions()
+
+    async def version(handler: str) -> int:
+        return later.get(handler, 1)
+
+    return version
 
 
 def buckets(settings: Settings) -> dict[str, TokenBucket]:

@@ -352,6 +352,7 @@ def results(run_id: str, token: Token) -> list[list[str | bytes]]:
         told = [f'{{"{hint}": {value}}}' for value in ('"nan"', "[]", "-1", "1e999", "true")]
         wrong += [right | {"hints": text} for text in told]
     wrong += [right | {"success": "1", "cache": f'["k", {value}]'} for value in ('"1"', "null")]
+    wrong += [right | {"success": "1", "reads": j} for j in (*JUNK, '{"params": 1}', "[]")]
     wrong += [right | {"success": "1", "cache": "[1, 1]"}, right | {"more": '[["r"]]'}]
     return [[part for item in one.items() for part in item] for one in wrong]
 

@@ -248,7 +248,7 @@ def schema() -> None:
 
 @app.command()
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
-    """List the handlers known here: origin, retries and config."""
+    """List the handlers known here: origin, retries, version and config."""
     from dovetail.cli.commands.handlers import list_handlers
 
     list_handlers(handlers or [], as_json=as_json)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
@@ -57,8 +58,8 @@ class Complete(NamedTuple):
     node: str
     token: Token
     output: Any
-    cache: tuple[str, float] | None = None
-    """Key and time to live under which the store keeps the output for other nodes."""
+    cache: Caching | None = None
+    """How the store keeps the output for other nodes."""
 
 
 class Fail(NamedTuple):

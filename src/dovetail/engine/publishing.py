@@ -8,14 +8,15 @@ a message travels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 
+from dovetail.core.caching import Caching, Facts
 from dovetail.core.consequences import new_tuple
-from dovetail.core.errors import TemplateError
+from dovetail.core.errors import TemplateError, TooLarge
 from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.transitions import Dispatch, Fail, Recall, Stop, Transition
+from dovetail.engine.caching import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
-from dovetail.engine.intake import cache_key
 from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
 
 FIRST, MOST_TOGETHER = 100, 400
@@ -36,11 +37,11 @@ class Publisher:
         clock: Clock,
         *,
         max_config_size: int = MAX_CONFIG_SIZE,
+        cache: NodeCache | None = None,
     ) -> None:
-        self._store = store
+        self._cache = cache or NodeCache(store, clock)
         self._scenes = scenes
         self._sender = sender
-        self._clock = clock
         self._max_config_size = max_config_size
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> None:
@@ -54,9 +55,13 @@ class Publisher:
         scenes = await self._scenes.scenes(by_run)
         for scene, orders in zip(scenes, by_run.values(), strict=True):
             for order in orders:
-                made: Task | Transition = self._make(order, scene)
+                made: Task | Transition
+                if scene.unread and not _reads_of(order).isdisjoint(scene.unread):
+                    made = await self._make_large(order)
+                else:
+                    made = self._make(order, scene)
                 if isinstance(made, Task) and made.cache is not None:
-                    made = await self._recalled(made)
+                    made = await self._recalled(made, order)
                 if isinstance(made, Task):
                     tasks.append(made)
                 else:
@@ -89,11 +94,10 @@ class Publisher:
         try:
             rendered = spec.config.render(scene, self._max_config_size)
         except TemplateError as problem:
-            error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
-            return Fail(run.id, spec.id, token, error, permanent=True, unrendered=True)
+            return _unrendered(order, problem)
         cache = None
         if spec.cache_ttl is not None:
-            cache = (cache_key(spec, rendered), spec.cache_ttl)
+            cache = caching_of(spec, rendered)
         fields = (
             run.id,
             spec.id,
@@ -111,10 +115,37 @@ class Publisher:
         )
         return new_tuple(Task, fields)
 
-    async def _recalled(self, task: Task) -> Task | Recall:
+    async def _make_large(self, order: Dispatch) -> Task | Fail:
+        """Of a node whose templates read what was too large to be read with all the others."""
+        try:
+            scene = await self._scenes.scene_of(order)
+        except TooLarge as problem:
+            return _unrendered(order, problem)
+        return self._make(order, scene)
+
+    async def _recalled(self, task: Task, order: Dispatch) -> Task | Recall:
         """Answered from the node cache, if its output is there."""
         assert task.cache is not None  # noqa: S101
-        found = await self._store.recall(task.cache[0], self._clock())
+
+        async def of_parents(reads: Container[str]) -> Facts | None:
+            if isinstance(task.source, dict):
+                return facts_of(task.source, reads)
+            return await self._scenes.parents_facts(order, reads)
+
+        found = await self._cache.find(task.cache, task.handler, order.run.params, of_parents)
         if found is None:
             return task
+        if isinstance(found, Caching):
+            return task._replace(cache=found)
         return Recall(task.run_id, task.node_id, task.token, found.output)
+
+
+def _reads_of(order: Dispatch) -> frozenset[str]:
+    return order.run.graph.nodes[order.place].config.reads
+
+
+def _unrendered(order: Dispatch, problem: TemplateError) -> Fail:
+    run, place, token = order
+    name = run.graph.nodes[place].id
+    error = {"type": problem.type, "message": f"node '{name}': {problem}"}
+    return Fail(run.id, name, token, error, permanent=True, unrendered=True)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
 from dovetail.core.transitions import (
     NOTHING,
+    Complete,
     Decision,
     Park,
     Progress,
@@ -27,6 +28,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.engine.caching import answer
 from dovetail.engine.clock import Clock
 from dovetail.engine.isolating import isolated, told
 from dovetail.engine.lines import Wait
@@ -78,8 +80,10 @@ class RemoteDesk:
         *,
         worker_id: str,
         lease_seconds: float,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """`apply` follows what is decided."""
+        """`apply` follows what is decided; `secrets` are the worker's, for the node cache."""
+        self._secrets = secrets or {}
         self._inbox = inbox
         self._store = store
         self._agenda = agenda
@@ -157,20 +161,29 @@ class RemoteDesk:
             granted = await claiming
         await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
-        if any(task.source is None for task in mine):
-            mine = list(await isolated(self._with_inputs, mine, _without_inputs))
+        if any(task.cache is not None and task.cache.facts is not None for task in mine):
+            mine = await self._unanswered(mine)
         return mine
+
+    async def _unanswered(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those of these whose handlers have to be called. The outputs of others are in the node
+        cache, under keys with digests of secrets: these are known to workers alone."""
+        left: list[Task] = []
+        for task in tasks:
+            found = None
+            if task.cache is not None and task.cache.facts is not None:
+                try:
+                    found = await answer(self._store, task.cache, self._secrets, self._clock())
+                except StoreError as error:  # it is ours all the same
+                    log.warning("the node cache was not asked: %s", error)
+            if found is None:
+                left.append(task)
+            else:
+                await self.report([Complete(*_start_of(task), found.output)])
+        return left
 
     async def _claim(self, tasks: Sequence[Task], until: float, now: float) -> Sequence[bool]:
         return await self._store.claim(tasks, self._worker_id, until, now)
-
-    async def _with_inputs(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await asyncio.gather(*map(self._with_its_inputs, tasks))
-
-    async def _with_its_inputs(self, task: Task) -> Task:
-        if task.source is not None:
-            return task
-        return task._replace(source=await self._store.inputs(task))
 
     async def _admit(self, task: Task) -> float | None:
         """None if the node may start now, else when to come back."""
@@ -268,11 +281,6 @@ async def _kept(work: asyncio.Task[list[T]]) -> list[T]:
 async def _left_alone(task: Task, problem: Exception) -> Sequence[bool]:
     log.error("run %s, node %s cannot start: %s", task.run_id, task.node_id, told(problem))
     return [False]
-
-
-async def _without_inputs(task: Task, problem: Exception) -> Sequence[Task]:
-    await _left_alone(task, problem)
-    return ()  # it is claimed, and its lease will end
 
 
 def _start_of(task: Task) -> Start:

@@ -335,7 +335,8 @@ class Worker:
         except PermanentError as problem:
             self._fail(task, call, problem)
             return
-        fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
+        cache = None if task.cache is None else call.caching(task)
+        fields = (task.run_id, task.node_id, task.token, sealed, cache)
         self._results.append(new_tuple(Complete, fields))
         if self._busy == self._concurrency:  # as `_free`, without the call: every node comes here
             self._slot_freed.set()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any
 
+from dovetail.core.caching import entries
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
@@ -60,8 +61,8 @@ class MemoryStore:
             if decision.events or decision.ended:
                 self._tell(run, decision)
             if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                self._keep(key, now + ttl, move.output)
+                for key, kept in entries(move.cache, move.output):
+                    self._keep(key, now + move.cache.seconds, kept)
         return decisions
 
     def _report(self, events: list[Event]) -> None:

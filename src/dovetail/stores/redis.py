@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Container,
     Iterable,
     Mapping,
     Sequence,
@@ -27,9 +28,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.caching import INPUT, NAMES, Facts, digest_of, entries, names_digest
 from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
+from dovetail.core.inputs import MAX_INPUT_BYTES, parts
 from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
@@ -129,6 +132,7 @@ class RedisStore:
         events: bool = True,
         listed: bool = True,
         news: Callable[[str], Awaitable[None]] | None = None,
+        max_input_bytes: int = MAX_INPUT_BYTES,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
         Without `listed` the lists of runs are kept elsewhere.
@@ -145,7 +149,7 @@ class RedisStore:
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._shells = Shells(pipe)
-        self._scenes = Scenes(pipe, self._shells)
+        self._scenes = Scenes(pipe, self._shells, max_input_bytes)
         self._starts = Starts(pipe, self._shells)
         self._outputs = Outputs(pipe)
         self._judge = Judge(pipe, self._shells, self._scenes)
@@ -412,10 +416,13 @@ class RedisStore:
     ) -> None:
         for move, decision in zip(moves, decisions, strict=True):
             if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                kept = orjson.dumps([now + ttl, move.output])
-                life = max(1, int(ttl * 1000))
-                await self._pipe.call("SET", f"wf:cache:{key}", kept, "PX", life)
+                until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
+                await self._pipe.many(
+                    [
+                        ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
+                        for key, kept in entries(move.cache, move.output)
+                    ]
+                )
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
@@ -494,12 +501,56 @@ class RedisStore:
         """For rendering these nodes: their parents, and whatever their templates read."""
         return await self._scenes.read(orders)
 
-    async def inputs(self, task: Task) -> dict[str, Any]:
-        """The outputs of a node's completed parents by id."""
-        shell = await self._known(task.run_id)
-        place = shell.run.graph.index[task.node_id]
-        (scene,) = await self.scenes({task.run_id: [Dispatch(shell.run, place, task.token)]})
-        return scene.inputs(place)
+    async def scene_of(self, order: Dispatch) -> RedisScene:
+        run, place, _ = order
+        scene = await self._scenes.only(run, run.graph.nodes[place].config.reads)
+        nodes = run.graph.nodes
+        scene.leave_unread(
+            parent
+            for parent in nodes[place].parents
+            if nodes[parent].id not in nodes[place].config.reads
+        )
+        return scene
+
+    async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
+        run, place, _ = order
+        sizes = await self._input_sizes(run, place)
+        facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
+        read = {name: size for name, size in sizes.items() if INPUT + name in reads}
+        if sum(read.values()) > self._scenes.max_input_bytes:
+            return None
+        for part in parts(read):
+            for name, text in (await self._read_outputs(run, part)).items():
+                facts[INPUT + name] = digest_of(orjson.loads(text))
+        return facts
+
+    async def params_of(self, task: Task) -> dict[str, Any]:
+        return (await self._known(task.run_id)).run.params
+
+    async def input_sizes(self, task: Task) -> dict[str, int]:
+        """The bytes of the outputs of a node's completed parents by id; no output is read."""
+        run = (await self._known(task.run_id)).run
+        return await self._input_sizes(run, run.graph.index[task.node_id])
+
+    async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
+        nodes = run.graph.nodes
+        parents = {nodes[parent].id: parent for parent in nodes[place].parents}
+        sizes = await self._scenes.sizes(run.id, parents)
+        return {name: size for name, size in sizes.items() if size}  # who has one is completed
+
+    async def read_inputs(self, task: Task, names: Sequence[str]) -> dict[str, bytes]:
+        """These outputs as JSON, in one answer: whoever asks knows how large it will be."""
+        return await self._read_outputs((await self._known(task.run_id)).run, names)
+
+    async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
+        places = [run.graph.index[name] for name in names]
+        found = await self._pipe.call("HMGET", keys_of(run.id)[3], *places)
+        if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
+            raise StoreError(
+                f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
+                "retried, or dropped, while a node of it read it"
+            )
+        return dict(zip(names, found, strict=True))
 
     async def _is_finished(self, run_id: str) -> bool:
         finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")

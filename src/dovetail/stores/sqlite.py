@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 
+from dovetail.core.caching import entries
 from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
@@ -281,8 +282,8 @@ class SqliteStore:
         if decision.changed or decision.events:
             self._rounds.stage(kept, staged)
             if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                self._rounds.keep_output(key, now + ttl, move.output, staged)
+                for key, output in entries(move.cache, move.output):
+                    self._rounds.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
 
     def _tell(self, kept: Kept) -> None:
