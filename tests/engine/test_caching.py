@@ -16,7 +16,7 @@ from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.handlers import inputs
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.handlers.registry import Registry, describe
+from dovetail.handlers.registry import Registry, describe, handler
 from dovetail.wiring import LocalEngine, registry_versions
 
 from .harness import engine, registry_of
@@ -81,6 +81,7 @@ class TestOneRunsDataIsNotAnothers:
     async def test_what_was_made_with_another_secret_is_made_again(self, tmp_path: Any) -> None:
         calls: list[str] = []
 
+        @handler("costly", secrets=True)
         async def costly(config: dict[str, Any], ctx: Any) -> int:
             calls.append(config["k"] if config else ctx.secrets["KEY"])
             return len(calls)
