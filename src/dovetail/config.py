@@ -201,6 +201,9 @@ class Settings(BaseModel):
     max_template_bytes: Count = Field(16 * KIB, description="one template")
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
+    max_run_bytes: Count = Field(
+        256 * MIB, description="all outputs of a run together, fixed when it is made"
+    )
     max_backlog: Count = Field(
         100_000, description="nodes that wait for a worker before the API takes no more runs"
     )

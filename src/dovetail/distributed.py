@@ -117,11 +117,15 @@ async def connected(
         following = asyncio.create_task(follow_clock(pipe, clock))
         stack.callback(following.cancel)
         ends = await stack.enter_async_context(EndFeed(_url(settings)))
-        listed = settings.database_url is None
+        listed, most = settings.database_url is None, settings.max_run_bytes
         heard = None
         if listener is not None:
-            heard = HeardRedisStore(pipe, listener, listed=listed, news=ends.next)
-        store = heard or RedisStore(pipe, events=False, listed=listed, news=ends.next)
+            heard = HeardRedisStore(
+                pipe, listener, listed=listed, news=ends.next, max_run_bytes=most
+            )
+        store = heard or RedisStore(
+            pipe, events=False, listed=listed, news=ends.next, max_run_bytes=most
+        )
         sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         listened = sender if heard is None else heard.listened(sender)
         publisher = Publisher(

@@ -115,12 +115,14 @@ async def embedded(
     )
     clock = steady_clock()
     limits = LocalLimits(buckets(settings))
-    lease = settings.lease_seconds
+    lease, most = settings.lease_seconds, settings.max_run_bytes
     if listener is None:
-        store = SqliteStore(settings.db, sync=settings.db_sync, lease_seconds=lease, drives=True)
+        store = SqliteStore(
+            settings.db, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
+        )
     else:
         store = heard = HeardSqliteStore(
-            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, drives=True
+            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
         )
         calls = listener.calls(calls, heard.caller_of)
     async with store:
@@ -158,7 +160,8 @@ async def attached(
         path = settings.db
         if not create and not path.exists():
             path = Path(nowhere) / path.name
-        store = SqliteStore(path, sync=settings.db_sync, drives=False)
+        most = settings.max_run_bytes
+        store = SqliteStore(path, sync=settings.db_sync, drives=False, max_run_bytes=most)
         async with store:
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)

@@ -26,6 +26,14 @@ class Submit(NamedTuple):
     """An idempotency key: its scope, itself, and the digest of what was asked under it."""
     place: tuple[int, int] | None = None
     """In a batch: the batch's number and the run's place in it."""
+    max_bytes: int | None = None
+    """What the run's outputs may have together. It is kept with the run: whoever moves the run
+    later, or replays it, decides by the same number."""
+
+
+def bounded_submit(submit: Submit, max_bytes: int | None) -> Submit:
+    """With this limit, unless it has one."""
+    return submit if submit.max_bytes is not None else submit._replace(max_bytes=max_bytes)
 
 
 class Claim(NamedTuple):

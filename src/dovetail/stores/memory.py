@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any
 
+from dovetail.core.consequences import COMPLETED
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
@@ -57,6 +58,8 @@ class MemoryStore:
             if decision.events or decision.ended:
                 self._tell(run, decision)
             if type(move) is Complete and move.cache and decision.changed:
+                if run.node(move.node).status is not COMPLETED:
+                    continue  # it was too large for the run
                 key, ttl = move.cache
                 self._keep(key, now + ttl, move.output)
         return decisions

@@ -29,7 +29,7 @@ import orjson
 from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import replay
+from dovetail.core.replay import is_too_large, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
@@ -41,6 +41,7 @@ from dovetail.core.transitions import (
     Submit,
     TakeOver,
     Transition,
+    bounded_submit,
 )
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
@@ -69,7 +70,9 @@ class SqliteStore:
         sync: Literal["full", "normal"] = "full",
         lease_seconds: float = 10.0,
         drives: bool = True,
+        max_run_bytes: int | None = None,
     ) -> None:
+        """`max_run_bytes` is what the outputs of a run that is made here may have together."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
         self.on_orders: Callable[[Decision], None] = lambda orders: None
@@ -78,6 +81,7 @@ class SqliteStore:
         self.on_change: Callable[[], Awaitable[None]] = _nothing
         """Set by the wiring: another process wrote to the file."""
         self._drives = drives
+        self._max_run_bytes = max_run_bytes
         self._definitions = Definitions()
         self._runs: dict[str, Kept] = {}
         self._by_number: dict[int, Kept] = {}
@@ -187,6 +191,7 @@ class SqliteStore:
         return None if found is None else KeyUsed(found[1], found[0] == key[2])
 
     def _prepare(self, submit: Submit, now: float) -> tuple[RunState, Creation, Decision]:
+        submit = bounded_submit(submit, self._max_run_bytes)
         run, decision = begin(submit, now, 1)
         stored = self._definitions.stored(submit.graph)
         creation = Creation(
@@ -281,6 +286,8 @@ class SqliteStore:
         if decision.changed or decision.events:
             self._rounds.stage(kept, staged)
             if type(move) is Complete and move.cache and decision.changed:
+                if is_too_large(decision.events):
+                    return staged
                 key, ttl = move.cache
                 self._rounds.keep_output(key, now + ttl, move.output, staged)
         return staged
