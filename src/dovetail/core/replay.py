@@ -88,6 +88,11 @@ def _kept(output: Any, decision: Decision) -> Any:
     return encoded_size(output) if is_too_large(decision.events) else output
 
 
+def is_taken(decision: Decision) -> bool:
+    """Whether the output that was told is the node's now."""
+    return bool(decision.changed) and not is_too_large(decision.events)
+
+
 def is_too_large(events: Sequence[Event]) -> bool:
     """Whether the node whose output was told failed by it, in the events of that decision."""
     return bool(events) and events[0].type == "node.failed"

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any
 
-from dovetail.core.consequences import COMPLETED
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
+from dovetail.core.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
@@ -57,9 +57,7 @@ class MemoryStore:
             decisions.append(decision)
             if decision.events or decision.ended:
                 self._tell(run, decision)
-            if type(move) is Complete and move.cache and decision.changed:
-                if run.node(move.node).status is not COMPLETED:
-                    continue  # it was too large for the run
+            if type(move) is Complete and move.cache and is_taken(decision):
                 key, ttl = move.cache
                 self._keep(key, now + ttl, move.output)
         return decisions

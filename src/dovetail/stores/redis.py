@@ -30,7 +30,7 @@ import orjson
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import is_too_large
+from dovetail.core.replay import is_taken
 from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
@@ -417,9 +417,7 @@ class RedisStore:
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
     ) -> None:
         for move, decision in zip(moves, decisions, strict=True):
-            if type(move) is Complete and move.cache and decision.changed:
-                if is_too_large(decision.events):
-                    continue
+            if type(move) is Complete and move.cache and is_taken(decision):
                 key, ttl = move.cache
                 kept = orjson.dumps([now + ttl, move.output])
                 life = max(1, int(ttl * 1000))

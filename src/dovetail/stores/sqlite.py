@@ -29,7 +29,7 @@ import orjson
 from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import is_too_large, replay
+from dovetail.core.replay import is_taken, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
@@ -285,9 +285,7 @@ class SqliteStore:
         staged = Staged(move, now, seq, decision)
         if decision.changed or decision.events:
             self._rounds.stage(kept, staged)
-            if type(move) is Complete and move.cache and decision.changed:
-                if is_too_large(decision.events):
-                    return staged
+            if type(move) is Complete and move.cache and is_taken(decision):
                 key, ttl = move.cache
                 self._rounds.keep_output(key, now + ttl, move.output, staged)
         return staged
