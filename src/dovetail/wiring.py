@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
+from dovetail.engine.lease_keeper import Liveness
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listening import Listener
 from dovetail.engine.orchestrator import Orchestrator
@@ -140,6 +142,7 @@ async def embedded(
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
         store.on_change = rates.refresh
+        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
         if listener is not None:
             listener.depths = engine.depths
         await rates.refresh()
