@@ -68,6 +68,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_template_bytes": 16 << 10,
         "max_config_bytes": 1 << 20,
         "max_output_bytes": 1 << 20,
+        "max_run_bytes": 256 << 20,
         "max_backlog": 100_000,
     }
 
