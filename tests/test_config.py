@@ -69,6 +69,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_config_bytes": 1 << 20,
         "max_output_bytes": 1 << 20,
         "max_input_bytes": 64 << 20,
+        "max_run_bytes": 256 << 20,
         "max_backlog": 100_000,
     }
 

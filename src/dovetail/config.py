@@ -236,6 +236,9 @@ class Settings(BaseModel):
     max_input_bytes: Count = Field(
         64 * MIB, description="what a node may read of its parents' outputs"
     )
+    max_run_bytes: Count = Field(
+        256 * MIB, description="all outputs of a run together, fixed when it is made"
+    )
     max_backlog: Count = Field(
         100_000, description="nodes that wait for a worker before the API takes no more runs"
     )

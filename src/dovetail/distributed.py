@@ -21,11 +21,13 @@ from dovetail.clearing import clear_up
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
+from dovetail.core.transitions import Stop
 from dovetail.engine.archiver import Archiver
 from dovetail.engine.caching import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
+from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.lines import LineKeeper
 from dovetail.engine.listening import Listener
@@ -51,6 +53,7 @@ from dovetail.stores.redis_clock import follow_clock, set_clock
 from dovetail.stores.redis_fleet import AnnouncedVersions, Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_leases import RedisLeases
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_log import seen_to_breaks
@@ -120,7 +123,7 @@ async def connected(
         following = asyncio.create_task(follow_clock(pipe, clock))
         stack.callback(following.cancel)
         ends = await stack.enter_async_context(EndFeed(_url(settings)))
-        listed = settings.database_url is None
+        listed, most = settings.database_url is None, settings.max_run_bytes
         heard = None
         if listener is not None:
             heard = HeardRedisStore(
@@ -129,6 +132,7 @@ async def connected(
                 listed=listed,
                 news=ends.next,
                 max_input_bytes=settings.max_input_bytes,
+                max_run_bytes=most,
             )
         store = heard or RedisStore(
             pipe,
@@ -136,6 +140,7 @@ async def connected(
             listed=listed,
             news=ends.next,
             max_input_bytes=settings.max_input_bytes,
+            max_run_bytes=most,
         )
         sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         listened = sender if heard is None else heard.listened(sender)
@@ -332,6 +337,7 @@ async def working(
             list(registry),
             stale_seconds=settings.lease_seconds,
         )
+        held = HeldStarts()
         desk = RemoteDesk(
             inbox,
             parts.store,
@@ -342,6 +348,7 @@ async def working(
             worker_id=me,
             lease_seconds=settings.lease_seconds,
             secrets=settings.secrets,
+            held=held,
         )
         reader = StoreReader(partial(_input_store, settings))
         stack.callback(reader.close)
@@ -357,7 +364,8 @@ async def working(
         )
         if listener is not None:
             calls = listener.calls(calls)
-        crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        crashed: asyncio.Future[None] = loop.create_future()
 
         def crash(error: BaseException) -> None:
             if not crashed.done():
@@ -371,22 +379,41 @@ async def working(
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         facts = _facts(registry, settings, me)
-        now_facts = lambda: facts._replace(running=len(worker.holding()), quick=inbox.quick())  # noqa: E731
+
+        def stop(order: Stop) -> None:
+            held.drop([order])
+            worker.stop(order)
+
+        def stop_lost(order: Stop) -> None:
+            if order in held:  # else it was done while its renewal was on its way
+                stop(order)
+
+        def lose(order: Stop) -> None:
+            loop.call_soon_threadsafe(stop_lost, order)
+
+        keeper = DutyThread(
+            "dovetail-leases",
+            lambda: _keep_alive(
+                settings,
+                held,
+                Liveness(loop, worker.blocker),
+                parts.clock,
+                lose,
+                lambda: facts._replace(running=len(held), quick=inbox.quick()),
+            ),
+            crash,
+        )
         beside = [
             asyncio.create_task(kept_up(name, duty))
             for name, duty in (
-                (
-                    "leases",
-                    lambda: keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds),
-                ),
-                ("orders to stop", lambda: _hear_stops(StopFeed(listening), worker)),
-                ("heartbeat", lambda: _beat(fleet, now_facts, settings.heartbeat_interval)),
+                ("orders to stop", lambda: _hear_stops(StopFeed(listening), stop)),
                 ("after a break", inbox.mend),
                 ("sharing", inbox.share),
             )
         ]
         for task in beside:  # a worker that renews no leases, say, must not go on
             task.add_done_callback(crash_with)
+        await stack.enter_async_context(keeper)
         try:
             yield AtWork(crashed, worker.holding)
             await worker.drain(settings.drain_seconds, desk.hand_back)
@@ -394,6 +421,7 @@ async def working(
             for task in beside:
                 task.cancel()
             await worker.close()
+            await keeper.close()  # before we say that we are gone
             await asyncio.gather(*beside, return_exceptions=True)
             crashed.cancel()
             # A Redis that is away is told nothing: silence says the same, a little later.
@@ -403,10 +431,41 @@ async def working(
                     await fleet.leave(me)
 
 
-async def _hear_stops(feed: StopFeed, worker: Worker) -> None:
+async def _keep_alive(
+    settings: Settings,
+    held: HeldStarts,
+    liveness: Liveness,
+    clock: Clock,
+    stop: Callable[[Stop], None],
+    facts: Callable[[], WorkerFacts],
+) -> None:
+    """Renew a worker's leases and say that it is alive, while it is; in a thread and on a
+    connection of their own, so that nothing that the worker does keeps them waiting."""
+    async with Pipe(_url(settings)) as pipe:
+        fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        leases = RedisLeases(pipe, clock, settings.lease_seconds)
+
+        def holding() -> list[Task]:
+            return liveness.renewable(held.tasks())
+
+        async def beat() -> None:
+            while True:
+                if liveness.is_alive():
+                    await fleet.beat(facts())
+                await asyncio.sleep(settings.heartbeat_interval)
+
+        async def renew() -> None:
+            await keep_leases(leases, holding, stop, settings.lease_seconds)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kept_up("leases", renew))
+            group.create_task(kept_up("heartbeat", beat))
+
+
+async def _hear_stops(feed: StopFeed, stop: Callable[[Stop], None]) -> None:
     while True:
         for order in await feed.next():
-            worker.stop(order)
+            stop(order)
 
 
 def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
@@ -423,13 +482,6 @@ def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
         secrets=registry.taking_secrets(),
         versions=registry.later_versions(),
     )
-
-
-async def _beat(fleet: RedisFleet, facts: Callable[[], WorkerFacts], pause: float) -> None:
-    """Say that this worker is alive, for ever."""
-    while True:
-        await fleet.beat(facts())
-        await asyncio.sleep(pause)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,6 +22,7 @@ from dovetail.engine.caching import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
+from dovetail.engine.lease_keeper import Liveness
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listening import Listener
 from dovetail.engine.orchestrator import Orchestrator
@@ -130,12 +132,14 @@ async def embedded(
         {tag: shared.bucket(tag, bucket.rate, bucket.burst) for tag, bucket in configured},
         shared.bucket,
     )
-    lease = settings.lease_seconds
+    lease, most = settings.lease_seconds, settings.max_run_bytes
     if listener is None:
-        store = SqliteStore(settings.db, sync=settings.db_sync, lease_seconds=lease, drives=True)
+        store = SqliteStore(
+            settings.db, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
+        )
     else:
         store = heard = HeardSqliteStore(
-            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, drives=True
+            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
         )
         calls = listener.calls(calls, heard.caller_of)
     async with store:
@@ -155,6 +159,7 @@ async def embedded(
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
         store.on_change = rates.refresh
+        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
         if listener is not None:
             listener.depths = engine.depths
         await rates.refresh()
@@ -178,7 +183,8 @@ async def attached(
         path = settings.db
         if not create and not path.exists():
             path = Path(nowhere) / path.name
-        store = SqliteStore(path, sync=settings.db_sync, drives=False)
+        most = settings.max_run_bytes
+        store = SqliteStore(path, sync=settings.db_sync, drives=False, max_run_bytes=most)
         async with store:
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)

@@ -109,7 +109,16 @@ async def retried(world: World) -> str:
     return run_id
 
 
+async def weighed(world: World) -> str:
+    """It may keep only so many bytes, and nearly has them."""
+    submit = (await world.accept(graph(DIAMOND)))._replace(max_bytes=44)
+    await world.orchestrator.submit(submit)
+    await world.do(submit.run_id, "a", "b")
+    return submit.run_id
+
+
 STATES = [
+    weighed,
     queued,
     half_done,
     running,
@@ -170,6 +179,20 @@ class TestARunThatRedisLost:
         assert (await world.raw(run_id))["events"][: len(log)] == log
         assert (await world.records.summary(run_id))["status"] == run.status.value
         assert await world.restorer.restore() == 0
+
+
+async def test_a_run_that_came_back_keeps_no_more_than_it_might_before(world: World) -> None:
+    submit = (await world.accept(graph(DIAMOND)))._replace(max_bytes=30)
+    await world.orchestrator.submit(submit)
+    await world.do(submit.run_id, "a", "b")
+    await world.archiver.archive_what_moved()
+    await lose_everything(world)
+    assert await world.restorer.restore() == 1
+    assert (await world.load(submit.run_id)).kept_bytes == 2 * len('{"of":"a"}')
+    run = await world.finish(submit.run_id)
+    assert run.status is RunStatus.FAILED
+    assert run.error is not None
+    assert (run.error["type"], run.error["node"]) == ("too_large", "d")
 
 
 class TestRestoring:

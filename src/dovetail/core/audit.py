@@ -42,7 +42,7 @@ from dovetail.core.consequences import (
 from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState, Unkept
 from dovetail.core.states import FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.templates import Condition
@@ -67,8 +67,8 @@ from dovetail.core.verify import compare
 CLOCKS_APART = 5.0
 """So many seconds before its time a node may be started: on a machine whose clock is ahead."""
 LONG_OVER = float("-inf")
-_UNKNOWN = object()
-"""The output of an earlier epoch."""
+_UNKNOWN = Unkept(0)
+"""The output of an earlier epoch: it counts for nothing."""
 _WAITS = frozenset({"node.parked", "node.retrying"})
 
 
@@ -415,6 +415,12 @@ def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
     for name, number in counts.items():
         if getattr(kept, name) != number:
             yield f"the run counts {getattr(kept, name)} {name} nodes; there are {number}"
+    if kept.max_bytes is not None:
+        weight = sum(node.size for node in kept.nodes)
+        if kept.kept_bytes != weight:
+            yield f"the run counts {kept.kept_bytes} bytes of outputs; there are {weight}"
+        if weight > kept.max_bytes:
+            yield f"the run keeps {weight} bytes of outputs; it may keep {kept.max_bytes}"
     if sorted(kept.held) != held:
         yield f"the run holds the nodes {sorted(kept.held)} back; held are {held}"
     limit = kept.graph.max_concurrency

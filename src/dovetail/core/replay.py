@@ -22,7 +22,7 @@ from dovetail.core.consequences import (
     SKIPPED,
 )
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
     Cancel,
@@ -81,11 +81,29 @@ def _lease(until: float) -> float | None:
     return None if until == FOREVER else until  # which JSON does not know
 
 
+def _kept(output: Any, decision: Decision) -> Any:
+    """An output that was taken. Of one that was too large for its run, its size alone."""
+    if not decision.changed:
+        return None
+    return encoded_size(output) if is_too_large(decision.events) else output
+
+
+def is_taken(decision: Decision) -> bool:
+    """Whether the output that was told is the node's now."""
+    return bool(decision.changed) and not is_too_large(decision.events)
+
+
+def is_too_large(events: Sequence[Event]) -> bool:
+    """Whether the node whose output was told failed by it, in the events of that decision."""
+    return bool(events) and events[0].type == "node.failed"
+
+
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda move, decision: _lease(move.lease_until),
     Renew: lambda move, decision: [decision.changed[0], _lease(move.lease_until)],
-    Complete: lambda move, decision: move.output if decision.changed else None,
-    Recall: lambda move, decision: move.output,
+    Submit: lambda move, decision: move.max_bytes,
+    Complete: lambda move, decision: _kept(move.output, decision),
+    Recall: lambda move, decision: _kept(move.output, decision),
     Wake: lambda move, decision: decision.changed[0],
     Reap: lambda move, decision: move.max_crashes,
     TakeOver: lambda move, decision: [move.max_crashes, move.behind],
@@ -107,7 +125,10 @@ def replay(run: RunState, entries: Iterable[Entry]) -> None:
             if event.node is None:
                 _run_fact(run, event, entry)
             elif event.type != "result.refused":
-                _NODE_FACTS[event.type](run.node(event.node), event, entry)
+                node = run.node(event.node)
+                _NODE_FACTS[event.type](node, event, entry)
+                if run.max_bytes is not None and event.type in _OUTPUTS:
+                    node.size = encoded_size(node.output)
                 run.unfinished -= event.type in _ENDS
         for place in entry.dispatch:
             run.nodes[place].phase = PUBLISHED
@@ -129,11 +150,14 @@ def recount(run: RunState) -> None:
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
     run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
     run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]
+    run.kept_bytes = sum(node.size for node in nodes)
 
 
 def _before(run: RunState, entry: Entry) -> None:
     """What an entry changes that none of its events tells."""
-    if entry.kind == "wake":
+    if entry.kind == "submit":
+        run.max_bytes = entry.extra  # none in a log that an earlier version began
+    elif entry.kind == "wake":
         node = run.nodes[entry.extra]
         node.phase, node.until = HELD, None
     elif entry.kind == "renew":
@@ -219,7 +243,7 @@ def _completed(node: NodeState, event: Event, entry: Entry) -> None:
 
 def _failed(node: NodeState, event: Event, entry: Entry) -> None:
     data = event.data or {}
-    if entry.kind == "fail" and event is entry.events[0]:
+    if entry.kind in ("fail", "complete", "recall") and event is entry.events[0]:
         node.answered = node.token
     node.error = data.get("error", node.error)
     _ended(node, FAILED, event)
@@ -254,6 +278,7 @@ _NODE_FACTS: dict[str, Callable[[NodeState, Event, Entry], None]] = {
     "node.skipped": _skipped,
     "node.cancelled": _cancelled,
 }
+_OUTPUTS = frozenset({"node.cached", "node.completed"})
 _ENDS = frozenset(
     {"node.cached", "node.completed", "node.failed", "node.skipped", "node.cancelled"}
 )

@@ -322,7 +322,7 @@ class Commands:
     async def verify(self, run_id: str) -> list[str]:
         """Where the run's log departs from the rules, as sentences."""
         run = await self.store.load(run_id)
-        submit = Submit(run_id, run.graph, run.params, run.version)
+        submit = Submit(run_id, run.graph, run.params, run.version, max_bytes=run.max_bytes)
         entries = await self.records.entries(run_id)
         if entries is None:
             return audit(submit, await self._events_of(run), run)

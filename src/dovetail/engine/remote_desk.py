@@ -31,6 +31,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.caching import answer
 from dovetail.engine.clock import Clock
 from dovetail.engine.isolating import isolated, told
+from dovetail.engine.lease_keeper import HeldStarts
 from dovetail.engine.lines import Wait
 from dovetail.engine.ports import Limits, Result, Task
 from dovetail.engine.shared_ports import Agenda, SharedStore, Start
@@ -81,8 +82,10 @@ class RemoteDesk:
         worker_id: str,
         lease_seconds: float,
         secrets: Mapping[str, str] | None = None,
+        held: HeldStarts | None = None,
     ) -> None:
-        """`apply` follows what is decided; `secrets` are the worker's, for the node cache."""
+        """`apply` follows what is decided; `secrets` are the worker's, for the node cache; `held`
+        has what is claimed here and not reported."""
         self._secrets = secrets or {}
         self._inbox = inbox
         self._store = store
@@ -92,6 +95,8 @@ class RemoteDesk:
         self._apply = apply
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
+        self._held = HeldStarts() if held is None else held
+        self._holds = held is not None
         self._taking: asyncio.Task[list[Task]] | None = None
         self._is_claiming = False
         self._leaving = False
@@ -159,8 +164,10 @@ class RemoteDesk:
             granted = await claims
         else:
             granted = await claiming
-        await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
+        if self._holds:
+            self._held.add(mine)  # first: what follows may take longer than a lease
+        await self._inbox.settle(messages)
         if any(task.cache is not None and task.cache.facts is not None for task in mine):
             mine = await self._unanswered(mine)
         return mine
@@ -205,6 +212,7 @@ class RemoteDesk:
         while results:
             try:
                 await self._inbox.send(results)
+                self._held.drop([(one.run_id, one.node, one.token) for one in results])
                 return
             except StoreError as error:  # they are all there is of the work that was done
                 log.warning("results are kept until they can be sent: %s", error)
@@ -222,6 +230,7 @@ class RemoteDesk:
             left = await _kept(self._taking)  # also what was granted, and nobody came for
             self._taking = None
         starts = [_start_of(task) for task in (*tasks, *left)]
+        self._held.drop(starts)  # first: what is renewed could not be reaped
         if starts:
             now = self._clock()
             await self._renew(starts, now)
@@ -287,8 +296,14 @@ def _start_of(task: Task) -> Start:
     return task.run_id, task.node_id, task.token
 
 
+class Renewing(Protocol):
+    async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
+        """Say that these still run; what must stop, because it is ours no longer."""
+        ...
+
+
 async def keep_leases(
-    desk: RemoteDesk,
+    desk: Renewing,
     holding: Callable[[], Sequence[Task]],
     stop: Callable[[Stop], None],
     lease_seconds: float,
@@ -304,7 +319,7 @@ async def keep_leases(
         await asyncio.sleep(pause)
         if (late := time.monotonic() - now - pause) > pause:
             log.warning(
-                "nothing could be done for %.0f s: a handler kept the event loop, or the machine "
-                "stood still; leases may be lost. Handlers that block belong into a plain `def`",
+                "no lease could be renewed for %.0f s: the machine stood still, or a handler kept "
+                "the interpreter; leases may be lost",
                 late,
             )

@@ -14,6 +14,7 @@ from typing import Any
 from dovetail.core.caching import entries
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
+from dovetail.core.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
@@ -60,7 +61,7 @@ class MemoryStore:
             decisions.append(decision)
             if decision.events or decision.ended:
                 self._tell(run, decision)
-            if type(move) is Complete and move.cache and decision.changed:
+            if type(move) is Complete and move.cache and is_taken(decision):
                 for key, kept in entries(move.cache, move.output):
                     self._keep(key, now + move.cache.seconds, kept)
         return decisions

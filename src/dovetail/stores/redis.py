@@ -33,6 +33,7 @@ from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
 from dovetail.core.inputs import MAX_INPUT_BYTES, parts
+from dovetail.core.replay import is_taken
 from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
@@ -45,6 +46,7 @@ from dovetail.core.transitions import (
     Submit,
     TakeOver,
     Transition,
+    bounded_submit,
 )
 from dovetail.engine.ports import Cached, Task
 from dovetail.pipe import Command, Pipe
@@ -133,16 +135,19 @@ class RedisStore:
         listed: bool = True,
         news: Callable[[str], Awaitable[None]] | None = None,
         max_input_bytes: int = MAX_INPUT_BYTES,
+        max_run_bytes: int | None = None,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
         Without `listed` the lists of runs are kept elsewhere.
 
-        `news` returns when it is worth to look whether a run has ended.
+        `news` returns when it is worth to look whether a run has ended. `max_run_bytes` is what
+        the outputs of a run that is made here may have together, unless its submit says so.
         """
         self._pipe = pipe
         self._events = events
         self._listed = listed
         self._news = news or _a_moment
+        self._max_run_bytes = max_run_bytes
         self.ahead: Ahead | None = None
         """Set by the wiring, if nodes that are about to be published may be sent from here."""
         self._sending: list[Awaitable[object]] = []
@@ -168,6 +173,7 @@ class RedisStore:
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
         nonce, began = _nonce(), monotonic()
+        submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
             await self._pipe.many(definitions)
@@ -415,7 +421,7 @@ class RedisStore:
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
     ) -> None:
         for move, decision in zip(moves, decisions, strict=True):
-            if type(move) is Complete and move.cache and decision.changed:
+            if type(move) is Complete and move.cache and is_taken(decision):
                 until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
                 await self._pipe.many(
                     [

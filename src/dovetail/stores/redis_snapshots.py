@@ -22,7 +22,7 @@ from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_definitions import definition, definition_key
 from dovetail.stores.redis_lists import source
-from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text
+from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text, weight_text
 from dovetail.stores.redis_outputs import Outputs, there
 
 PIECE = 1000
@@ -281,6 +281,9 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str,
     meta.pop("active", None)
     # Not as plain: whatever happens to it next says whether it is.
     states: dict[int | str, str] = {"counts": f"{meta.pop('unfinished')}|{active}|0"}
+    meta.pop("kept_bytes", None)
+    if (most := meta.pop("max_bytes", None)) is not None:
+        states["counts"] += weight_text(sum(map(len, snapshot.outputs.values())), int(most))
     return {
         "meta": meta,
         "nodes": states | {place: SEPARATOR.join(fields) for place, fields in nodes.items()},

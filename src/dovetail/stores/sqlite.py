@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from dovetail.core.caching import entries
 from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import replay
+from dovetail.core.replay import is_taken, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
@@ -42,6 +43,7 @@ from dovetail.core.transitions import (
     Submit,
     TakeOver,
     Transition,
+    bounded_submit,
 )
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
@@ -70,7 +72,9 @@ class SqliteStore:
         sync: Literal["full", "normal"] = "full",
         lease_seconds: float = 10.0,
         drives: bool = True,
+        max_run_bytes: int | None = None,
     ) -> None:
+        """`max_run_bytes` is what the outputs of a run that is made here may have together."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
         self.on_orders: Callable[[Decision], None] = lambda orders: None
@@ -78,7 +82,11 @@ class SqliteStore:
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self.on_change: Callable[[], Awaitable[None]] = _nothing
         """Set by the wiring: another process wrote to the file."""
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Set by the wiring, asked from another thread: whether we still serve what we drive."""
+        self._leaving = threading.Event()
         self._drives = drives
+        self._max_run_bytes = max_run_bytes
         self._definitions = Definitions()
         self._runs: dict[str, Kept] = {}
         self._by_number: dict[int, Kept] = {}
@@ -105,12 +113,17 @@ class SqliteStore:
         )
         if self._drives:
             await self.transact(self.owner.register)
+            self._keeper = threading.Thread(
+                target=self._keep_lease, name="dovetail-owner", daemon=True
+            )
+            self._keeper.start()
         self._polling = self._loop.create_task(self._poll())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Hand back what is not finished, and let go of the file."""
         self._closing = True
+        self._leaving.set()
         self._polling.cancel()
         with suppress(asyncio.CancelledError):
             await self._polling
@@ -188,6 +201,7 @@ class SqliteStore:
         return None if found is None else KeyUsed(found[1], found[0] == key[2])
 
     def _prepare(self, submit: Submit, now: float) -> tuple[RunState, Creation, Decision]:
+        submit = bounded_submit(submit, self._max_run_bytes)
         run, decision = begin(submit, now, 1)
         stored = self._definitions.stored(submit.graph)
         creation = Creation(
@@ -281,7 +295,7 @@ class SqliteStore:
         staged = Staged(move, now, seq, decision)
         if decision.changed or decision.events:
             self._rounds.stage(kept, staged)
-            if type(move) is Complete and move.cache and decision.changed:
+            if type(move) is Complete and move.cache and is_taken(decision):
                 for key, output in entries(move.cache, move.output):
                     self._rounds.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
@@ -391,7 +405,7 @@ class SqliteStore:
             self._tell(kept)
 
     async def _poll(self) -> None:
-        """See to what other processes wrote, and tell them that we are still here."""
+        """See to what other processes wrote."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if self._drives or self._runs or self._watchers or self._finishers:
@@ -416,16 +430,27 @@ class SqliteStore:
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         changed, self._seen_version = version != self._seen_version, version
         nudged = self.owner.nudges(connection) if changed and self._drives else []
-        renew = self._drives and self.owner.must_renew
-
-        def write(connection: sqlite3.Connection) -> None:
-            self.owner.drop_nudges(connection, nudged)
-            if renew:
-                self.owner.renew(connection)
-
-        if nudged or renew:
-            self.writer.transaction(connection, write)
+        if nudged:
+            self.writer.transaction(connection, lambda c: self.owner.drop_nudges(c, nudged))
         return changed, nudged
+
+    def _keep_lease(self) -> None:
+        """In a thread of its own: a handler that blocks the event loop shall not look like a
+        process that is gone, or others would take over what runs here."""
+        try:
+            while not self._leaving.wait(self.owner.pause_seconds):
+                if self.is_alive() and self.owner.must_renew:
+                    self.writer.submit(self._renew_in_file, self._renewed)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._break, error)
+
+    def _renew_in_file(self, connection: sqlite3.Connection) -> None:
+        if self.owner.must_renew and not self._leaving.is_set():  # else it waited for another
+            self.writer.transaction(connection, self.owner.renew)
+
+    def _renewed(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self._break(error)
 
     def _tell_strangers(self) -> None:
         """Wake whoever waits for a run that is not driven here."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from dovetail.stores.sqlite_file import is_gone, started_at, statements, this_machine
 
+LOOK_SECONDS = 0.5
 TIDY_SECONDS = 60.0
 FORGOTTEN_SECONDS = 3600.0
 """An owner that was silent for so long, and has nothing to drive, need not be remembered."""
@@ -25,6 +26,8 @@ class Owner:
     def __init__(self, lease_seconds: float) -> None:
         self.name = f"{os.getpid()}-{os.urandom(6).hex()}"
         self._lease_seconds = lease_seconds
+        self.pause_seconds = min(LOOK_SECONDS, lease_seconds / 10)
+        """How often to look whether it is time to renew the lease."""
         self._renew_at = self._tidy_at = 0.0
 
     def register(self, connection: sqlite3.Connection) -> None:
