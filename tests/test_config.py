@@ -69,6 +69,12 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_config_bytes": 1 << 20,
         "max_output_bytes": 1 << 20,
         "max_backlog": 100_000,
+        "max_connections": 4096,
+        "max_waiting_reads": 2000,
+        "max_reads": 1000,
+        "max_writes": 1000,
+        "max_large_bodies": 64,
+        "caller_share": 0.5,
     }
 
 

@@ -105,7 +105,8 @@ async def _serve(
         service = Service(commands, fleet, settings, hosts, metrics=metrics)
         app = telemetry.app(create_app(service, __version__, telemetry.answered))
         asked = asyncio.ensure_future(stopping.wait())
-        serving = asyncio.ensure_future(serve(app, listening, service.closing))
+        most = settings.max_connections
+        serving = asyncio.ensure_future(serve(app, listening, service.closing, most))
         streams.say(f"dovetail serves {url_of(listening)}")
         sys.stdout.flush()
         try:
