@@ -22,7 +22,7 @@ from dovetail.api import service
 from dovetail.api.app import create_app
 from dovetail.api.budgets import PARTS, Budgets, Kind, Limit, OverBudget, Place, limits_of
 from dovetail.api.callers import Caller, address_of, network_of
-from dovetail.api.line import FairLine, TooLong
+from dovetail.api.line import FairLine, Gate, TooLong
 from dovetail.api.service import Service
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Checked
@@ -261,6 +261,29 @@ def test_whoever_leaves_a_line_leaves_it_whole(pieces: list[tuple[str, bool]]) -
             pass
 
     asyncio.run(asyncio.wait_for(act(), SECONDS))
+
+
+async def test_of_many_that_come_together_a_few_begin_in_each_turn_of_the_loop() -> None:
+    gate, begun = Gate(each_turn=2), []
+
+    async def one(caller: str, number: int) -> None:
+        await gate.pass_through(caller)
+        begun.append((caller, number))
+
+    tasks = [asyncio.create_task(one("a", number)) for number in range(9)]
+    tasks.append(asyncio.create_task(one("b", 0)))
+    tasks[5].cancel()  # and nobody waits for it
+    most = 0
+    while not all(task.done() for task in tasks):
+        before = len(begun)
+        await asyncio.sleep(0)
+        most = max(most, len(begun) - before)
+    assert most == 2
+    assert len(begun) == 9
+    assert begun.index(("b", 0)) <= 4  # though it came last
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(gate.pass_through("c"), SECONDS)
 
 
 # ── the application ──────────────────────────────────────────────────────────────────────

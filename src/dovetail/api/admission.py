@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.api.budgets import Budgets, Kind, OverBudget, Place
 from dovetail.api.callers import NOWHERE, Caller, Network, address_of
+from dovetail.api.line import Gate
 from dovetail.api.problems import Refusal, refuse
 from dovetail.api.security import READING_METHODS, READING_POSTS
 
@@ -29,6 +30,7 @@ class Admission:
         self._app = app
         self._budgets = budgets
         self._proxies = proxies
+        self._gate = Gate()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] == LIVE:
@@ -43,6 +45,8 @@ class Admission:
                 if kind != "health" and (visit := state.get("visit")) and visit.reserved:
                     raise OverBudget("too many connections are open: only health is answered here")
                 place.take(kind)
+                if kind != "health":
+                    await self._gate.pass_through(caller.name)
             except OverBudget as error:
                 await refuse(_told(error), scope, receive, send)
                 return

@@ -70,12 +70,17 @@ async def read_source(request: Request, here: Service, *, deeper: int = 0) -> So
     return await in_line(request, here, len(text), read)
 
 
-async def in_line(request: Request, here: Service, size: int, work: Callable[[], T]) -> T:
-    """Work on a body of this size, when it is the caller's turn. Raises `Overloaded`."""
+async def in_line(
+    request: Request, here: Service, size: int, work: Callable[[], T], *, goes_on: bool = False
+) -> T:
+    """Work on a body of this size, when it is the caller's turn. Raises `Overloaded`.
+
+    `goes_on`: the body has had a turn before.
+    """
     if size <= SMALL_BYTES:
         return work()
     line = here.aside if size > LARGE_BYTES else here.between
-    return await line(work, caller_of(request))
+    return await line(work, caller_of(request), goes_on=goes_on)
 
 
 class Field(NamedTuple):

@@ -33,6 +33,8 @@ ARRIVING = 8
 """This part of the descriptors is for connections that arrive together, before one is closed."""
 HEALTH_CONNECTIONS = 16
 """So many more may ask for health while every other connection asks for something."""
+CLOSING_SECONDS = 0.001
+"""Between two connections that are closed because they asked for nothing."""
 ADDRESS_SHARE = 4
 """An address that has more than this part of all connections makes room by closing its own."""
 
@@ -60,6 +62,7 @@ class Crowd:
         self._by_address: dict[str, dict[Connection, None]] = {}
         """The same, by their address."""
         self._known: dict[Connection, None] = {}
+        self._closes_at = 0.0
 
     def add(self, one: Connection) -> None:
         if one.visit.known:
@@ -76,6 +79,15 @@ class Crowd:
             del same[one]
             if not same:
                 del self._by_address[one.address]
+
+    def pause(self, now: float) -> float:
+        """0 if a connection may be closed now. Those that came together are closed one after the
+        other: all at once they would hold up everybody else, and come back together."""
+        if self._closes_at > now:
+            self._closes_at += CLOSING_SECONDS
+            return self._closes_at - now
+        self._closes_at = now + CLOSING_SECONDS
+        return 0.0
 
     def to_close(self, address: str) -> Connection | None:
         """Which connection goes for a new one from this address; None if all of them are in use.
@@ -157,12 +169,15 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is no HTTP request that can be read")
 
-    def _look(self) -> None:
+    def _look(self, its_turn: bool = False) -> None:
         """One timer for the connection's whole life: one for each request would cost more."""
         allowed = REQUEST_SECONDS if self.visit.known else STRANGER_SECONDS
-        left = allowed - (self.loop.time() - self._idle_since)
+        now = self.loop.time()
+        left = allowed - (now - self._idle_since)
         if self._asks or left > 0:
             self._watch = self.loop.call_later(allowed if self._asks else left, self._look)
+        elif not its_turn and (pause := self._crowd.pause(now)) > 0:
+            self._watch = self.loop.call_later(pause, self._look, True)
         else:
             self._end(408, f"no request within {allowed:g} s")
 

@@ -27,10 +27,13 @@ class FairLine:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def turn(self, caller: str) -> AsyncIterator[None]:
-        """Nothing else of this line is done meanwhile. Raises `TooLong`."""
+    async def turn(self, caller: str, *, goes_on: bool = False) -> AsyncIterator[None]:
+        """Nothing else of this line is done meanwhile. Raises `TooLong`.
+
+        `goes_on`: with something begun, which comes before what this caller has not begun.
+        """
         if self._busy:
-            await self._wait(caller)
+            await self._wait(caller, goes_on)
         self._busy, self._last = True, caller
         try:
             yield
@@ -38,9 +41,13 @@ class FairLine:
             self._busy = False
             self._call_next()
 
-    async def _wait(self, caller: str) -> None:
+    async def _wait(self, caller: str, goes_on: bool) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(called)
+        pieces = self._waiting.setdefault(caller, deque())
+        if goes_on:
+            pieces.appendleft(called)
+        else:
+            pieces.append(called)
         try:
             await asyncio.wait_for(asyncio.shield(called), self._patience)
         except BaseException as error:
@@ -72,3 +79,47 @@ class FairLine:
             del self._waiting[caller]
         self._busy = True  # from now on: nobody may come between
         called.set_result(None)
+
+
+class Gate:
+    """Lets a few begin in each turn of the event loop, in turn by caller.
+
+    A thousand requests that arrive together would otherwise all begin in the same turn of the
+    loop, and everybody else would wait until the last of them has begun. If nobody waits, passing
+    costs next to nothing.
+    """
+
+    def __init__(self, each_turn: int = 2) -> None:
+        self._each_turn = each_turn
+        self._left = each_turn
+        self._opening = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def pass_through(self, caller: str) -> None:
+        if not self._left:
+            passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(caller, deque()).append(passes)
+            await passes  # who is cancelled meanwhile is passed over
+            return
+        self._left -= 1
+        self._open_soon()
+
+    def _open_soon(self) -> None:
+        if not self._opening:
+            self._opening = True
+            asyncio.get_running_loop().call_soon(self._open)
+
+    def _open(self) -> None:
+        self._opening = False
+        self._left = self._each_turn
+        while self._left and self._waiting:
+            caller = next(iter(self._waiting))
+            waiting = self._waiting.pop(caller)
+            passes = waiting.popleft()
+            if waiting:
+                self._waiting[caller] = waiting
+            if not passes.done():
+                passes.set_result(None)
+                self._left -= 1
+        if self._left < self._each_turn:
+            self._open_soon()

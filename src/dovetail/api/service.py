@@ -77,25 +77,26 @@ class Service:
     _aside: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
     _between: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
 
-    async def aside(self, work: Callable[[], T], caller: str) -> T:
+    async def aside(self, work: Callable[[], T], caller: str, *, goes_on: bool = False) -> T:
         """What would keep everybody else waiting, in a thread; one such thing at a time.
 
         Two would not be done sooner, and the loop that serves everybody gets its turn between
-        any two threads. Callers take turns. Raises `Overloaded` if the line is too long.
+        any two threads. Callers take turns. Raises `Overloaded` if the line is too long. What goes
+        on with a body that was read comes first, or all that are read would be in memory.
         """
         try:
-            async with self._aside.turn(caller):
+            async with self._aside.turn(caller, goes_on=goes_on):
                 return await asyncio.to_thread(work)
         except TooLong:
             raise _line_too_long() from None
 
-    async def between(self, work: Callable[[], T], caller: str) -> T:
+    async def between(self, work: Callable[[], T], caller: str, *, goes_on: bool = False) -> T:
         """What takes milliseconds, right here; one such thing in each turn of the loop.
 
         A hundred of them in one turn would keep everybody else waiting as long as a large one.
         """
         try:
-            async with self._between.turn(caller):
+            async with self._between.turn(caller, goes_on=goes_on):
                 done = work()
                 await asyncio.sleep(0)  # everybody else's turn before the next in line
                 return done

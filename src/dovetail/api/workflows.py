@@ -96,7 +96,8 @@ async def check(request: Request, here: Service, definition: Source) -> Checked:
     """Aside, if it is large: everybody else shall not wait for it."""
     await here.commands.learn_handlers()
     size = len(definition.text or "")
-    return await in_line(request, here, size, lambda: here.commands.validate(definition))
+    validate = here.commands.validate
+    return await in_line(request, here, size, lambda: validate(definition), goes_on=True)
 
 
 async def _seen(request: Request, here: Service, name: str) -> Seen | None:
