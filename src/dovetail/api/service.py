@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dovetail.api.line import FairLine, TooLong
+from dovetail.api.readiness import Readiness
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError
 from dovetail.engine.commands import Commands
@@ -74,6 +75,7 @@ class Service:
 
     making: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_MADE_AT_ONCE))
     """Held while a run is made."""
+    readiness: Readiness = field(default_factory=Readiness)
     _aside: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
     _between: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
 
