@@ -42,8 +42,8 @@ LATER = (
     *("OOM", "MISCONF", "NOREPLICAS"),
 )
 """Answers of a server that will do later: one that starts, is about to be replaced, or takes no
-writes because its memory or its disk is full, or its replicas are away. A script is refused so at its first write or never,
-so nothing of it was done."""
+writes because its memory or its disk is full, or its replicas are away. A script is refused so at
+its first write or never, so nothing of it was done."""
 
 PASSING = (*LATER, "BUSY", "NOPERM")
 """What says nothing about a command itself."""
