@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail import distributed
+from dovetail import distributed, fleet
 from dovetail.api import readiness
 from dovetail.api.app import create_app
 from dovetail.api.readiness import Readiness
@@ -57,6 +57,9 @@ class Asked:
     async def trigger(self) -> int:
         return (await self._client.post("/api/v1/workflows/f/runs")).status_code
 
+    async def reads(self) -> int:
+        return (await self._client.get("/api/v1/runs")).status_code
+
     async def until_fine(self) -> None:
         async with asyncio.timeout(SECONDS):
             while (await self.ready())[0] != 200:
@@ -67,8 +70,8 @@ class Asked:
 @asynccontextmanager
 async def asking(**settings: Any) -> AsyncIterator[Asked]:
     told = Settings(**settings)
-    async with commanding(told) as commands, watching(told, []) as fleet:
-        app = create_app(Service(commands, fleet, told), "1")
+    async with commanding(told) as commands, watching(told, []) as workers:
+        app = create_app(Service(commands, workers, told), "1")
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=SECONDS
@@ -138,8 +141,10 @@ async def test_a_redis_that_refuses_writes_is_not_ready_until_it_takes_them(
     async with asking(redis_url=redis.url) as api:
         try:
             begin(redis)
+            await asyncio.sleep(fleet.SEEN_SECONDS)  # who has just answered is not asked again
             assert await api.ready() == (503, [f"Redis accepts no writes: {why}"])
             assert await api.trigger() == 503
+            assert await api.reads() == 200
         finally:
             redis.ask(*end)
         await api.until_fine()
