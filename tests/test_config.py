@@ -71,6 +71,12 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_input_bytes": 64 << 20,
         "max_run_bytes": 256 << 20,
         "max_backlog": 100_000,
+        "max_connections": 4096,
+        "max_waiting_reads": 2000,
+        "max_reads": 1000,
+        "max_writes": 1000,
+        "max_large_bodies": 64,
+        "caller_share": 0.5,
     }
 
 

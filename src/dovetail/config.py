@@ -186,6 +186,9 @@ class Settings(BaseModel):
     allow_private_addresses: Networks = Field(
         (), description="networks that `call_external_service` may reach though not public"
     )
+    trusted_proxies: Networks = Field(
+        (), description="networks of proxies whose `X-Forwarded-For` or `Forwarded` is believed"
+    )
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
     secret_hosts: Mapping[str, Hosts] = _secret(
         {}, description="hosts that `call_external_service` may send a secret to, by its name"
@@ -241,6 +244,24 @@ class Settings(BaseModel):
     )
     max_backlog: Count = Field(
         100_000, description="nodes that wait for a worker before the API takes no more runs"
+    )
+
+    max_connections: Count = Field(
+        4096, description="connections to the API; fewer where a process may open few files"
+    )
+    max_waiting_reads: Count = Field(
+        2000, description="event streams and `?wait=` at once; at most half of the connections"
+    )
+    max_reads: Count = Field(
+        1000, description="other requests that read; at most a quarter of the connections"
+    )
+    max_writes: Count = Field(
+        1000, description="requests that write; at most a quarter of the connections"
+    )
+    max_large_bodies: Count = Field(64, description="bodies above 16 KiB that are read or wait")
+    caller_share: Annotated[float, _number, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.5,
+        description="one token's part of each of these four; an address has half of the rest, too",
     )
 
     rate_limits: dict[str, RateLimit] = Field(

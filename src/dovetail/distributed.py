@@ -57,6 +57,7 @@ from dovetail.stores.redis_leases import RedisLeases
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_log import seen_to_breaks
+from dovetail.stores.redis_probe import check_writable
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
@@ -526,7 +527,16 @@ async def commanding(
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,
             serving=fleet.served,
+            check_writable=partial(_check_writable, parts, archive),
         )
+
+
+async def _check_writable(parts: Parts, archive: Archived | None) -> None:
+    """Where a run is accepted: in Redis, or in PostgreSQL, and then Redis may have it later."""
+    if archive is None:
+        await check_writable(parts.pipe)
+    else:
+        await archive.pool.check_writable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +547,7 @@ class Archived:
     records: SharedRecords
     restorer: Restorer
     archiver: Archiver
+    pool: PostgresPool
 
 
 @asynccontextmanager
@@ -571,7 +582,7 @@ async def _archived(
             retention_seconds=settings.retention_days * DAY_SECONDS,
             restore=restorer.restore_lost,
         )
-        yield Archived(archive, records, restorer, archiver)
+        yield Archived(archive, records, restorer, archiver, pool)
 
 
 def _records(

@@ -18,6 +18,7 @@ from dovetail.engine.clock import Clock, steady_clock
 from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_probe import KEY
 from dovetail.transports.broker_counts import waiting
 
 T = TypeVar("T")
@@ -68,7 +69,8 @@ class RemoteFleet:
         if self._clock() < self._away_until:
             raise Unreachable("Redis did not answer a moment ago")
         try:
-            await _in_time(self._pipe.call("PING"))
+            # A PING is refused while Redis cannot save, though reads are answered then.
+            await _in_time(self._pipe.call("EXISTS", KEY))
         except StoreError:
             self._away_until = self._clock() + AWAY_SECONDS
             raise

@@ -248,6 +248,7 @@ def _commands(
         max_crashes=settings.max_crashes,
         digest=stored_definition,
         drives=False,
+        check_writable=store.check_writable,
     )
 
 

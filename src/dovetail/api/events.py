@@ -15,6 +15,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api import schemas
+from dovetail.api.admission import waits
 from dovetail.api.answers import Here, json_answer
 from dovetail.api.problems import invalid_field
 from dovetail.api.service import Service
@@ -75,6 +76,7 @@ async def events(
         after = _number(last_event_id)
     if wants_list(request.headers.get("accept", "")):
         return json_answer(await here.commands.events(run_id, after=after))
+    waits(request)
     run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.

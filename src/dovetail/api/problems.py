@@ -87,6 +87,7 @@ def answer(
     scope: Scope,
     *,
     errors: Iterable[Problem] | None = None,
+    reasons: Iterable[str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response; `kind` is the stable word that programs compare."""
@@ -101,6 +102,8 @@ def answer(
         problem["request_id"] = scope["state"]["request_id"]
     if errors is not None:
         problem["errors"] = [one.as_dict() for one in errors]
+    if reasons is not None:
+        problem["reasons"] = list(reasons)
     headers = dict(headers or {})
     if status in RETRY_AFTER:
         headers.setdefault("Retry-After", str(RETRY_AFTER[status]))

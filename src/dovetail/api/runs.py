@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
+from dovetail.api.admission import waits
 from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
 from dovetail.api.answers import (
     Here,
@@ -73,7 +74,7 @@ async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey =
 async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
     body = await read_fields(request, here, _AD_HOC)
-    checked = await check(here, Part(body.source, "definition"))
+    checked = await check(request, here, Part(body.source, "definition"))
     async with here.making:
         accepted = await here.commands.trigger(
             checked, body.fields["params"], idempotency_key=idempotency_key
@@ -118,6 +119,7 @@ async def get_run(
 ) -> Response:
     here = await service_of(request)
     if wait:
+        waits(request)
         await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
     return unless_known(request, await here.commands.get_run(run_id, nodes=nodes))
 

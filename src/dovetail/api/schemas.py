@@ -40,6 +40,7 @@ class ProblemDetails(Answer):
     instance: str
     request_id: str
     errors: list[ProblemFound] = []
+    reasons: list[str] = []
 
 
 class Registered(Answer):

@@ -73,6 +73,8 @@ class StoreError(DovetailError):
     """What runs are kept in cannot be used; nothing that was acknowledged is lost."""
 
     type = "store_error"
+    reason = ""
+    """The same for anybody: a few words, without a file, an address or a user."""
 
 
 class BrokenRun(StoreError):

@@ -125,6 +125,9 @@ class Commands:
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
     """The handlers that live workers have; without it whoever drives a run has its handlers."""
+    check_writable: Callable[[], Awaitable[object]] = _nothing_new
+    """Raises `StoreError`, with its reason, if a run that is asked for now would not be accepted.
+    It may write, so it is not to be asked often."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
 
     # ── definitions ──────────────────────────────────────────────────────────────────────

@@ -139,6 +139,12 @@ SELECT pg_advisory_xact_lock($1);
 -- name: ping
 SELECT 1;
 
+-- name: is_read_only
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on';
+
+-- name: write_something
+UPDATE dovetail.schema_version SET version = version;
+
 -- ── runs are accepted ───────────────────────────────────────────────────────────────────
 
 -- name: add_definition

@@ -169,6 +169,17 @@ class SqliteStore:
             if not self._closing:
                 self.on_crash(error)
 
+    async def check_writable(self) -> None:
+        """Raises `StoreError` if a write would fail, or one has failed: then none is tried again.
+
+        While the disk has room, the next renewal of the lease shows what nothing else does.
+        """
+        if self._broken is not None and not isinstance(self._broken, StoreError):
+            raise StoreError(f"the engine has ended: {self._broken}") from self._broken
+        self._check()
+        if self._drives and not self.file.has_room():
+            await self.transact(self.owner.renew)
+
     def _check(self) -> None:
         if self._broken is not None:
             raise self._broken

@@ -26,6 +26,8 @@ BUSY_SECONDS = 30.0
 _RETRY_SECONDS = 0.01
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """Runs have params and outputs of people: what is made here is for its owner alone."""
+ROOM_BYTES = 16 * 1024 * 1024
+"""With less left on its disk, only a write shows whether there is room for one."""
 
 
 @cache
@@ -110,17 +112,28 @@ class SqliteFile:
                 connection.execute("ROLLBACK")
             raise
 
+    def has_room(self) -> bool:
+        """Whether there is no doubt that the file can grow."""
+        try:
+            disk = os.statvfs(self.path.parent)
+        except (OSError, AttributeError):  # not on this platform
+            return True
+        return disk.f_bavail * disk.f_frsize >= ROOM_BYTES and not disk.f_flag & os.ST_RDONLY
+
     def explained(self, error: sqlite3.Error) -> StoreError:
         """What went wrong, and what would help."""
         what = str(error)
         where = str(self.path)
         code = getattr(error, "sqlite_errorcode", None)
         primary = None if code is None else code & 0xFF
+        reason = "the database file cannot be used"
         match primary:
             case sqlite3.SQLITE_FULL:
                 why = f"the disk of {where} is full; free some space"
+                reason = "the disk of the database file is full"
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
                 why = f"{where} cannot be written; it or its folder is read-only for this user"
+                reason = "the database file is read-only"
             case sqlite3.SQLITE_CANTOPEN:
                 why = f"{where} cannot be opened; its folder must exist and be writable"
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
@@ -130,11 +143,15 @@ class SqliteFile:
                 )
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 why = f"{where} was locked by another process for more than {BUSY_SECONDS:g} s"
+                reason = "the database file is locked by another process"
             case sqlite3.SQLITE_IOERR:
                 why = f"{where} cannot be read or written ({what}); is its disk full or failing?"
+                reason = "the database file cannot be read or written; its disk may be full"
             case _:
                 why = f"{where}: {what}"
-        return StoreError(f"{why} (nothing that was acknowledged is lost)")
+        explained = StoreError(f"{why} (nothing that was acknowledged is lost)")
+        explained.reason = reason
+        return explained
 
 
 def _make_folder(folder: Path) -> None:
