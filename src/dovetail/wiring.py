@@ -222,6 +222,7 @@ def _commands(
         max_crashes=settings.max_crashes,
         digest=stored_definition,
         drives=False,
+        lost=store.lost,
     )
 
 
