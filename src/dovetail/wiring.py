@@ -249,6 +249,7 @@ def _commands(
         digest=stored_definition,
         drives=False,
         check_writable=store.check_writable,
+        lost=store.lost,
     )
 
 

@@ -174,9 +174,18 @@ EXAMPLES = {
                     "details": {"parents": ["fetch"]},
                 },
             ],
+            "damage": [],
         }
     ),
     "GET /runs/{run_id}/verify": Example({"run_id": RUN, "divergences": []}),
+    "POST /runs/{run_id}/repair": Example(
+        {
+            "run_id": RUN,
+            "differences": ["node 'b' is kept with status COMPLETED, the log makes it QUEUED"],
+            "repaired": True,
+        },
+        {},
+    ),
     "GET /run-ids/{beginning}": Example({"run_id": RUN}),
     "POST /runs/{run_id}/retry": Example(
         _RUNNING, {"from": "end"}, {"rerun": ["end"], "reuse": ["start"]}

@@ -38,6 +38,7 @@ IdempotencyKey = Annotated[
 _TRIGGER = {"params": ANYTHING, "version": VERSION}
 _AD_HOC = {"definition": DEFINITION, "params": ANYTHING}
 _RETRY = {"from": TEXT, "dry_run": FLAG}
+_REPAIR = {"dry_run": FLAG}
 _SAME_KEY: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.Triggered, "description": "the key was used before: the same answer"}
 }
@@ -205,3 +206,14 @@ async def retry(run_id: str, request: Request, here: Here) -> Response:
 async def cancel(run_id: str, request: Request, here: Here) -> Response:
     await read_fields(request, here, {})
     return json_answer(run_view(await here.commands.cancel(run_id)), 202, location(run_id))
+
+
+@router.post(
+    "/runs/{run_id}/repair",
+    summary="Rebuild its state from its own log",
+    response_model=schemas.Repaired,
+    openapi_extra=fields_of({"dry_run": {"type": ["boolean", "null"]}}),
+)
+async def repair(run_id: str, request: Request, here: Here) -> Response:
+    (dry_run,) = (await read_fields(request, here, _REPAIR)).fields.values()
+    return json_answer(await here.commands.repair(run_id, dry_run=bool(dry_run)))

@@ -165,6 +165,7 @@ class Reason(Answer):
         "no_worker",
         "max_concurrency",
         "running",
+        "damaged",
     ]
     why: str
     details: dict[str, Any]
@@ -174,11 +175,22 @@ class Explanation(Answer):
     run_id: str
     status: RunState
     nodes: list[Reason]
+    damage: list[str] = Field(
+        description="where its state disagrees with itself or with its log: `repair` rebuilds it"
+    )
 
 
 class Verified(Answer):
     run_id: str
     divergences: list[str] = Field(description="none, if all is well")
+
+
+class Repaired(Answer):
+    run_id: str
+    differences: list[str] = Field(
+        description="where its state was not what its log says; none, if there was nothing to do"
+    )
+    repaired: bool
 
 
 class RunId(Answer):

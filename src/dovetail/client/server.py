@@ -258,12 +258,19 @@ class ServerCommands(Commands):
     async def explain(self, run_id: str) -> dict[str, Any]:
         return dict(await self.connection.call("GET", at("runs", run_id, "explain")))
 
+    async def damage(self, run_id: str) -> list[str]:
+        return list((await self.explain(run_id)).get("damage", ()))
+
     async def verify(self, run_id: str) -> list[str]:
         found = await self.connection.call("GET", at("runs", run_id, "verify"))
         return list(found["divergences"])
 
     async def cancel(self, run_id: str) -> RunState:
         return run_from(await self._ask(at("runs", run_id, "cancel"), _json({})))
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+        body = _json({"dry_run": dry_run})
+        return dict(await self._ask(at("runs", run_id, "repair"), body, repeatable=True))
 
     async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
         body = _json({} if from_node is None else {"from": from_node})

@@ -21,7 +21,7 @@ what became ready with such a node is decided when the log goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify
@@ -43,7 +43,7 @@ from dovetail.core.dag import NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, Unkept
-from dovetail.core.states import FINISHED, NodeStatus, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.templates import Condition
 from dovetail.core.transitions import (
@@ -85,6 +85,79 @@ def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
     story = _Story(submit, events, run)
     difference = story.retell()
     return list(_compare_runs(story, run)) if difference is None else [difference]
+
+
+class Rebuilt:
+    """A run as the rules make it of its log alone, and where that is not what is kept of it."""
+
+    def __init__(self, story: _Story, difference: str | None) -> None:
+        self._story = story
+        self.difference = difference
+        """Where the log itself departs from the rules: then `run` ends before that."""
+        self.run: RunState = story.run
+        names = [spec.id for spec in self.run.graph.nodes]
+        nodes = self.run.nodes
+        self.lost = [name for name, node in zip(names, nodes, strict=True) if _is_lost(node)]
+        """Completed nodes whose outputs are nowhere."""
+        self.undecided = story.undecided()
+        """Nodes that are ready and wait for a verdict, in the order in which they became so."""
+
+    def differences(self, kept: RunState) -> list[str]:
+        return list(_compare_runs(self._story, kept))
+
+
+def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any]) -> Rebuilt:
+    """Tell a log again; `outputs` are those of completed nodes, which no log has.
+
+    Leases and the nonces of tokens are in no log either: who writes the run back gives them out.
+    """
+    believed = RunState(submit.run_id, submit.graph, submit.params, 0.0, submit.version)
+    for event in events:
+        name = event.node
+        if name is not None and name in outputs and event.type in ("node.completed", "node.cached"):
+            node = believed.node(name)
+            node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
+    story = _Story(submit, events, believed)
+    for expected, event in enumerate(events, 1):
+        if event.seq != expected:
+            story.run, _ = begin(submit, event.time, 1)
+            return Rebuilt(story, f"event {expected} is missing")
+    return Rebuilt(story, story.retell())
+
+
+def _is_lost(node: NodeState) -> bool:
+    return node.status is COMPLETED and node.output is _UNKNOWN
+
+
+def inconsistencies(run: RunState) -> list[str]:
+    """Where a run as it is kept disagrees with itself, as sentences: no rule leads there.
+
+    For whoever cannot read a log each time: a node that somebody changed by hand is found by the
+    counts beside it, or by the nodes that wait for it.
+    """
+    nodes, specs = run.nodes, run.graph.nodes
+    found = list(_compare_counts(run, is_settled=False))
+    for spec, node in zip(specs, nodes, strict=True):
+        if node.status is not PENDING:
+            continue
+        parents = [nodes[place].status for place in spec.parents]
+        waits = sum(status not in (COMPLETED, NodeStatus.SKIPPED) for status in parents)
+        if node.waiting != waits:
+            found.append(
+                f"node '{spec.id}' waits for {node.waiting} more of its parents; "
+                f"{waits} are not done"
+            )
+        if FAILED in parents or NodeStatus.CANCELLED in parents:
+            found.append(f"node '{spec.id}' waits for a parent that has failed or was cancelled")
+    open_nodes = any(node.status not in FINISHED for node in nodes)
+    if run.seq and run.finished == open_nodes:
+        ended = "has ended, and some of its nodes have not"
+        found.append(
+            f"the run {ended if run.finished else 'goes on, and all its nodes have ended'}"
+        )
+    if run.finished and run.status not in FINAL:
+        found.append(f"the run has ended, and is {run.status}")
+    return found
 
 
 class _Story:
@@ -133,6 +206,11 @@ class _Story:
                 return f"event {event.seq}: {difference_found}"
             except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 return f"event {event.seq}: '{event.type}' cannot be understood: {problem!r}"
+
+    def undecided(self) -> list[int]:
+        waiting = sorted(self._undecided.items(), key=lambda item: item[1])
+        nodes = self.run.nodes
+        return [i for i, _ in waiting if nodes[i].status is PENDING and not nodes[i].waiting]
 
     # ── what must have happened ──────────────────────────────────────────────────────────
 

@@ -81,6 +81,23 @@ class BrokenRun(StoreError):
     """What the store has of one run, or is asked to do with it, makes no sense to it. All others
     go on."""
 
+    type = "run_damaged"
+
+
+class BrokenRecord(StoreError):
+    """One record beside the runs (a workflow, a batch, a key) cannot be read. All others can."""
+
+    type = "record_damaged"
+
+
+class StoreLost(StoreError):
+    """The file was deleted or replaced while this process had it open. Whatever is written now
+    is lost, so nothing is accepted any more."""
+
+    type = "store_lost"
+    public = "the file that runs are kept in was deleted or replaced; this process stops"
+    """What may be said of it where paths may not be shown."""
+
 
 class ArchiveDown(StoreError):
     """The database that keeps runs for good is away. Runs go on; new ones are not accepted."""

@@ -55,7 +55,7 @@ from dovetail.core.consequences import (
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import FINAL, FINISHED, Reason, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
     NOTHING,
     TAKEN,
@@ -315,8 +315,14 @@ def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
-    run.active = 0
+    # Counted anew: a run that somebody cancels ends, whatever its counts say.
+    statuses = [node.status for node in run.nodes]
+    run.failed, run.cancelled = statuses.count(FAILED), statuses.count(NodeStatus.CANCELLED)
+    run.unfinished = run.active = 0
     run.held.clear()
+    if run.status not in FINAL and not run.failed and not run.cancelled:
+        run.status = RunStatus.CANCELLED
+        log(run, out, now, "run.cancelled")
     close(run, out, now)
     return out
 

@@ -6,7 +6,7 @@ asks, or how the answer is shown.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
@@ -25,19 +25,24 @@ class Why(NamedTuple):
 
 
 def explain(
-    run: RunState, now: float, driven: bool, served: Container[str] | None = None
+    run: RunState,
+    now: float,
+    driven: bool,
+    served: Container[str] | None = None,
+    damage: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Every node that has not finished, as `GET /runs/<id>/explain` answers.
 
     `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
     for besides. `served`: the handlers that live workers have; None if whoever drives the run
-    has them all.
+    has them all. `damage`: where the run's state disagrees with itself or with its log. Then
+    nobody can say what a node waits for.
     """
     told = []
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status in FINISHED:
             continue
-        why = _why(run, spec, node, now, driven, served)
+        why = _damaged(damage) if damage else _why(run, spec, node, now, driven, served)
         told.append(
             {
                 "id": spec.id,
@@ -48,6 +53,11 @@ def explain(
             }
         )
     return told
+
+
+def _damaged(damage: Sequence[str]) -> Why:
+    sentence = f"damaged: {damage[0]}; `dovetail runs repair` rebuilds the run from its log"
+    return Why("damaged", sentence, {"damage": list(damage)})
 
 
 def _why(

@@ -166,7 +166,23 @@ class DurableStore(Store, Protocol):
     async def adopt(
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
-        """Drive those of these that nobody drives, from now on; with every order outstanding."""
+        """Drive those of these that nobody drives, from now on; with every order outstanding.
+        One that cannot be read is left as it is."""
+        ...
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> list[str]:
+        """Make the state of a run what its log says; where the two differed, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` for a log that is damaged itself. Nothing is written if
+        somebody moves the run meanwhile: it is compared again.
+        """
+        ...
+
+    async def end_damaged(self, run_id: str, why: str, now: float) -> RunState:
+        """End a run that cannot be read, whatever is left of it; its log stays as it is.
+
+        Raises `NotFound`, or `Conflict` for a run that has ended.
+        """
         ...
 
 

@@ -119,6 +119,17 @@ class Submissions:
     async def follow(self, decisions: Iterable[Decision]) -> None:
         await self._orchestrator.follow(decisions)
 
+    def now(self) -> float:
+        return self._clock()
+
+    async def look_after(self, run_id: str) -> None:
+        """Send out again whatever is outstanding of a run."""
+        await self._orchestrator.look_after(run_id)
+
+    async def over(self, run_id: str) -> None:
+        """A run was ended by force: whoever waits for that or lists it is told."""
+        await self._orchestrator.over(run_id)
+
     async def make_up(self) -> None:
         """A duty of orchestrators: make what others have accepted and then died over."""
         for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):

@@ -77,6 +77,14 @@ from dovetail.stores.redis_moves import (
     time_text,
 )
 from dovetail.stores.redis_outputs import PART_BYTES, Outputs, bounded, there
+from dovetail.stores.redis_repair import (
+    MOST_TRIES,
+    end_by_force,
+    loses_output,
+    rebuilt_from_log,
+    strays,
+    write_back,
+)
 from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 from dovetail.stores.redis_starts import Starts
@@ -238,6 +246,11 @@ class RedisStore:
             # A call may have come after what was sent behind it, so that nobody could claim that.
             return answers, [{}] * len(calls)
         return answers, aheads
+
+    def forget(self, run_id: str) -> None:
+        """What is known of a run that is about to be another."""
+        self._shells.forget(run_id)
+        self._scenes.at_hand.forget(run_id)
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
         await self._shells.look_for(run_ids)
@@ -417,6 +430,49 @@ class RedisStore:
                 break
         return whole
 
+    # ── runs that are damaged ────────────────────────────────────────────────────────────
+
+    async def repair(self, run_id: str, now: float, *, dry_run: bool = False) -> list[str]:
+        """Rebuild the state of a run from its log; where the two differed, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` if the log itself is damaged.
+        """
+        shell, keys = await self._known(run_id), keys_of(run_id)
+        before: list[str] = []
+        for _ in range(MOST_TRIES):
+            made = await rebuilt_from_log(self._pipe, shell, keys)
+            try:
+                kept = await self._load(run_id, shell)
+                found = made.differences(kept)
+                found += await strays(self._pipe, made, kept, keys)
+            except BrokenRun as problem:
+                found = [f"its state cannot be read: {problem}"]
+            if found and await self._pipe.call("LLEN", keys[5]) != made.run.seq:
+                continue  # it moved between two looks, which is no damage
+            if found and found != before:
+                before = found
+                continue  # told twice: a node is woken, or held back, without an event
+            if found and (lost := loses_output(made)) is not None:
+                raise BrokenRun(f"run {run_id}: {lost}")
+            if dry_run or not found:
+                return found
+            self._scenes.at_hand.forget(run_id)
+            if await write_back(self._pipe, made, keys, now):
+                return found
+        if dry_run:
+            return []
+        raise BrokenRun(f"run {run_id} moves while it is repaired: try again, or cancel it first")
+
+    async def end_by_force(self, run_id: str, now: float) -> bool:
+        """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
+        self._scenes.at_hand.forget(run_id)
+        try:
+            shell = await self._shells.find(run_id)
+        except BrokenRun:
+            shell = None
+        size = 0 if shell is None else len(shell.run.graph.nodes)
+        return await end_by_force(self._pipe, run_id, keys_of(run_id), size, now)
+
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
     ) -> None:
@@ -438,9 +494,12 @@ class RedisStore:
     async def _load(self, run_id: str, shell: Shell, *, outputs: bool = True) -> RunState:
         try:
             return await self._read(run_id, shell, outputs=outputs)
-        except (LookupError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise BrokenRun(f"run {run_id}: Redis has only parts of it ({what})") from error
+            raise BrokenRun(
+                f"run {run_id}: Redis has only parts of it ({what}); rebuild it with `dovetail "
+                f"runs repair {run_id[:6]}`, or end it with `dovetail runs cancel {run_id[:6]}`"
+            ) from error
 
     async def _read(self, run_id: str, shell: Shell, *, outputs: bool) -> RunState:
         meta, nodes, deps, out, ends, events, _ = keys_of(run_id)

@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dovetail.config import Settings, env_name
+from dovetail.core.audit import inconsistencies
+from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError
 from dovetail.scanning import every_key
+from dovetail.stores.redis import RedisStore
+from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
 
 OLDEST_VERSION = (6, 2)
@@ -24,6 +28,8 @@ OLDEST_RESULT_SECONDS = 30.0
 RESULTS, ORCHESTRATORS = "wf:stream:results", "wf:orchestrators"
 AT_BROKER = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
+MOST_LOOKED_AT, MOST_NAMED = 200, 20
+"""Runs that are looked at for damage, and told of; `runs verify --all` looks at everything."""
 
 
 async def examine(
@@ -38,7 +44,7 @@ async def examine(
     backlog = await _backlog(pipe, workers, settings.max_backlog)
     found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
     found.append(await _dead_letters(pipe))
-    return [*found, *disagreements(settings)]
+    return [*found, *await _damaged(pipe), *disagreements(settings)]
 
 
 async def _node(pipe: Pipe, settings: Settings) -> list[Finding]:
@@ -252,6 +258,23 @@ async def _dead_letters(pipe: Pipe) -> Finding:
 
 
 # ── settings against each other ──────────────────────────────────────────────────────────
+
+
+async def _damaged(pipe: Pipe) -> list[Finding]:
+    """Unfinished runs whose state cannot be read, or disagrees with itself; the newest of them."""
+    store, found = RedisStore(pipe), []
+    for name in await pipe.call("ZREVRANGE", ACTIVE, 0, MOST_LOOKED_AT - 1):
+        run_id = name.decode(errors="replace")
+        try:
+            wrong = inconsistencies(await store.load(run_id, outputs=False))
+        except NotFound:
+            continue  # accepted and not made yet, or over
+        except BrokenRun as problem:
+            wrong = [str(problem)]
+        if wrong:
+            fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
+            found.append(Finding("damaged", False, f"run {run_id}: {wrong[0]}", fix))
+    return found[:MOST_NAMED]
 
 
 def disagreements(settings: Settings) -> list[Finding]:

@@ -58,6 +58,8 @@ _PHASES = {
     "K": Phase.PARKED,
     "B": Phase.BACKING_OFF,
 }
+STATUS_LETTERS = {status: letter for letter, status in _STATUSES.items()}
+PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""

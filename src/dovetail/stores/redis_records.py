@@ -14,10 +14,11 @@ from typing import Any
 import orjson
 
 from dovetail.core.dag import Graph
-from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.errors import BrokenRun, Conflict, NotFound
 from dovetail.core.events import Event
 from dovetail.core.replay import RUN_ENDS
 from dovetail.core.transitions import Submit
+from dovetail.engine.damage import damage_error
 from dovetail.engine.ports import Finding, Key, KeyUsed, Registered, Seen, WorkflowVersion
 from dovetail.engine.submissions import Unmade
 from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
@@ -30,6 +31,7 @@ from dovetail.stores.listing import (
     page_size,
     place_in_list,
     run_meant,
+    run_status,
     version_meant,
 )
 from dovetail.stores.redis import keys_of
@@ -291,6 +293,15 @@ class RedisRecords:
         return view
 
     async def _summary(self, run_id: str) -> dict[str, Any] | None:
+        """What of a damaged run cannot be read is left out: it must not hide all others."""
+        try:
+            return await self._whole_summary(run_id)
+        except (AttributeError, BrokenRun, LookupError, TypeError, ValueError) as problem:
+            (told,) = await self._pipe.ask([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
+            kept = dict(zip(_SUMMARY, told if isinstance(told, list) else (), strict=False))
+            return _damaged_summary(run_id, kept, problem)
+
+    async def _whole_summary(self, run_id: str) -> dict[str, Any] | None:
         meta, _, _, out, *_ = keys_of(run_id)
         kept = dict(zip(_SUMMARY, await self._pipe.call("HMGET", meta, *_SUMMARY), strict=True))
         if kept["status"] is None:
@@ -567,3 +578,32 @@ def _not_compiled() -> bytes:
 
 def _no_run(run_id: str) -> NotFound:
     return NotFound(f"no run '{run_id}' in Redis")
+
+
+def _damaged_summary(
+    run_id: str, kept: dict[str, bytes | None], problem: Exception
+) -> dict[str, Any]:
+    def text(name: str) -> str:
+        return (kept.get(name) or b"").decode(errors="replace")
+
+    def time(name: str) -> float | None:
+        try:
+            return float(text(name)) if text(name) else None
+        except ValueError:
+            return None
+
+    epoch, version = text("epoch"), text("version")
+    why = " ".join(f"{type(problem).__name__}: {problem}".split())
+    return summary_view(
+        run_id=run_id,
+        workflow=text("workflow"),
+        version=int(version) if version.isdigit() else None,
+        status=run_status(text("status")),
+        epoch=int(epoch) if epoch.isdigit() else 0,
+        params={},
+        created_at=time("created_at") or 0.0,
+        started_at=time("created_at"),
+        finished_at=time("finished_at"),
+        error=damage_error(f"what Redis has of it cannot be read: {why}"),
+        result=None,
+    )

@@ -305,6 +305,10 @@ class ArchivedRuns:
         self.bring_back = restorer.bring_back
         self.keep = archiver.keep
 
+    async def has(self, run_id: str) -> bool:
+        kept = (await self._archive.kept([run_id])).get(run_id)
+        return kept is not None and kept.generation > 0
+
     async def log(self, run_id: str, after: int) -> list[Event]:
         run: RunState = await self.load(run_id)
         snapshot = await self._archive.read(run_id)

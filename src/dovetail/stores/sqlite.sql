@@ -145,9 +145,16 @@ WHERE number = ?;
 SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
 FROM runs WHERE run_id = ?;
 
--- name: read_run_numbered
+-- name: end_damaged
+-- A run whose log cannot be read, and that somebody wants ended. The log stays as it is.
+UPDATE runs SET status = ?, finished_at = ?, error = ?, result = NULL, owner = NULL
+WHERE run_id = ? AND finished_at IS NULL;
+
+-- name: looked_through
+-- For the doctor: what is unfinished, and the newest of the rest.
 SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
-FROM runs WHERE number = ?;
+FROM runs WHERE finished_at IS NULL OR number > (SELECT MAX(number) FROM runs) - ?1
+ORDER BY number DESC LIMIT ?2;
 
 -- name: read_entries
 SELECT id, seq, entries FROM journal WHERE id BETWEEN ? AND ? ORDER BY id;
@@ -315,6 +322,10 @@ DELETE FROM cache WHERE expires_at <= ?;
 
 -- name: counts
 SELECT COUNT(*), COUNT(*) FILTER (WHERE finished_at IS NULL) FROM runs;
+
+-- name: things
+-- The tables and indexes that are there.
+SELECT name FROM sqlite_master;
 
 -- name: newest_run
 SELECT MAX(created_at) FROM runs;

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from dovetail.stores.sqlite_file import is_gone, started_at, statements, this_machine
 
@@ -71,13 +72,16 @@ class Owner:
     def others(self, connection: sqlite3.Connection) -> set[str]:
         """Everybody else who is alive."""
         rows = connection.execute(statements()["owners"]).fetchall()
-        return {row[0] for row in rows if row[0] != self.name and not is_gone(*row[1:])}
+        return {row[0] for row in rows if row[0] != self.name and not _is_gone(row)}
 
     def orphans(self, connection: sqlite3.Connection) -> list[str]:
         """The unfinished runs that nobody drives, oldest first."""
         driving = self.others(connection) | {self.name}
         rows = connection.execute(statements()["unfinished"]).fetchall()
-        return [run_id for _, run_id, owner in rows if owner not in driving]
+        # What has no readable id cannot be asked for; the doctor lists it.
+        return [
+            run_id for _, run_id, owner in rows if owner not in driving and isinstance(run_id, str)
+        ]
 
     def take(self, connection: sqlite3.Connection, wanted: Sequence[str]) -> list[str]:
         """Make us the owner of those of these runs that nobody drives. In a transaction."""
@@ -93,3 +97,11 @@ class Owner:
             if connection.execute(sql["own_run"], (self.name, number)).rowcount:
                 taken.append(run_id)
         return taken
+
+
+def _is_gone(row: Sequence[Any]) -> bool:
+    """Who cannot be read drives nothing: at worst a run is taken over, which does no harm."""
+    try:
+        return is_gone(*row[1:])
+    except (AttributeError, TypeError, ValueError):
+        return True

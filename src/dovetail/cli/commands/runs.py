@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -40,6 +40,7 @@ from dovetail.cli.text import (
     printable,
     table,
 )
+from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
@@ -48,6 +49,7 @@ from dovetail.engine.views import event_view, result, timestamp
 MOST_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
 _PAGE = 500
+MOST_DAMAGE = 5
 
 
 # ── list ─────────────────────────────────────────────────────────────────────────────────
@@ -62,13 +64,15 @@ def list_runs(
     cursor: str | None,
     as_json: bool,
 ) -> None:
-    async def question(commands: Commands) -> tuple[dict[str, Any], set[str]]:
+    async def question(commands: Commands) -> tuple[dict[str, Any], set[str], set[str]]:
         page = await commands.list_runs(
             status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
         )
-        return page, set() if as_json else await _undriven(commands, page["items"])
+        undriven = set() if as_json else await _undriven(commands, page["items"])
+        unread = {run_id for run_id in undriven if not await _can_be_read(commands, run_id)}
+        return page, undriven - unread, unread
 
-    page, undriven = ask(question)
+    page, undriven, unread = ask(question)
     if as_json:
         print_json(page)
         return
@@ -78,7 +82,9 @@ def list_runs(
         return
     now = time.time()
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
-    lines = list(table([head, *(_list_row(run, run["run_id"] in undriven, now) for run in items)]))
+    notes = dict.fromkeys(undriven, "nobody drives it")
+    notes |= dict.fromkeys(unread, "damaged: it cannot be read")
+    lines = list(table([head, *(_list_row(run, notes.get(run["run_id"]), now) for run in items)]))
     for line in lines:
         streams.say(_fitted(line))
     if undriven:
@@ -99,10 +105,18 @@ async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[
     }
 
 
-def _list_row(run: dict[str, Any], undriven: bool, now: float) -> Line:
+async def _can_be_read(commands: Commands, run_id: str) -> bool:
+    try:
+        await commands.store.load(run_id, outputs=False)
+    except BrokenRun:
+        return False
+    return True
+
+
+def _list_row(run: dict[str, Any], told: str | None, now: float) -> Line:
     version = "" if run["version"] is None else f" v{run['version']}"
     took = "" if run["duration"] is None else duration(run["duration"])
-    note = ("nobody drives it", "wait") if undriven else (_error_note(run["error"]), "dim")
+    note = (_error_note(run["error"]), "dim") if told is None else (told, "wait")
     return [
         (run["run_id"][:6], "bold"),
         status_piece(run["status"]),
@@ -150,6 +164,8 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
     short = await short_id(commands, run.id)
     owner = await commands.owner(run.id)
     yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
+    for line in _damage_lines(await commands.damage(run.id), short):
+        yield line
     facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
         facts.append(("driven by", drivers(settings_of_this_place())))
@@ -168,6 +184,17 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
             yield line
     async for line in _next_step(commands, run, owner, short):
         yield line
+
+
+def _damage_lines(damage: Sequence[str], short: str) -> Iterator[Line]:
+    """What is wrong with the run's state, and what rebuilds it."""
+    for sentence in damage[:MOST_DAMAGE]:
+        yield [("  damaged: ", "bad"), (plain(sentence), "")]
+    if len(damage) > MOST_DAMAGE:
+        yield [(f"  and {len(damage) - MOST_DAMAGE:,} more; runs verify tells all", "dim")]
+    if damage:
+        yield [("  rebuild it:  ", "dim"), (command("runs", "repair", short), "bold")]
+        yield [("  or end it:  ", "dim"), (command("runs", "cancel", short), "bold")]
 
 
 def _title(run: RunState) -> Line:
@@ -221,7 +248,9 @@ def explain_run(given: str | None, *, as_json: bool) -> None:
         if as_json:
             return explained
         run = await commands.store.load(run_id)
-        return [line async for line in _explained(commands, run, explained["nodes"])]
+        lines = [line async for line in _explained(commands, run, explained["nodes"])]
+        damage = explained.get("damage", ())
+        return [*lines, *_damage_lines(damage, await short_id(commands, run_id))]
 
     answer = ask(question)
     if isinstance(answer, dict):

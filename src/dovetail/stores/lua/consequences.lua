@@ -39,7 +39,7 @@ do
   run.status, run.epoch = kept[1], tonumber(kept[2])
   run.failed, run.cancelled = tonumber(kept[3] or 0), tonumber(kept[4] or 0)
   run.finished_at, run.fail_fast = kept[5], kept[6] ~= '0'
-  run.limit, run.size = tonumber(kept[7] or 0), tonumber(kept[8])
+  run.limit, run.size = tonumber(kept[7] or 0) or 0, tonumber(kept[8])
   run.error, run.pending = kept[9] or '', kept[10] or ''
   run.asked = kept[11] or '' -- the nonce of what a user asked for last
   local unfinished, active, bytes, most = string.match(call('HGET', NODES, 'counts') or '',
