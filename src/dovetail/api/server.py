@@ -12,11 +12,13 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from dovetail.api.connection import Connection
+from dovetail.api.connection import Connection, Sending
 from dovetail.core.errors import DovetailError
 
 LAST_REQUESTS_SECONDS = 1
@@ -97,11 +99,16 @@ def url_of(listening: Sequence[socket.socket]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(app: ASGIApp, listening: list[socket.socket], closing: asyncio.Event) -> None:
+async def serve(
+    app: ASGIApp,
+    listening: list[socket.socket],
+    closing: asyncio.Event,
+    sending: Sending | None = None,
+) -> None:
     """Answer requests until `closing` is set; then take no more and finish those under way."""
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=cast("Any", partial(Connection, sending=sending or Sending())),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -9,10 +9,13 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.outputs import Elsewhere
 from dovetail.engine.views import summary_view
 
 MOST_LISTED = 1000
 SHORTEST_PREFIX = 4
+PAGE_BYTES = 4 << 20
+"""A page of runs for an answer ends early if its params and results have more bytes than this."""
 LATEST = "latest"
 
 
@@ -80,7 +83,10 @@ def run_meant(prefix: str, found: Sequence[str], where: object) -> str:
 def summary_of(row: Sequence[Any]) -> dict[str, Any]:
     """A run of a list, from its row: number, id, workflow and on, as the summaries select it."""
     _, run_id, workflow, version, status, epoch, params, *rest = row
-    created_at, started_at, finished_at, error, result = rest
+    created_at, started_at, finished_at, error, result, size = rest
+    shown = None if result is None else orjson.loads(result)
+    if result is None and size is not None:
+        shown = Elsewhere(size, None)
     return summary_view(
         run_id=run_id,
         workflow=workflow,
@@ -92,5 +98,17 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
         started_at=started_at,
         finished_at=finished_at,
         error=None if error is None else orjson.loads(error),
-        result=None if result is None else orjson.loads(result),
+        result=shown,
     )
+
+
+def until_cut(rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows of a page up to where it was heavy enough: those behind have no params."""
+    return rows[: next((at for at, row in enumerate(rows) if row[6] is None), len(rows))]
+
+
+def weight(view: dict[str, Any]) -> int:
+    """About how many bytes a run of a list has."""
+    result = view["result"]
+    size = 0 if result is None or isinstance(result, Elsewhere) else len(orjson.dumps(result))
+    return size + len(orjson.dumps(view["params"]))

@@ -13,11 +13,13 @@ from typing import Literal, Protocol
 
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Decision, Submit, Transition
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.submissions import Submissions
 from dovetail.pipe import Pipe
+from dovetail.stores.postgres import Archived
 from dovetail.stores.redis import RedisStore, keys_of
 
 LOOK_SECONDS = 0.5
@@ -27,8 +29,14 @@ LOOK_SECONDS = 0.5
 class Archive(Protocol):
     """Runs that Redis does not have."""
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         """Raises `NotFound`."""
+        ...
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        """Those of a run that `load` gave. Raises `StoreError`."""
         ...
 
     async def log(self, run_id: str, after: int) -> list[Event]:
@@ -86,13 +94,21 @@ class SharedRuns:
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
-            return await self._hot.load(run_id, outputs=outputs)
+            return await self._hot.load(run_id, outputs=outputs, room=room)
         except NotFound:
             if self._archive is None:
                 raise
-        return await self._archive.load(run_id, outputs=outputs)
+        return await self._archive.load(run_id, outputs=outputs, room=room)
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        archived = [one for one in wanted if isinstance(one.where, Archived)]
+        if archived and self._archive is not None:
+            return await self._archive.read_outputs(run, archived)
+        return await self._hot.read_outputs(run, wanted)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -122,7 +138,7 @@ class SharedRuns:
             except NotFound:
                 if self._archive is None:
                     raise
-            finished = (await self._archive.load(run_id)).finished
+            finished = (await self._archive.load(run_id, outputs=False)).finished
             for event in await self._archive.log(run_id, after):
                 yield event
                 after = event.seq

@@ -19,7 +19,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,7 +29,8 @@ import orjson
 from dovetail.core.consequences import outstanding
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import replay
+from dovetail.core.outputs import Elsewhere, Room
+from dovetail.core.replay import Entry, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.step import RULES, begin
@@ -44,7 +45,7 @@ from dovetail.core.transitions import (
 )
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
-from dovetail.stores.journal import Staged, decoded
+from dovetail.stores.journal import Staged, decoded, thinned
 from dovetail.stores.sqlite_file import SqliteFile, statements
 from dovetail.stores.sqlite_owner import Owner
 from dovetail.stores.sqlite_rounds import Kept, Rounds, projection, shown
@@ -56,7 +57,17 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Of crashes, where a run is handed back and nobody has crashed."""
+MOST_LARGE = 4
+PART_BYTES = 4 << 20
+"""Of a journal, in one go: nobody else is served meanwhile."""
 RUNNING = NodeStatus.RUNNING
+
+
+class Part(list[tuple[int, int, bytes]]):
+    """Some pieces of a journal."""
+
+    is_full = False
+    """There may be more."""
 
 
 class SqliteStore:
@@ -84,6 +95,9 @@ class SqliteStore:
         # Who wants to hear of which run.
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._large: dict[str, tuple[RunState, int]] = {}
+        """Finished runs that take long to read, without most of their outputs; and the piece that
+        would be new of each."""
         self._broken: BaseException | None = None
         self._closing = False
         self._seen_version = -1
@@ -340,13 +354,17 @@ class SqliteStore:
         self._keep(kept)
         return kept
 
-    def _read(self, row: tuple[Any, ...]) -> Kept:
-        number, run_id, _, version, definition, retries, params, created_at, owner = row
+    def _outline(self, row: tuple[Any, ...]) -> tuple[RunState, int]:
+        """A run of which nothing has happened yet, and its number."""
+        number, run_id, _, version, definition, retries, params, created_at, _ = row
         graph = self._definitions.graph(
             definition, retries, lambda: self._query("read_definition", definition)[0]
         )
-        run = RunState(run_id, graph, orjson.loads(params), created_at, version)
-        kept = Kept(run, number, 0, mine=owner == self.owner.name)
+        return RunState(run_id, graph, orjson.loads(params), created_at, version), number
+
+    def _read(self, row: tuple[Any, ...]) -> Kept:
+        run, number = self._outline(row)
+        kept = Kept(run, number, 0, mine=row[-1] == self.owner.name)
         self._refresh(kept)
         return kept
 
@@ -446,8 +464,13 @@ class SqliteStore:
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         self._check()
+        apart = (not outputs or room is not None) and run_id not in self._runs
+        if apart and (row := self._query("read_run", run_id)) is not None:
+            return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
@@ -456,6 +479,45 @@ class SqliteStore:
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
+
+    async def _read_apart(self, row: tuple[Any, ...], room: Room | None) -> RunState:
+        """A run that is not in memory, with as many outputs as there is room for.
+
+        Its journal only grows, so it may be read in parts, and others have their turn in between.
+        """
+        run, number = self._outline(row)
+        at, last = piece(number, 0), piece(number, PIECES - 1)
+        known, goes_on_at = self._large.get(run.id, (run, 0))
+        if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
+            return known  # who fetches its outputs one by one comes often
+        is_large = False
+        while rows := self.part(at, last):
+            entries: list[Entry] = []
+            for one in rows:
+                room = thinned(one, room, entries)
+            replay(run, entries)
+            at = rows[-1][0] + 1
+            if not rows.is_full:
+                break
+            is_large = True
+            await asyncio.sleep(0)
+        if is_large and room is not None and run.finished:
+            while len(self._large) >= MOST_LARGE:
+                del self._large[next(iter(self._large))]
+            self._large[run.id] = run, at
+        return run
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        def read(reader: sqlite3.Connection) -> list[bytes]:
+            found = []
+            for one in wanted:
+                row, offset = one.where
+                with reader.blobopen("journal", "entries", row, readonly=True) as blob:
+                    blob.seek(offset)
+                    found.append(blob.read(one.size))
+            return found
+
+        return self._reading(read)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -495,7 +557,7 @@ class SqliteStore:
             while True:
                 news.clear()  # before reading, or what comes in between would wait for the next
                 finished = self._query("is_finished", run_id)[1]
-                rows = self.rows("read_entries", at, last)
+                rows = self.part(at, last)
                 for entry in decoded(rows):
                     for event in entry.events:
                         if event.seq > after:
@@ -521,17 +583,42 @@ class SqliteStore:
         row = self._query("recall_output", key, now)
         return None if row is None else Cached(orjson.loads(row[0]))
 
-    def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
-        """What a statement of sqlite.sql finds; a condition is a column and its value."""
+    def rows(
+        self,
+        name: str,
+        *values: Any,
+        stop: Callable[[Any], bool] | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        """What a statement of sqlite.sql finds; a condition is a column and its value.
+
+        With `stop` no row is read after the first one of which that is true.
+        """
         sql = statements()[name]
         if "{conditions}" in sql:
             numbered = enumerate(conditions, len(values) + 1)
             sql = sql.format(conditions="".join(f"AND {name} = ?{n} " for n, name in numbered))
         given = (*values, *conditions.values())
         try:
-            return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            if stop is None:
+                return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            return self._reading(lambda reader: _until(reader.execute(sql, given), stop))
         except (UnicodeEncodeError, OverflowError):
             return []  # what cannot be written down cannot have been
+
+    def part(self, first: int, last: int) -> Part:
+        """Of these pieces of the journal the first ones: outputs are in there, and may be many."""
+
+        size = 0
+
+        def is_full(row: tuple[int, int, bytes]) -> bool:
+            nonlocal size
+            size += len(row[2])
+            return size >= PART_BYTES
+
+        found = Part(self.rows("read_entries", first, last, stop=is_full))
+        found.is_full = size >= PART_BYTES
+        return found
 
     def _reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -579,6 +666,17 @@ class SqliteStore:
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
         await self._rounds.flush()
         return {run_id: one.decision for run_id, one in staged.items()}
+
+
+def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
+    # Closed before anybody else reads: they would see the file as it was for this.
+    with closing(cursor):
+        found = []
+        for row in cursor:
+            found.append(row)
+            if stop(row):
+                break
+        return found
 
 
 async def _nothing() -> None:

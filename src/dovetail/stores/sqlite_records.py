@@ -5,9 +5,11 @@ Everything is given in the fields of the HTTP API. What it must not know: how a 
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import orjson
@@ -19,6 +21,7 @@ from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     check_seen,
     long_enough,
     page_size,
@@ -178,18 +181,23 @@ class SqliteRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number = None if batch is None else self._batch(batch)[0]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
         before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = self._store.rows("summaries", before, limit + 1, **given)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
+        stop = None if most is None else _is_enough()
+        rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
+        items = rows[:limit]
+        # Where the page was heavy enough, only the next one tells whether there are more.
+        more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
+        last = str(items[-1][0]) if more else None
+        return {"items": [summary_of(row) for row in items], "next_cursor": last}
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        row = self._one("summary", run_id)
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = self._one("summary", run_id, most)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         return summary_of(row)
@@ -199,21 +207,34 @@ class SqliteRecords:
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
+        return list(decoded(self._store.rows("read_entries", *self._pieces(run_id, after))))
+
+    def _pieces(self, run_id: str, after: int) -> tuple[int, int]:
+        """The first and the last piece that may have events after this one."""
         row = self._one("is_finished", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
         found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
-        at = first if found is None or found[0] is None else found[0]
-        return list(decoded(self._store.rows("read_entries", at, last)))
+        return (first if found is None or found[0] is None else found[0]), last
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
-        return [
-            event_view(event)
-            for entry in await self.entries(run_id, after)
-            for event in entry.events
-            if event.seq > after
-        ]
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        at, last = self._pieces(run_id, after)
+        found: list[dict[str, Any]] = []
+        while rows := self._store.part(at, last):
+            found += [
+                event_view(event)
+                for entry in decoded(rows)
+                for event in entry.events
+                if event.seq > after
+            ]
+            if not rows.is_full or (limit is not None and len(found) >= limit):
+                break
+            at = rows[-1][0] + 1
+            await asyncio.sleep(0)
+        return found[:limit]
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -317,6 +338,23 @@ class SqliteRecords:
         else:
             found.append(Finding("drivers", True, "no unfinished run is without a live driver"))
         return found
+
+
+def _weight(rows: Iterable[Any]) -> int:
+    """Bytes of params and results."""
+    return sum(len(row[6]) + len(row[11] or b"") for row in rows)
+
+
+def _is_enough() -> Callable[[Any], bool]:
+    """Asked of each row in turn: whether the page is heavy enough with it."""
+    weight = 0
+
+    def enough(row: Any) -> bool:
+        nonlocal weight
+        weight += _weight([row])
+        return weight > PAGE_BYTES
+
+    return enough
 
 
 def _touch(connection: sqlite3.Connection) -> None:
