@@ -221,6 +221,9 @@ class Settings(BaseModel):
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
     drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    send_timeout: Seconds = Field(
+        30.0, description="a client that reads nothing of its answer for this long is dropped"
+    )
 
     # what is seen of it
     metrics_port: Annotated[int, _number, Field(ge=1, le=65535)] | None = Field(

@@ -10,6 +10,7 @@ ask, or what for.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import Any
 
@@ -19,6 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dovetail.api.callers import NOWHERE, Visit, network_of
 from dovetail.api.problems import KIND_OF, answer
 from dovetail.api.security import PROTECTIVE_HEADERS
+from dovetail.core.findings import one_line
+
+log = logging.getLogger("dovetail.api")
 
 STRANGER_SECONDS = 5.0
 """For the request line and headers, from the connection or from the answer before."""
@@ -27,6 +31,13 @@ REQUEST_SECONDS = 20.0
 MOST_CONNECTIONS = 4096
 MOST_HEADERS = 200
 """Each costs 8 µs to read, in the loop that serves everybody; browsers send about twenty."""
+SEND_SECONDS = 30.0
+"""For reading anything at all of an answer."""
+MOST_UNSENT = 64 << 20
+"""Bytes of answers that wait for clients to read, over all connections."""
+UNNOTICED = 16 << 10
+"""Less than this may wait in a connection without anybody being told: with a limit of zero every
+small answer would be sent in two pieces."""
 RESERVED_DESCRIPTORS = 128
 """For stores, files and what handlers open."""
 ARRIVING = 8
@@ -100,21 +111,54 @@ class Crowd:
         return next(iter(crowd), None)
 
 
+class Sending:
+    """The connections of a server whose clients do not read as fast as they are answered."""
+
+    def __init__(self, timeout: float = SEND_SECONDS, most_unsent: int = MOST_UNSENT) -> None:
+        self.timeout = timeout
+        self._most_unsent = most_unsent
+        self._waiting: dict[Connection, None] = {}
+
+    def waits(self, connection: Connection) -> None:
+        """Its client has to read before more can be sent."""
+        self._waiting[connection] = None
+        unsent = self.unsent
+        while unsent > self._most_unsent:
+            # The one that has waited longest.
+            first = next(iter(self._waiting))
+            unsent -= first.unsent
+            first.drop(f"{unsent + first.unsent:,} bytes wait for clients that do not read")
+
+    def goes_on(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait in all connections."""
+        return sum(connection.unsent for connection in self._waiting)
+
+
 class Connection(H11Protocol):
     """uvicorn's, with a limit in number and in time, and with problems for answers."""
 
-    def __init__(self, *args: Any, crowd: Crowd, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, crowd: Crowd, sending: Sending | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._crowd = crowd
         self.visit = Visit()
         self.address = NOWHERE
         # Every request has a copy: the application learns of the connection by it.
         self.app_state = {**self.app_state, "visit": self.visit}
+        self._sending = sending or Sending()
+        self._reader: asyncio.TimerHandle | None = None
+        self._unsent = 0
         self._idle_since = self.loop.time()
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=UNNOTICED)
         if self.client is not None:
             self.address = network_of(self.client[0])
         crowd = self._crowd
@@ -134,7 +178,52 @@ class Connection(H11Protocol):
         if self._watch is not None:
             self._watch.cancel()
         self._crowd.remove(self)
+        self._goes_on()
         super().connection_lost(exc)
+
+    # ── a client that does not read ──────────────────────────────────────────────────────
+
+    @property
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._reader is None:
+            self._unsent = self.unsent
+            self._reader = self.loop.call_later(self._sending.timeout, self._look_at_reader)
+        self._sending.waits(self)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        if self.unsent and self._reader is None:  # too little to be noticed, and yet not read
+            self.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._goes_on()
+        super().resume_writing()
+
+    def _goes_on(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        self._sending.goes_on(self)
+
+    def _look_at_reader(self) -> None:
+        unsent = self.unsent
+        if unsent < self._unsent:  # a slow reader is one
+            self._unsent = unsent
+            self._reader = self.loop.call_later(self._sending.timeout, self._look_at_reader)
+        else:
+            self.drop(f"it read nothing for {self._sending.timeout:g} s")
+
+    def drop(self, why: str) -> None:
+        """Give up on the client, and on what it was to be sent."""
+        asked = "" if self.scope is None else f" after {one_line(str(self.scope['path']), 200)}"
+        peer = "a client" if self.client is None else f"the client at {self.client[0]}"
+        log.warning("%s was dropped%s: %s; %d bytes unsent", peer, asked, why, self.unsent)
+        self._goes_on()
+        self.transport.abort()
 
     def handle_events(self) -> None:
         if self.conn.their_state is h11.IDLE and self._lines() > MOST_HEADERS + 1:

@@ -107,6 +107,12 @@ class Failure(BaseModel):
     node: str = ""
 
 
+_OUTPUT = (
+    "a JSON value; one of more than 64 KiB, or one that has a key `$output` itself, is "
+    '`{"$output": {"size", "href"}}` unless `outputs=full`: `href` has it'
+)
+
+
 class NodeItem(Answer):
     id: str
     handler: str
@@ -121,7 +127,7 @@ class NodeItem(Answer):
     finished_at: Time | None
     duration: Seconds | None
     worker: str | None
-    output: Any
+    output: Any = Field(description=_OUTPUT)
 
 
 class RunItem(Answer):
@@ -136,7 +142,7 @@ class RunItem(Answer):
     finished_at: Time | None
     duration: Seconds | None
     error: Failure | None
-    result: Any
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
 
 
 class Run(RunItem):
@@ -150,8 +156,8 @@ class Runs(Answer):
 
 class Results(Answer):
     status: RunState
-    result: Any
-    outputs: dict[str, Any]
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
+    outputs: dict[str, Any] = Field(description=f"by node; each is {_OUTPUT}")
 
 
 class Reason(Answer):

@@ -24,6 +24,7 @@ from dovetail.api.connection import (
     REQUEST_SECONDS,
     Connection,
     Crowd,
+    Sending,
     most_connections,
 )
 from dovetail.core.errors import DovetailError
@@ -111,15 +112,17 @@ async def serve(
     listening: list[socket.socket],
     closing: asyncio.Event,
     connections: int = MOST_CONNECTIONS,
+    sending: Sending | None = None,
 ) -> None:
     """Answer requests until `closing` is set; then take no more and finish those under way.
 
     `connections`: no more than these at once.
     """
     crowd = Crowd(most_connections(connections))
+    made = partial(Connection, crowd=crowd, sending=sending or Sending())
     config = uvicorn.Config(
         app,
-        http=cast("Any", partial(Connection, crowd=crowd)),
+        http=cast("Any", made),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from dovetail.api.budget import Budget
 from dovetail.api.line import FairLine, TooLong
 from dovetail.api.readiness import Readiness
 from dovetail.config import Settings, env_name
@@ -73,6 +74,8 @@ class Service:
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop: whoever waits or streams comes to an end."""
 
+    answers: Budget = field(default_factory=Budget)
+    """Memory for answers that are sent in parts."""
     making: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_MADE_AT_ONCE))
     """Held while a run is made."""
     readiness: Readiness = field(default_factory=Readiness)

@@ -13,6 +13,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import NO_TOKEN, Token
+from dovetail.core.outputs import Elsewhere
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import NodeValue
 
@@ -42,7 +43,9 @@ class Unkept(NamedTuple):
 
 def encoded_size(output: Any) -> int:
     """How many bytes an output takes as every store keeps it: JSON without spaces."""
-    return output.size if type(output) is Unkept else len(orjson.dumps(output))
+    if type(output) is Unkept or type(output) is Elsewhere:
+        return int(output.size)
+    return len(orjson.dumps(output))
 
 
 class NodeState:

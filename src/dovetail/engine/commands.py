@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 import orjson
@@ -40,9 +41,10 @@ from dovetail.core.errors import (
     StoreError,
 )
 from dovetail.core.events import Event
-from dovetail.core.findings import one_line
+from dovetail.core.findings import one_line, shown
+from dovetail.core.outputs import ONLY_SIZES, Room
 from dovetail.core.run import RunState
-from dovetail.core.states import FINAL, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
@@ -299,6 +301,14 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
+    async def look(self, run_id: str, room: Room) -> RunState:
+        """The run with as many outputs as there is room for; `store.read_outputs` has the rest."""
+        return await self.store.load(run_id, room=room)
+
+    async def summary(self, run_id: str, *, most: int | None = None) -> dict[str, Any]:
+        """As a list has it. A result of more bytes than `most` is an `Elsewhere`."""
+        return await self.records.summary(run_id, most)
+
     async def ended(self, run_id: str) -> None:
         """Returns once the run has finished; `wait` reads all of it then. Raises `NotFound`."""
         await self.store.ended(run_id)
@@ -315,24 +325,53 @@ class Commands:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
-        """Newest first, without nodes."""
+        """Newest first, without nodes. A result of more bytes than `most` is an `Elsewhere`."""
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
         return await self.records.list_runs(
-            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
+            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor, most=most
         )
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
-        run = await self.store.load(run_id)
-        if run.status not in FINAL and not partial:
-            raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
+        run = await self.with_results(run_id, partial=partial)
         return {"status": run.status.value, "result": result(run), "outputs": outputs(run)}
 
-    async def events(self, run_id: str, *, after: int = 0) -> list[dict[str, Any]]:
-        """What is kept of its log so far."""
-        return await self.records.events(run_id, after)
+    async def with_results(
+        self, run_id: str, *, partial: bool = False, room: Room | None = None
+    ) -> RunState:
+        """The run, if it has results: `Conflict` while its status is not final."""
+        run = await self.store.load(run_id, room=room)
+        if run.status not in FINAL and not partial:
+            raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
+        return run
+
+    async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
+        """The run, and the place of a node of it that has an output, which need not be at hand.
+
+        Raises `NotFound` for a node that is not there or ended without an output, and `Conflict`
+        for one that may still have one.
+        """
+        run = await self.store.load(run_id, room=ONLY_SIZES)
+        place = run.graph.index.get(node)
+        if place is None:
+            near = get_close_matches(node, run.graph.index, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise NotFound(f"run {run_id} has no node {shown(node)}{hint}")
+        status = run.nodes[place].status
+        if status not in FINISHED:
+            raise Conflict(f"node '{node}' of run {run_id} is {status}: it has no output yet")
+        if status is not NodeStatus.COMPLETED:
+            raise NotFound(f"node '{node}' of run {run_id} is {status}: it has no output")
+        return run, place
+
+    async def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """What is kept of its log so far; no more than `limit` of it."""
+        return await self.records.events(run_id, after, limit)
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         """Why each node that has not finished is where it is."""
@@ -387,13 +426,13 @@ class Commands:
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
-    async def cancel(self, run_id: str) -> RunState:
+    async def cancel(self, run_id: str, *, room: Room | None = None) -> RunState:
         """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left.
 
         A run that is damaged ends, too, if only as a run of which nothing else is known.
         """
         try:
-            return await self._move(Cancel(run_id))
+            return await self._move(Cancel(run_id), room)
         except BrokenRun as problem:
             return await self.store.end_damaged(run_id, str(problem), self.clock())
 
@@ -409,24 +448,26 @@ class Commands:
             "repaired": bool(found) and not dry_run,
         }
 
-    async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
+    async def retry(
+        self, run_id: str, from_node: str | None = None, *, room: Room | None = None
+    ) -> RunState:
         """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
             await self._check_handlers(run_id)
-        run = await self._move(Retry(run_id, from_node))
+        run = await self._move(Retry(run_id, from_node), room)
         if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
-            run = await self.store.load(run_id)
+            run = await self.store.load(run_id, room=room)
         return run
 
-    async def _move(self, move: Cancel | Retry) -> RunState:
+    async def _move(self, move: Cancel | Retry, room: Room | None) -> RunState:
         epoch = (await self.store.load(move.run_id, outputs=False)).epoch
         for again in range(MOST_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
                 (decision,) = await self.orchestrator.apply([move], durable=True)
             else:  # whoever drives it learns of it and sends out what follows
                 (decision,) = await self.store.apply([move], self.clock(), durable=True)
-            run = await self.store.load(move.run_id)
+            run = await self.store.load(move.run_id, room=room)
             if (decision or again) and _is_done(move, epoch, run):
                 return run
             if not decision:

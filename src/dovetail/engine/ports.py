@@ -24,6 +24,7 @@ import orjson
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.consequences import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import Entry
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
@@ -61,10 +62,21 @@ class Store(Protocol):
         """
         ...
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         """The run as it is now, to read. Raises `NotFound`.
 
         For who needs no `outputs` they may be left out: a run may have more than fit into memory.
+        With `room` only so many are read: each other one is an `Elsewhere`, unless it is in the
+        memory of this process anyway.
+        """
+        ...
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        """These outputs of a run that `load` gave, as JSON, in this order.
+
+        Raises `StoreError` if they are not there any more: the run was retried since, or removed.
         """
         ...
 
@@ -242,8 +254,12 @@ class Records(Protocol):
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> dict[str, Any]: ...
-    async def summary(self, run_id: str) -> dict[str, Any]: ...
+        most: int | None = None,
+    ) -> dict[str, Any]:
+        """A result of more bytes than `most` is an `Elsewhere`, with its size and no more."""
+        ...
+
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""
         ...
@@ -252,7 +268,12 @@ class Records(Protocol):
         """The journal of a run; None where only its events are kept."""
         ...
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]: ...
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Those after that number, in order; no more than `limit`."""
+        ...
+
     async def open_batch(
         self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None: ...

@@ -13,8 +13,12 @@ import orjson
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import KINDS, LARGEST, Entry, Unreadable, extra_of
-from dovetail.core.transitions import Decision, Submit, Transition
+from dovetail.core.transitions import Complete, Decision, Recall, Submit, Transition
+
+OUTPUTS = frozenset({KINDS[Complete], KINDS[Recall]})
+"""Entries whose extra is an output."""
 
 
 class Staged:
@@ -85,3 +89,33 @@ def _events(seq: int, time: float, events: Sequence[Sequence[Any]]) -> list[Even
             raise Unreadable(f"event {number}: a field of it has another type")
         made.append(new_tuple(Event, (number, time, kind, epoch, node, attempt, data)))
     return made
+
+
+def thinned(row: tuple[int, int, bytes], room: Room | None, entries: list[Entry]) -> Room | None:
+    """Add the entries of a piece, without the outputs that there is no room for.
+
+    Returns the room that is left; without a room there is no output at all. One that is left out
+    is an `Elsewhere` that says where in the piece its bytes are.
+    """
+    number, _, text = row
+    if room is not None and len(text) <= min(room):
+        entries += decoded([row])
+        return Room(room.each, room.together - len(text))
+    at = 0
+    for entry in decoded([row]):
+        if entry.kind not in OUTPUTS:
+            entries.append(entry)
+            continue
+        output = None
+        if room is not None:
+            encoded = orjson.dumps(entry.extra)
+            size, output = len(encoded), entry.extra
+            found = -1
+            if size <= min(room):
+                room = Room(room.each, room.together - size)
+            else:
+                found = text.find(encoded, at)
+            if found >= 0:
+                at, output = found + size, Elsewhere(size, (number, found))
+        entries.append(entry._replace(extra=output))
+    return room

@@ -9,12 +9,15 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.outputs import Elsewhere
 from dovetail.core.states import RunStatus
 from dovetail.engine.damage import damage_error
 from dovetail.engine.views import summary_view
 
 MOST_LISTED = 1000
 SHORTEST_PREFIX = 4
+PAGE_BYTES = 4 << 20
+"""A page of runs for an answer ends early if its params and results have more bytes than this."""
 LATEST = "latest"
 
 
@@ -86,8 +89,11 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
     all others.
     """
     _, run_id, workflow, version, status, epoch, params, *rest = row
-    created_at, started_at, finished_at, error, result = rest
+    created_at, started_at, finished_at, error, result, size = rest
     lost: list[str] = []
+    told = None if result is None else _json(result, "result", lost)
+    if result is None and size is not None:
+        told = Elsewhere(size, None)
     view = summary_view(
         run_id=_text(run_id, "id", lost),
         workflow=_text(workflow, "workflow", lost),
@@ -99,7 +105,7 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
         started_at=_time(started_at, "started_at", lost),
         finished_at=_time(finished_at, "finished_at", lost),
         error=None if error is None else _json(error, "error", lost, None),
-        result=None if result is None else _json(result, "result", lost),
+        result=told,
     )
     if lost:
         what = f"its record is damaged: {', '.join(lost)} cannot be read"
@@ -144,3 +150,15 @@ def _json(value: Any, name: str, lost: list[str], like: Any = ...) -> Any:
     if like is not ... and not isinstance(found, dict):
         return _left_out(name, lost, instead)
     return found
+
+
+def until_cut(rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows of a page up to where it was heavy enough: those behind have no params."""
+    return rows[: next((at for at, row in enumerate(rows) if row[6] is None), len(rows))]
+
+
+def weight(view: dict[str, Any]) -> int:
+    """About how many bytes a run of a list has."""
+    result = view["result"]
+    size = 0 if result is None or isinstance(result, Elsewhere) else len(orjson.dumps(result))
+    return size + len(orjson.dumps(view["params"]))

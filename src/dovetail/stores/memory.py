@@ -12,8 +12,9 @@ from itertools import count
 from typing import Any
 
 from dovetail.core.caching import entries
-from dovetail.core.errors import NotFound
+from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
@@ -89,11 +90,18 @@ class MemoryStore:
         self._events.clear()
         self._cache.clear()
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
             return self._runs[run_id]
         except KeyError:
             raise NotFound(f"no run '{run_id}' here") from None
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        if wanted:
+            raise StoreError(f"run {run.id}: every output is in memory here, and none elsewhere")
+        return []
 
     async def wait(self, run_id: str) -> RunState:
         run = await self.load(run_id)

@@ -33,6 +33,7 @@ from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
 from dovetail.core.inputs import MAX_INPUT_BYTES, parts
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import is_taken
 from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
@@ -49,7 +50,7 @@ from dovetail.core.transitions import (
     bounded_submit,
 )
 from dovetail.engine.ports import Cached, Task
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Argument, Command, Pipe
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_definitions import GRACE_SECONDS
 from dovetail.stores.redis_foresight import Foreseen, foresee, foresee_roots
@@ -488,12 +489,23 @@ class RedisStore:
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
-        return await self._load(run_id, await self._known(run_id), outputs=outputs)
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
+        return await self._load(run_id, await self._known(run_id), outputs=outputs, room=room)
 
-    async def _load(self, run_id: str, shell: Shell, *, outputs: bool = True) -> RunState:
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        places = [one.where for one in wanted]
+        found = await self._outputs.all(run.id, places, b"%d" % run.epoch)
+        if found is None or any(place not in found for place in places):
+            raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
+        return [found[place] for place in places]
+
+    async def _load(
+        self, run_id: str, shell: Shell, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
-            return await self._read(run_id, shell, outputs=outputs)
+            return await self._read(run_id, shell, outputs=outputs, room=room)
         except (LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise BrokenRun(
@@ -501,12 +513,17 @@ class RedisStore:
                 f"runs repair {run_id[:6]}`, or end it with `dovetail runs cancel {run_id[:6]}`"
             ) from error
 
-    async def _read(self, run_id: str, shell: Shell, *, outputs: bool) -> RunState:
+    async def _read(
+        self, run_id: str, shell: Shell, *, outputs: bool, room: Room | None
+    ) -> RunState:
         meta, nodes, deps, out, ends, events, _ = keys_of(run_id)
         keys = (meta, nodes, deps, ends, out, events)
-        most = PART_BYTES if outputs else -1
+        asked: list[Argument] = [PART_BYTES if outputs else -1]
+        if outputs and room is not None:
+            asked = [room.together, room.each]
         while True:
-            *hashes, seq, placed, small = await self._pipe.script(bounded("load"), keys, [most])
+            answer = await self._pipe.script(bounded("load"), keys, asked)
+            *hashes, seq, placed, small, sizes = answer
             fields, states, counts, endings = map(_pairs, hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
                 self._shells.forget(run_id)
@@ -518,7 +535,10 @@ class RedisStore:
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
-        return run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        for place, size in zip(map(int, sizes[::2]), sizes[1::2], strict=True):
+            run.nodes[place].output = Elsewhere(size, place)
+        return run
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""

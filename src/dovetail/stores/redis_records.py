@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun, Conflict, NotFound
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere
 from dovetail.core.replay import RUN_ENDS
 from dovetail.core.transitions import Submit
 from dovetail.engine.damage import damage_error
@@ -26,6 +28,7 @@ from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     changed,
     long_enough,
     page_size,
@@ -58,6 +61,7 @@ from dovetail.stores.redis_lists import (
     workflow_key,
 )
 from dovetail.stores.redis_moves import event_of
+from dovetail.stores.redis_outputs import Outputs
 
 MOST_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
@@ -85,6 +89,7 @@ class RedisRecords:
         """`examine` is what a doctor finds of this Redis; `born` says of a run where it is listed,
         if its store knows that without asking."""
         self._pipe = pipe
+        self._outputs = Outputs(pipe)
         self._limits = limits or RedisLimits(pipe)
         self._retention_seconds = retention_seconds
         self._examine = examine
@@ -275,6 +280,7 @@ class RedisRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         where = RUNS if workflow is None else workflow_key(workflow)
         if batch is not None:
@@ -284,25 +290,27 @@ class RedisRecords:
             where = batch_key(batch)
         if not is_text(where):
             return {"items": [], "next_cursor": None}
-        return await self._lists.page(where, status, page_size(limit), cursor, self._summary)
+        heaviest = None if most is None else PAGE_BYTES
+        show = partial(self._summary, most=most)
+        return await self._lists.page(where, status, page_size(limit), cursor, show, heaviest)
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        view = await self._summary(run_id) if is_text(run_id) else None
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        view = await self._summary(run_id, most) if is_text(run_id) else None
         if view is None:
             raise _no_run(run_id)
         return view
 
-    async def _summary(self, run_id: str) -> dict[str, Any] | None:
+    async def _summary(self, run_id: str, most: int | None = None) -> dict[str, Any] | None:
         """What of a damaged run cannot be read is left out: it must not hide all others."""
         try:
-            return await self._whole_summary(run_id)
+            return await self._whole_summary(run_id, most)
         except (AttributeError, BrokenRun, LookupError, TypeError, ValueError) as problem:
             (told,) = await self._pipe.ask([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
             kept = dict(zip(_SUMMARY, told if isinstance(told, list) else (), strict=False))
             return _damaged_summary(run_id, kept, problem)
 
-    async def _whole_summary(self, run_id: str) -> dict[str, Any] | None:
-        meta, _, _, out, *_ = keys_of(run_id)
+    async def _whole_summary(self, run_id: str, most: int | None) -> dict[str, Any] | None:
+        meta = keys_of(run_id)[0]
         kept = dict(zip(_SUMMARY, await self._pipe.call("HMGET", meta, *_SUMMARY), strict=True))
         if kept["status"] is None:
             return None
@@ -314,7 +322,7 @@ class RedisRecords:
                 told = orjson.loads(kept["error"])
                 error = {**told["error"], "node": graph.nodes[told["at"]].id}
             if kept["finished_at"]:
-                result = await self._result(out, graph)
+                result = await self._result(run_id, graph, most)
         return summary_view(
             run_id=run_id,
             workflow=kept["workflow"].decode(),
@@ -329,11 +337,19 @@ class RedisRecords:
             result=result,
         )
 
-    async def _result(self, out: str, graph: Graph) -> Any:
+    async def _result(self, run_id: str, graph: Graph, most: int | None) -> Any:
         """As `views.result` says it, from the outputs that it needs and no others."""
         single = graph.output_node is not None
         places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
-        kept = await self._pipe.call("HMGET", out, *places)
+        out = keys_of(run_id)[3]
+        if most is None:
+            kept = await self._pipe.call("HMGET", out, *places)
+        else:
+            kept = (await self._outputs.first({run_id: places}, most))[run_id].outputs
+            if len(kept) < len(places):
+                sizes = await self._pipe.many([("HSTRLEN", out, place) for place in places])
+                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
+                return Elsewhere(sum(sizes) + names, None)
         found = [None if value is None else orjson.loads(value) for value in kept]
         if single:
             return found[0]
@@ -356,7 +372,9 @@ class RedisRecords:
         """A run in Redis has a log of events, and no journal of transitions."""
         await self.summary(run_id)
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         if not is_text(run_id):
             raise _no_run(run_id)
         meta, *_, log, _ = keys_of(run_id)
@@ -366,7 +384,8 @@ class RedisRecords:
         if status is None:
             raise _no_run(run_id)
         graph = await self._graph(digest, retries)
-        texts = await self._pipe.call("LRANGE", log, after, -1)
+        last = -1 if limit is None else after + limit - 1
+        texts = await self._pipe.call("LRANGE", log, after, last)
         return [event_view(event_of(text, seq, graph)) for seq, text in enumerate(texts, after + 1)]
 
     # ── what is asked for, and made afterwards ───────────────────────────────────────────

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 from dovetail.core.errors import BrokenRun, Conflict, NotFound
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Decision, Submit, Transition
@@ -21,6 +22,7 @@ from dovetail.engine.damage import unread_run
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.submissions import Submissions
 from dovetail.pipe import Pipe
+from dovetail.stores.postgres import Archived
 from dovetail.stores.redis import RedisStore, keys_of
 
 LOOK_SECONDS = 0.5
@@ -33,8 +35,14 @@ log = logging.getLogger("dovetail.store")
 class Archive(Protocol):
     """Runs that Redis does not have."""
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         """Raises `NotFound`."""
+        ...
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        """Those of a run that `load` gave. Raises `StoreError`."""
         ...
 
     async def log(self, run_id: str, after: int) -> list[Event]:
@@ -146,13 +154,21 @@ class SharedRuns:
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
-            return await self._hot.load(run_id, outputs=outputs)
+            return await self._hot.load(run_id, outputs=outputs, room=room)
         except NotFound:
             if self._archive is None:
                 raise
-        return await self._archive.load(run_id, outputs=outputs)
+        return await self._archive.load(run_id, outputs=outputs, room=room)
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        archived = [one for one in wanted if isinstance(one.where, Archived)]
+        if archived and self._archive is not None:
+            return await self._archive.read_outputs(run, archived)
+        return await self._hot.read_outputs(run, wanted)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -182,7 +198,7 @@ class SharedRuns:
             except NotFound:
                 if self._archive is None:
                     raise
-            finished = (await self._archive.load(run_id)).finished
+            finished = (await self._archive.load(run_id, outputs=False)).finished
             for event in await self._archive.log(run_id, after):
                 yield event
                 after = event.seq

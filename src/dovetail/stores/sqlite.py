@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -33,6 +33,7 @@ from dovetail.core.consequences import outstanding
 from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost
 from dovetail.core.events import Event, Token
 from dovetail.core.findings import one_line
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import Entry, Unreadable, is_taken, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, NodeStatus, RunStatus
@@ -50,7 +51,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.damage import LONGEST_WHY, damage_error, unread_run
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
-from dovetail.stores.journal import Staged, decoded
+from dovetail.stores.journal import Staged, decoded, thinned
 from dovetail.stores.sqlite_file import SqliteFile, statements
 from dovetail.stores.sqlite_owner import Owner
 from dovetail.stores.sqlite_rounds import Kept, Rounds, projection, shown
@@ -71,11 +72,21 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Of crashes, where a run is handed back and nobody has crashed."""
+MOST_LARGE = 4
+PART_BYTES = 4 << 20
+"""Of a journal, in one go: nobody else is served meanwhile."""
 RUNNING = NodeStatus.RUNNING
 MOST_NAMED = 1000
 """Runs that were set aside and are not told of again."""
 
 log = logging.getLogger("dovetail.store")
+
+
+class Part(list[tuple[int, int, bytes]]):
+    """Some pieces of a journal."""
+
+    is_full = False
+    """There may be more."""
 
 
 class SqliteStore:
@@ -109,6 +120,9 @@ class SqliteStore:
         # Who wants to hear of which run.
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._large: dict[str, tuple[RunState, int]] = {}
+        """Finished runs that take long to read, without most of their outputs; and the piece that
+        would be new of each."""
         self._broken: BaseException | None = None
         self._lost: asyncio.Future[None] | None = None
         self._aside: set[str] = set()
@@ -412,9 +426,9 @@ class SqliteStore:
         self._keep(kept)
         return kept
 
-    def _read(self, row: tuple[Any, ...]) -> Kept:
-        """Raises `BrokenRun` for what cannot be read."""
-        number, run_id, _, version, definition, retries, params, created_at, owner = row
+    def _outline(self, row: tuple[Any, ...]) -> tuple[RunState, int]:
+        """A run of which nothing has happened yet, and its number. Raises `BrokenRun`."""
+        number, run_id, _, version, definition, retries, params, created_at, _ = row
         try:
             graph = self._definitions.graph(definition, retries, lambda: self._content(definition))
             given = orjson.loads(params)
@@ -426,8 +440,12 @@ class SqliteStore:
             raise
         except Exception as error:  # whatever a damaged record makes of our code
             raise self._unreadable(run_id, error) from error
-        run = RunState(run_id, graph, given, created_at, version)
-        kept = Kept(run, number, 0, mine=owner == self.owner.name)
+        return RunState(run_id, graph, given, created_at, version), number
+
+    def _read(self, row: tuple[Any, ...]) -> Kept:
+        """Raises `BrokenRun` for what cannot be read."""
+        run, number = self._outline(row)
+        kept = Kept(run, number, 0, mine=row[-1] == self.owner.name)
         self._refresh(kept)
         return kept
 
@@ -610,8 +628,13 @@ class SqliteStore:
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         self._check()
+        apart = (not outputs or room is not None) and run_id not in self._runs
+        if apart and (row := self._query("read_run", run_id)) is not None:
+            return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
@@ -620,6 +643,52 @@ class SqliteStore:
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
+
+    async def _read_apart(self, row: tuple[Any, ...], room: Room | None) -> RunState:
+        """A run that is not in memory, with as many outputs as there is room for.
+
+        Its journal only grows, so it may be read in parts, and others have their turn in between.
+        """
+        run, number = self._outline(row)
+        at, last = piece(number, 0), piece(number, PIECES - 1)
+        known, goes_on_at = self._large.get(run.id, (run, 0))
+        if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
+            return known  # who fetches its outputs one by one comes often
+        is_large = False
+        while rows := self.part(at, last):
+            found: list[Entry] = []
+            try:
+                if rows[-1][0] != at + len(rows) - 1:
+                    raise Unreadable("a piece of its log is missing")
+                for one in rows:
+                    room = thinned(one, room, found)
+                replay(run, found)
+            except Unreadable as error:
+                raise self._unreadable(run.id, error) from error
+            at = rows[-1][0] + 1
+            if not rows.is_full:
+                break
+            is_large = True
+            await asyncio.sleep(0)
+        if not run.seq:
+            raise self._unreadable(run.id, Unreadable("its log is empty"))
+        if is_large and room is not None and run.finished:
+            while len(self._large) >= MOST_LARGE:
+                del self._large[next(iter(self._large))]
+            self._large[run.id] = run, at
+        return run
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        def read(reader: sqlite3.Connection) -> list[bytes]:
+            found = []
+            for one in wanted:
+                row, offset = one.where
+                with reader.blobopen("journal", "entries", row, readonly=True) as blob:
+                    blob.seek(offset)
+                    found.append(blob.read(one.size))
+            return found
+
+        return self._reading(read)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -661,7 +730,7 @@ class SqliteStore:
             while True:
                 news.clear()  # before reading, or what comes in between would wait for the next
                 finished = self._query("is_finished", run_id)[1]
-                rows = self.rows("read_entries", at, last)
+                rows = self.part(at, last)
                 for entry in self.entries_of(run_id, rows):
                     for event in entry.events:
                         if event.seq > after:
@@ -697,8 +766,17 @@ class SqliteStore:
         except Unreadable as error:
             raise self._unreadable(run_id, error) from error
 
-    def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
-        """What a statement of sqlite.sql finds; a condition is a column and its value."""
+    def rows(
+        self,
+        name: str,
+        *values: Any,
+        stop: Callable[[Any], bool] | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        """What a statement of sqlite.sql finds; a condition is a column and its value.
+
+        With `stop` no row is read after the first one of which that is true.
+        """
         if isinstance(self._broken, StoreLost):
             raise self._broken  # it would be answered from a file that nobody else can find
         sql = statements()[name]
@@ -707,12 +785,28 @@ class SqliteStore:
             sql = sql.format(conditions="".join(f"AND {name} = ?{n} " for n, name in numbered))
         given = (*values, *conditions.values())
         try:
-            return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            if stop is None:
+                return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            return self._reading(lambda reader: _until(reader.execute(sql, given), stop))
         except (UnicodeEncodeError, OverflowError):
             return []  # what cannot be written down cannot have been
 
     def pragma(self, name: str) -> Any:
         return self._reading(lambda reader: reader.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def part(self, first: int, last: int) -> Part:
+        """Of these pieces of the journal the first ones: outputs are in there, and may be many."""
+
+        size = 0
+
+        def is_full(row: tuple[int, int, bytes]) -> bool:
+            nonlocal size
+            size += len(row[2])
+            return size >= PART_BYTES
+
+        found = Part(self.rows("read_entries", first, last, stop=is_full))
+        found.is_full = size >= PART_BYTES
+        return found
 
     def _reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -877,6 +971,17 @@ class SqliteStore:
             else:
                 if found:
                     yield run_id, found[0]
+
+
+def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
+    # Closed before anybody else reads: they would see the file as it was for this.
+    with closing(cursor):
+        found = []
+        for row in cursor:
+            found.append(row)
+            if stop(row):
+                break
+        return found
 
 
 async def _nothing() -> None:

@@ -171,17 +171,20 @@ SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5
 
 -- name: summaries
 -- Newest first, before a number; the conditions that are wanted follow it, each on an index. Which
--- runs these are is read off the index: only they are fetched, not all of a large batch.
+-- runs these are is read off the index: only they are fetched, not all of a large batch. A result
+-- of more bytes than the third value is not read.
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
+  finished_at, error,
+  CASE WHEN length(result) <= IFNULL(?3, length(result)) THEN result END, length(result)
 FROM runs WHERE number IN (
   SELECT number FROM runs WHERE number < ?1 {conditions} ORDER BY number DESC LIMIT ?2
 ) ORDER BY number DESC;
 
 -- name: summary
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
-FROM runs WHERE run_id = ?;
+  finished_at, error,
+  CASE WHEN length(result) <= IFNULL(?2, length(result)) THEN result END, length(result)
+FROM runs WHERE run_id = ?1;
 
 -- ── who drives what ─────────────────────────────────────────────────────────────────────
 

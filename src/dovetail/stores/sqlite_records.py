@@ -5,11 +5,12 @@ Everything is given in the fields of the HTTP API. What it must not know: how a 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -21,6 +22,7 @@ from dovetail.engine.ports import Finding, Key, Registered, Seen, WorkflowVersio
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     check_seen,
     long_enough,
     page_size,
@@ -211,18 +213,23 @@ class SqliteRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number = None if batch is None else self._batch(batch)[0]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
         before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = self._store.rows("summaries", before, limit + 1, **given)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
+        stop = None if most is None else _is_enough()
+        rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
+        items = rows[:limit]
+        # Where the page was heavy enough, only the next one tells whether there are more.
+        more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
+        last = str(items[-1][0]) if more else None
+        return {"items": [summary_of(row) for row in items], "next_cursor": last}
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        row = self._one("summary", run_id)
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = self._one("summary", run_id, most)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         return summary_of(row)
@@ -232,21 +239,35 @@ class SqliteRecords:
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
+        rows = self._store.rows("read_entries", *self._pieces(run_id, after))
+        return self._store.entries_of(run_id, rows)
+
+    def _pieces(self, run_id: str, after: int) -> tuple[int, int]:
+        """The first and the last piece that may have events after this one."""
         row = self._one("is_finished", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
         found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
-        at = first if found is None or found[0] is None else found[0]
-        return self._store.entries_of(run_id, self._store.rows("read_entries", at, last))
+        return (first if found is None or found[0] is None else found[0]), last
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
-        return [
-            event_view(event)
-            for entry in await self.entries(run_id, after)
-            for event in entry.events
-            if event.seq > after
-        ]
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        at, last = self._pieces(run_id, after)
+        found: list[dict[str, Any]] = []
+        while rows := self._store.part(at, last):
+            found += [
+                event_view(event)
+                for entry in self._store.entries_of(run_id, rows)
+                for event in entry.events
+                if event.seq > after
+            ]
+            if not rows.is_full or (limit is not None and len(found) >= limit):
+                break
+            at = rows[-1][0] + 1
+            await asyncio.sleep(0)
+        return found[:limit]
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -408,6 +429,23 @@ def _named(statement: str) -> str:
     """What a statement of the schema makes: its name is the third word, or the fourth."""
     words = statement.split()
     return words[3] if words[1] == "UNIQUE" else words[2]
+
+
+def _weight(rows: Iterable[Any]) -> int:
+    """Bytes of params and results."""
+    return sum(len(row[6]) + len(row[11] or b"") for row in rows)
+
+
+def _is_enough() -> Callable[[Any], bool]:
+    """Asked of each row in turn: whether the page is heavy enough with it."""
+    weight = 0
+
+    def enough(row: Any) -> bool:
+        nonlocal weight
+        weight += _weight([row])
+        return weight > PAGE_BYTES
+
+    return enough
 
 
 def _touch(connection: sqlite3.Connection) -> None:

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 
 from dovetail import __version__
 from dovetail.api.app import create_app
+from dovetail.api.connection import Sending
 from dovetail.api.security import Tokens, check_binding, host_names
 from dovetail.api.server import addresses_of, listen, serve, url_of
 from dovetail.api.service import Service
@@ -109,8 +110,8 @@ async def _serve(
         service = Service(commands, fleet, settings, hosts, metrics=metrics)
         app = telemetry.app(create_app(service, __version__, telemetry.answered))
         asked = asyncio.ensure_future(stopping.wait())
-        most = settings.max_connections
-        serving = asyncio.ensure_future(serve(app, listening, service.closing, most))
+        most, sending = settings.max_connections, Sending(settings.send_timeout)
+        serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))
         streams.say(f"dovetail serves {url_of(listening)}")
         sys.stdout.flush()
         try:
