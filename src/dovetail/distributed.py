@@ -45,6 +45,7 @@ from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_clock import follow_clock, set_clock
+from dovetail.stores.redis_doctor import refuse_eviction, watch_eviction
 from dovetail.stores.redis_fleet import Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
@@ -200,6 +201,7 @@ async def orchestrate(
             ("after a break", lambda: _mend(parts)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
             ("lines", lines.run),
+            ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
         taker = ResultTaker(
             reader,
@@ -405,6 +407,7 @@ async def commanding(
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
         _archived(settings, parts) as archive,
     ):
+        await refuse_eviction(parts.pipe, settings, log.warning)
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
             raise SettingsError(
                 f"the services on this Redis keep runs in PostgreSQL, too: set "

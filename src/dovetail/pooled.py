@@ -48,9 +48,10 @@ from dovetail.engine.seat import Duties, Seat, Watch
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Command, Pipe, Unreachable
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_moves import node_of
@@ -129,7 +130,23 @@ def _prepare(instance: Any, **_: Any) -> None:
     except DovetailError as error:
         sys.stderr.write(f"dovetail: {error}\n")
         raise SystemExit(2) from None
+    _check_redis(settings)
     instance.app.steps["consumer"].update({Heartbeat, Doorkeeper})
+
+
+def _check_redis(settings: Settings) -> None:
+    """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
+    pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
+    try:
+        done(refuse_eviction(pipe, settings, log.warning))
+        done(warn_of_lost_writes(pipe, settings, log.warning))
+    except Unreachable as error:
+        log.warning("its settings are not known: %s", error)
+    except StoreError as error:
+        sys.stderr.write(f"dovetail: {error}\n")
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
 
 
 class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]

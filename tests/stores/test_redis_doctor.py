@@ -172,6 +172,9 @@ async def test_of_several_nodes_each_is_looked_at() -> None:
         assert not found["cluster"].ok
         with pytest.raises(RedisError, match="a cluster of several"):
             await await_redis(celery, print)
+        with pytest.raises(RedisError, match=f"127.0.0.1:{other.port}: .*allkeys-lru"):
+            await await_redis(known, print)
+        other.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
         await await_redis(known, print)
 
 

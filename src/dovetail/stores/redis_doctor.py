@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.config import Settings, env_name
 from dovetail.engine.ports import Finding
-from dovetail.pipe import Pipe, RedisError
+from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.scanning import every_key
 from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
 
@@ -24,6 +24,8 @@ OLDEST_RESULT_SECONDS = 30.0
 RESULTS, ORCHESTRATORS = "wf:stream:results", "wf:orchestrators"
 AT_BROKER = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
+WATCH_SECONDS = 30.0
+"""Between two looks whether Redis evicts, while services run."""
 
 
 async def examine(
@@ -116,11 +118,11 @@ async def _persistence(pipe: Pipe, settings: Settings, info: dict[str, str]) -> 
 
 async def _eviction(pipe: Pipe, info: dict[str, str]) -> Finding:
     policy = info.get("maxmemory_policy") or await _setting(pipe, "maxmemory-policy")
-    if policy != "noeviction":
-        message = f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
-        fix = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-        return Finding("eviction", False, message, fix)
-    return Finding("eviction", True, "nothing is evicted (noeviction)")
+    if policy is None:
+        return Finding("eviction", False, POLICY_UNKNOWN, f"make sure that it is {NO_EVICTION}")
+    if policy != NO_EVICTION:
+        return Finding("eviction", False, _evicts(policy), FIX_EVICTION)
+    return Finding("eviction", True, f"nothing is evicted ({NO_EVICTION})")
 
 
 async def _cluster(pipe: Pipe, settings: Settings) -> Finding:
@@ -176,6 +178,109 @@ async def _setting(pipe: Pipe, name: str) -> str | None:
     except RedisError:
         return None
     return found[1].decode() if found else None
+
+
+# ── may a service start on it ────────────────────────────────────────────────────────────
+
+NO_EVICTION = "noeviction"
+FIX_EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+POLICY_UNKNOWN = "maxmemory-policy cannot be read (neither INFO nor CONFIG is allowed)"
+
+
+def _evicts(policy: str) -> str:
+    return f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
+
+
+async def eviction_policies(pipe: Pipe) -> dict[str, str | None]:
+    """By server: of a cluster every node. None where neither INFO nor CONFIG may be asked."""
+    return {node.where: await _policy(node) for node in pipe.nodes()}
+
+
+async def _policy(node: Pipe) -> str | None:
+    try:
+        told = (await node.info("memory")).get("maxmemory_policy")
+    except Unreachable:
+        raise
+    except RedisError:
+        told = None
+    return told or await _setting(node, "maxmemory-policy")
+
+
+async def refuse_eviction(pipe: Pipe, settings: Settings, warn: Callable[[str], None]) -> None:
+    """Before anything is kept in this Redis. Raises `RedisError` where it evicts keys.
+
+    An evicting Redis answers every write, and drops what was written later, without a word to the
+    service. So the start is the last moment to say it. With PostgreSQL, too: half of a run that is
+    gone is a run that makes no sense.
+    """
+    refused, warnings = judge_eviction(await eviction_policies(pipe), settings.accept_data_loss)
+    if refused:
+        raise RedisError(refused)
+    for message in warnings:
+        warn(message)
+
+
+def judge_eviction(
+    policies: Mapping[str, str | None], accept: bool
+) -> tuple[str | None, Sequence[str]]:
+    """Why a service must not start on these servers, or None; and what it has to warn of."""
+    override = f"{env_name('accept_data_loss')}=1"
+    evicting = [
+        (at, policy) for at, policy in policies.items() if policy not in (None, NO_EVICTION)
+    ]
+    unknown = [
+        f"Redis at {at}: {POLICY_UNKNOWN}: make sure that it is {NO_EVICTION}"
+        for at, policy in policies.items()
+        if policy is None
+    ]
+    if not evicting:
+        return None, unknown
+    if accept:
+        told = [
+            f"Redis at {at}: {_evicts(str(policy))}; accepted by {override}. "
+            f"To keep them: {FIX_EVICTION}"
+            for at, policy in evicting
+        ]
+        return None, [*unknown, *told]
+    where, policy = evicting[0]
+    more = f" (and {len(evicting) - 1} more of its servers)" if len(evicting) > 1 else ""
+    return (
+        f"Redis at {where}{more}: {_evicts(str(policy))}. Set it right: {FIX_EVICTION}. "
+        f"Where losing runs is acceptable, {override} starts anyway"
+    ), unknown
+
+
+async def warn_of_lost_writes(pipe: Pipe, settings: Settings, warn: Callable[[str], None]) -> None:
+    """Without PostgreSQL what Redis does not write to its disk is lost with it."""
+    if settings.database_url is not None:
+        return
+    for node in pipe.nodes():
+        try:
+            found = await _persistence(node, settings, await node.info("persistence"))
+        except Unreachable:
+            raise
+        except RedisError:
+            continue  # who may not ask is told so by the doctor
+        if not found.ok:
+            warn(f"Redis at {node.where}: {found.message}. Set it right: {found.fix}")
+
+
+async def watch_eviction(
+    pipe: Pipe, warn: Callable[[str], None], pause: float = WATCH_SECONDS
+) -> None:
+    """For ever: a policy that changes while services run is told, once per change."""
+    seen = await eviction_policies(pipe)
+    while True:
+        await asyncio.sleep(pause)
+        policies = await eviction_policies(pipe)
+        for where, policy in policies.items():
+            if policy is None or policy == seen.get(where, NO_EVICTION):  # a node may be new
+                continue
+            if policy == NO_EVICTION:
+                warn(f"Redis at {where}: maxmemory-policy is {NO_EVICTION} again")
+            else:
+                warn(f"Redis at {where}: {_evicts(policy)}. Set it right now: {FIX_EVICTION}")
+        seen = policies
 
 
 # ── who is there, and what lies about ────────────────────────────────────────────────────
