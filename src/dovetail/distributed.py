@@ -98,6 +98,7 @@ class Parts:
     orchestrator: SharedOrchestrator
     clock: StoreClock
     sender: StreamSender
+    publisher: Publisher
 
 
 @asynccontextmanager
@@ -145,7 +146,7 @@ async def connected(
         )
         publisher.apply = orchestrator.apply
         try:
-            yield Parts(pipe, store, orchestrator, clock, sender)
+            yield Parts(pipe, store, orchestrator, clock, sender, publisher)
         finally:
             if heard is not None:
                 await heard.close()
@@ -186,7 +187,7 @@ async def orchestrate(
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
-        archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
+        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
@@ -290,6 +291,7 @@ async def working(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
+        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
@@ -405,7 +407,7 @@ async def commanding(
     """What a user can ask for, over the stores of the settings; nothing is driven here."""
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
-        _archived(settings, parts) as archive,
+        archived(settings, parts) as archive,
     ):
         await refuse_eviction(parts.pipe, settings, log.warning)
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
@@ -455,7 +457,7 @@ class Archived:
 
 
 @asynccontextmanager
-async def _archived(
+async def archived(
     settings: Settings, parts: Parts, *, apart: bool = False
 ) -> AsyncIterator[Archived | None]:
     """The archive of the settings, if they name one; nothing of it is reached before it is used.
@@ -486,6 +488,7 @@ async def _archived(
             retention_seconds=settings.retention_days * DAY_SECONDS,
             restore=restorer.restore_lost,
         )
+        parts.publisher.record = archiver.record
         yield Archived(archive, records, restorer, archiver)
 
 

@@ -38,7 +38,7 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
-from dovetail.distributed import connected, service_id
+from dovetail.distributed import archived, connected, service_id
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
@@ -298,6 +298,7 @@ class Child:
             parts = await stack.enter_async_context(
                 connected(self.settings, listener=post.listener, clock=self.clock)
             )
+            await stack.enter_async_context(archived(self.settings, parts))
             listening = await stack.enter_async_context(Pipe(redis_of(self.settings)))
             self._parts = parts
             desk = RemoteDesk(

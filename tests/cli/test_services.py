@@ -292,7 +292,7 @@ def test_one_of_each_runs_a_workflow(services: Services) -> None:
         "dovetail.worker: started",
         "dovetail.worker: stopped",
     ]
-    lines = [json.loads(line) for line in services.log(orchestrator).splitlines()]
+    lines = [json.loads(line) for line in services.log(orchestrator).splitlines()[1:]]
     assert [line["logger"] for line in lines] == ["dovetail.orchestrator"] * 2
     assert str(orchestrator.pid) in lines[0]["message"]
 

@@ -143,7 +143,8 @@ class Restorer:
         now = self._clock()
         # Before the run: if we die in between, the sweep looks for a run that is not there.
         await self._orchestrator.agenda.moved([run_id], now)
-        ours = await self._hot.put_back(_following(snapshot), now + self._lease_seconds)
+        lease_until = now + self._lease_seconds
+        ours = await self._hot.put_back(_following(snapshot), lease_until, now=now)
         await self._orchestrator.look_after(run_id)
         return ours
 
