@@ -38,6 +38,7 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
+from dovetail.core.visible import visible
 from dovetail.distributed import archived, connected, service_id
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
@@ -128,7 +129,7 @@ def _prepare(instance: Any, **_: Any) -> None:
         settings, _registry = post.known()
         redis_of(settings)
     except DovetailError as error:
-        sys.stderr.write(f"dovetail: {error}\n")
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
         raise SystemExit(2) from None
     _check_redis(settings)
     instance.app.steps["consumer"].update({Heartbeat, Doorkeeper})
@@ -143,7 +144,7 @@ def _check_redis(settings: Settings) -> None:
     except Unreachable as error:
         log.warning("its settings are not known: %s", error)
     except StoreError as error:
-        sys.stderr.write(f"dovetail: {error}\n")
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
         raise SystemExit(1) from None
     finally:
         pipe.close()

@@ -204,7 +204,7 @@ def test_a_name_that_is_no_text_fails_alone(desk: Desk) -> None:
     assert (acme["state"], cafe["state"]) == ("completed", "failed")
     assert cafe["error"]["type"] == "bad_name"
     assert cafe["file_path"].endswith("caf\\xe9.txt")
-    assert "✗ caf.txt  bad_name: the path is not UTF-8; rename it" in desk().out
+    assert r"✗ caf\udce9.txt  bad_name: the path is not UTF-8; rename it" in desk().out
 
 
 def test_json_is_one_document_with_every_file_in_it(desk: Desk) -> None:

@@ -103,7 +103,7 @@ def test_whenever_a_run_is_restored_no_at_most_once_node_starts_twice(
     shape = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
     once = data.draw(st.sets(st.sampled_from(list(shape))))
     limit = data.draw(st.sampled_from([None, 1, 2]))
-    walk = Walk(shape, on_failure=policy, max_concurrency=limit, **{name: ONCE for name in once})
+    walk = Walk(shape, on_failure=policy, max_concurrency=limit, **dict.fromkeys(once, ONCE))
     starts: dict[str, int] = {}
     for _ in range(data.draw(st.integers(0, 6))):
         ready = [name for name in shape if walk.phase(name) == "published"]

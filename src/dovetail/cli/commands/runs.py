@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-import orjson
-
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run
 from dovetail.cli.board import Board, Row
@@ -26,7 +24,7 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
-from dovetail.cli.json_output import print_json
+from dovetail.cli.json_output import json_text, print_json
 from dovetail.cli.places import drivers, looking, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
 from dovetail.cli.stage import Stopping, perform
@@ -307,7 +305,7 @@ async def _tell_events(commands: Commands, run_id: str, after: int, *, as_json: 
     async for event in commands.store.watch(run_id, after):
         view = event_view(event)
         if as_json:
-            streams.say(orjson.dumps(view).decode())
+            streams.say(json_text(view))
         else:
             streams.say(_event_line(view, _SEQ_WIDTH))
         sys.stdout.flush()
