@@ -13,7 +13,12 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 
 from dovetail.clearing import clear_up
@@ -38,7 +43,7 @@ from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import PATIENCE_SECONDS, Pipe
+from dovetail.pipe import PATIENCE_SECONDS, Pipe, RedisError
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
@@ -53,6 +58,7 @@ from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_log import seen_to_breaks
 from dovetail.stores.redis_records import RedisRecords
+from dovetail.stores.redis_services import Service, Services, announced, conflict, mixture
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
 from dovetail.stores.shared_runs import SharedRuns
@@ -192,6 +198,7 @@ async def orchestrate(
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = LineKeeper(
             *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
@@ -295,6 +302,7 @@ async def working(
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
         if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
@@ -402,14 +410,27 @@ async def _beat(fleet: RedisFleet, facts: Callable[[], WorkerFacts], pause: floa
 
 @asynccontextmanager
 async def commanding(
-    settings: Settings, registry: Registry | None = None, listener: Listener | None = None
+    settings: Settings,
+    registry: Registry | None = None,
+    listener: Listener | None = None,
+    *,
+    kind: str | None = None,
 ) -> AsyncIterator[Commands]:
-    """What a user can ask for, over the stores of the settings; nothing is driven here."""
+    """What a user can ask for, over the stores of the settings; nothing is driven here.
+
+    `kind` is that of a service: others see it. Without one, runs can be read also where the
+    services have another transport, and none can be asked for.
+    """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
         archived(settings, parts) as archive,
+        AsyncExitStack() as stack,
     ):
         await refuse_eviction(parts.pipe, settings, log.warning)
+        if kind is not None:
+            await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
+        services = Services(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        refused = conflict(settings.transport, await services.alive())
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
             raise SettingsError(
                 f"the services on this Redis keep runs in PostgreSQL, too: set "
@@ -423,8 +444,15 @@ async def commanding(
             past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
+        if refused is not None:
+            submissions.refused = RedisError(refused)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+
+        async def hindered() -> str | None:
+            alive = await services.alive()
+            return mixture(alive) or conflict(settings.transport, alive)
+
         own = builtin_registry(settings) if registry is None else registry
         handlers = Handlers(own.default_retries(), fleet)
         yield Commands(
@@ -443,6 +471,7 @@ async def commanding(
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,
             serving=fleet.served,
+            hindered=hindered,
         )
 
 
@@ -500,6 +529,18 @@ def _records(
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
         born=born,
+    )
+
+
+def _announced(
+    settings: Settings, pipe: Pipe, kind: str, me: str
+) -> AbstractAsyncContextManager[None]:
+    """Seen by others, with its transport; refused where they have another one."""
+    return announced(
+        pipe,
+        Service(settings.transport, kind, me),
+        heartbeat_timeout=settings.heartbeat_timeout,
+        pause=settings.heartbeat_interval,
     )
 
 

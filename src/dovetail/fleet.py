@@ -20,6 +20,7 @@ from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_services import OtherTransport, Services, conflict
 from dovetail.transports.broker_counts import waiting
 
 T = TypeVar("T")
@@ -151,6 +152,9 @@ async def await_redis(
                         f"set {env_name('transport')}=streams, or use another Redis"
                     )
                 await _in_time(refuse_eviction(pipe, settings, warn))
+                alive = await _in_time(Services(pipe).alive())
+                if (refused := conflict(settings.transport, alive)) is not None:
+                    raise OtherTransport(refused)
                 await _in_time(warn_of_lost_writes(pipe, settings, warn))
             return
         except Unreachable as error:

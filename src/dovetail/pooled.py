@@ -56,6 +56,7 @@ from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_moves import node_of
+from dovetail.stores.redis_services import Service, Services
 from dovetail.transports.broker_counts import taken
 from dovetail.transports.celery import QUEUE, TASK, make_app
 from dovetail.transports.celery_doorkeeper import MISREAD, Doorkeeper
@@ -135,12 +136,17 @@ def _prepare(instance: Any, **_: Any) -> None:
     instance.app.steps["consumer"].update({Heartbeat, Doorkeeper})
 
 
+def _me() -> Service:
+    return Service("celery", "worker", post.worker_id)
+
+
 def _check_redis(settings: Settings) -> None:
     """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
     pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
     try:
         done(refuse_eviction(pipe, settings, log.warning))
         done(warn_of_lost_writes(pipe, settings, log.warning))
+        done(Services(pipe, heartbeat_timeout=settings.heartbeat_timeout).join(_me()))
     except Unreachable as error:
         log.warning("its settings are not known: %s", error)
     except StoreError as error:
@@ -163,6 +169,8 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         settings, registry = post.known()
         self._pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = RedisFleet(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._services = Services(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._told: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
         self._beat(consumer)
         self._timer = consumer.timer.call_repeatedly(
@@ -183,6 +191,10 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         try:
             done(self._fleet.beat(facts))
+            wrong = done(self._services.beat(_me()))
+            if wrong is not None and wrong != self._told:
+                log.warning("%s", wrong)
+            self._told = wrong
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -206,6 +218,7 @@ def _leave(**_: Any) -> None:
     pipe = BlockingPipe(redis_of(post.known()[0]), patience=FAREWELL_SECONDS)
     with suppress(StoreError):  # silence says the same, a little later
         done(RedisFleet(pipe).leave(post.worker_id))
+        done(Services(pipe).leave(_me()))
     pipe.close()
 
 

@@ -118,7 +118,7 @@ def test_no_command_obeys_or_drops_what_could_steer_a_terminal(nasty: Shell) -> 
         told = done.out + done.err
         assert not [char for char in STEERING if char in told], (words, told)
         assert "Traceback" not in told, words
-        assert "No such command" not in told and "No such option" not in told, (words, told)
+        assert "No such" not in told, (words, told)
     shown = {" ".join(words): done for words, done in outcomes[2:] if isinstance(words, list)}
     assert r"\x1b[31mESC \x9b2JCSI \x07BEL \rCR \x7fDEL \u202eBIDI" in ran.out + ran.err
     assert r"\x1b[31mESC" in shown["runs show RUN"].out

@@ -1,4 +1,4 @@
-"""A Redis that evicts keys is no place for runs: services say so at their start, or while they run."""
+"""A Redis that evicts keys is no place for runs: services say so at their start, and later."""
 
 from __future__ import annotations
 

@@ -123,6 +123,8 @@ class Commands:
     """Said to who wants to."""
     learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
+    hindered: Callable[[], Awaitable[str | None]] | None = None
+    """Says what keeps published nodes from their workers, if something does."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
     """The handlers that live workers have; without it whoever drives a run has its handlers."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
@@ -316,7 +318,8 @@ class Commands:
         run = await self.store.load(run_id, outputs=False)
         driven = await self.store.owner_of(run_id) != "gone"
         served = None if self.serving is None else await self.serving()
-        nodes = explain(run, self.clock(), driven, served)
+        hindered = None if self.hindered is None else await self.hindered()
+        nodes = explain(run, self.clock(), driven, served, hindered)
         return {"run_id": run_id, "status": run.status.value, "nodes": nodes}
 
     async def verify(self, run_id: str) -> list[str]:

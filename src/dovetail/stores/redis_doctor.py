@@ -16,6 +16,7 @@ from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.scanning import every_key
 from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
+from dovetail.stores.redis_services import Services, conflict, mixture
 
 OLDEST_VERSION = (6, 2)
 MOST_SKEW_SECONDS = 1.0
@@ -39,7 +40,7 @@ async def examine(
     workers = await RedisFleet(pipe).workers()
     backlog = await _backlog(pipe, workers, settings.max_backlog)
     found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
-    found.append(await _dead_letters(pipe))
+    found += [await _dead_letters(pipe), await _transports(pipe, settings)]
     return [*found, *disagreements(settings)]
 
 
@@ -346,6 +347,18 @@ async def _results(pipe: Pipe) -> Finding:
     message = f"{int(await pipe.call('XLEN', RESULTS)):,} wait, the oldest for {age:,.0f} s"
     fix = "" if age <= OLDEST_RESULT_SECONDS else "dovetail orchestrator"
     return Finding("results", not fix, message, fix)
+
+
+async def _transports(pipe: Pipe, settings: Settings) -> Finding:
+    """All services on a Redis must have one: what one sends, the other does not read."""
+    alive = await Services(pipe).alive()
+    name = env_name("transport")
+    if (mixed := mixture(alive)) is not None:
+        fix = f"stop the services of one of them, or set {name} alike for all and start them again"
+        return Finding("transport", False, mixed, fix)
+    if (other := conflict(settings.transport, alive)) is not None:
+        return Finding("transport", False, other, f"set {name}={alive[0].transport} here")
+    return Finding("transport", True, settings.transport)
 
 
 async def _dead_letters(pipe: Pipe) -> Finding:
