@@ -45,7 +45,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Only wiring names a concrete store or transport, so none of these may.
     "executor": {*INSIDE, "wiring"},
     "client": {*INSIDE, "wiring", "distributed"},
-    "celery": {*INSIDE, "wiring", "executor"},
+    # Names the extra of a package that is missing; imports nothing.
+    "extras": set(),
+    "celery": {*INSIDE, "wiring", "executor", "extras"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.
     "api": {"core", "engine", "config"},
     # Listens to the engine; nothing but the edge knows it.

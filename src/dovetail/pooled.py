@@ -39,6 +39,7 @@ from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
 from dovetail.core.visible import visible
+from dovetail.core.words import counted
 from dovetail.distributed import archived, connected, service_id
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
@@ -527,8 +528,10 @@ def run_worker(
         without_mingle=True,
     )
     log.info(
-        "started, pid %d: %d handlers, %d processes",
-        *(os.getpid(), len(registry.handlers()), worker.concurrency),
+        "started, pid %d: %s, %s",
+        os.getpid(),
+        counted(len(registry.handlers()), "handler"),
+        counted(worker.concurrency, "process", "processes"),
     )
     worker.start()
     log.info("stopped, pid %d", os.getpid())

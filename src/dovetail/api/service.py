@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError
+from dovetail.core.words import counted
 from dovetail.engine.commands import Commands
 
 T = TypeVar("T")
@@ -78,7 +79,8 @@ class Service:
         waiting, most = await self.fleet.backlog(), self.settings.max_backlog
         if waiting > most:
             raise Overloaded(
-                f"{waiting:,} nodes wait for a worker, and {env_name('max_backlog')} is {most:,}; "
+                f"{counted(waiting, 'node waits', 'nodes wait')} for a worker, and "
+                f"{env_name('max_backlog')} is {most:,}; "
                 "come back later, or start more workers"
             )
 

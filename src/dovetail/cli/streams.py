@@ -60,6 +60,11 @@ def width() -> int:
     return WIDTH_OF_A_LOG
 
 
+def room() -> int | None:
+    """The columns that a table may take: those of the terminal, and any number in a file."""
+    return width() if sys.stdout.isatty() else None
+
+
 def say(line: Line | str = "") -> None:
     """One line of what was asked for."""
     _write(sys.stdout, line)

@@ -14,6 +14,7 @@ from datetime import datetime
 from math import ceil
 
 from dovetail.core.visible import visible
+from dovetail.core.words import counted as counted
 
 Piece = tuple[str, str]
 """A text and its style, one of `STYLES` or none: data that any view can colour or not."""
@@ -109,11 +110,6 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 node`, `12 nodes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def listed(names: Sequence[str], most: int) -> str:
     """`a, b, c and 7 more`."""
     if len(names) <= most:
@@ -156,13 +152,41 @@ def age(timestamp: str, now: float) -> str:
     return ago(now - datetime.fromisoformat(timestamp).timestamp())
 
 
-def table(rows: Sequence[Line]) -> Iterator[Line]:
-    """Rows with their pieces as columns, each as wide as its widest; the last one is not padded."""
+def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
+    """Rows with their pieces as columns, each as wide as its widest; the last one is not padded.
+
+    With a `width` it fits into that many columns of a terminal: the widest cells are cut.
+    """
     columns = zip(*([text for text, _ in row] for row in rows), strict=True)
     widths = [max(map(cells, column)) for column in columns]
+    if width is not None:
+        widths = fitting(widths, width - len(_BETWEEN) * (len(widths) - 1))
     for row in rows:
-        *padded, last = zip(row, widths, strict=True)
-        yield [*((pad(text, width) + "  ", style) for (text, style), width in padded), last[0]]
+        cut = [(clip(text, most), style) for (text, style), most in zip(row, widths, strict=True)]
+        *padded, last = zip(cut, widths, strict=True)
+        yield [*((pad(text, most) + _BETWEEN, style) for (text, style), most in padded), last[0]]
+
+
+_BETWEEN = "  "
+_NARROWEST = 6
+"""Of a cell that is cut: less would say nothing."""
+
+
+def fitting(widths: Sequence[int], room: int) -> list[int]:
+    """The widths of columns that have so much room together: the widest give way first.
+
+    Where even the narrowest do not fit, the room is not kept: what is there can be read.
+    """
+    most = max(widths, default=0)
+    while most > _NARROWEST and sum(min(width, most) for width in widths) > room:
+        most -= 1
+    found = [min(width, most) for width in widths]
+    left = room - sum(found)
+    for place, width in enumerate(widths):  # what is left over by equal shares
+        if left > 0 and found[place] < width:
+            found[place] += 1
+            left -= 1
+    return found
 
 
 def bare(line: Line) -> str:

@@ -64,6 +64,7 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.core.verify import compare
+from dovetail.core.words import counted
 
 CLOCKS_APART = 5.0
 """So many seconds before its time a node may be started: on a machine whose clock is ahead."""
@@ -439,11 +440,13 @@ def _compare_counts(kept: RunState, is_settled: bool, restored: bool) -> Iterato
     }
     for name, number in counts.items():
         if getattr(kept, name) != number:
-            yield f"the run counts {getattr(kept, name)} {name} nodes; there are {number}"
+            many = counted(getattr(kept, name), f"{name} node")
+            yield f"the run counts {many}; there are {number}"
     if sorted(kept.held) != held:
         yield f"the run holds the nodes {sorted(kept.held)} back; held are {held}"
     limit = kept.graph.max_concurrency
     if limit is not None and active > limit and not restored:
-        yield f"{active} nodes are published or running; max_concurrency is {limit}"
+        many = counted(active, "node is", "nodes are")
+        yield f"{many} published or running; max_concurrency is {limit}"
     if limit is not None and held and active < limit and is_settled:
         yield f"nodes are held back although {active} of {limit} are published or running"

@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail.core.redaction import MASK, Redactor
 from dovetail.core.visible import visible
+from dovetail.core.words import counted
 
 LONGEST_TEXT = 20_000
 """Characters of one text that are logged; a handler may log its whole output."""
@@ -90,4 +91,4 @@ def _text(value: object) -> str:
 def _cut(text: str) -> str:
     if len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST_TEXT]}… ({len(text) - LONGEST_TEXT:,} characters more)"
+    return f"{text[:LONGEST_TEXT]}… ({counted(len(text) - LONGEST_TEXT, 'character')} more)"

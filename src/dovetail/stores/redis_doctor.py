@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.config import Settings, env_name
+from dovetail.core.words import counted
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.scanning import every_key
@@ -324,7 +325,8 @@ async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Find
         return Finding("backlog", True, "no task waits")
     largest = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))
     shown = ", ".join(f"{name} {count:,}" for name, count in largest[:5])
-    message = f"{sum(waiting.values()):,} tasks wait or run: {shown}"
+    many = counted(sum(waiting.values()), "task waits or runs", "tasks wait or run")
+    message = f"{many}: {shown}"
     orphans = sorted(set(waiting) - served)
     if orphans:
         names = ", ".join(f"'{name}'" for name in orphans[:5])
@@ -344,7 +346,8 @@ async def _results(pipe: Pipe) -> Finding:
         return Finding("results", True, "none waits")
     seconds, _ = await pipe.call("TIME")
     age = max(0.0, int(seconds) - int(oldest[0][0].split(b"-")[0]) / 1000)
-    message = f"{int(await pipe.call('XLEN', RESULTS)):,} wait, the oldest for {age:,.0f} s"
+    many = counted(int(await pipe.call("XLEN", RESULTS)), "result waits", "results wait")
+    message = f"{many}, the oldest for {age:,.0f} s"
     fix = "" if age <= OLDEST_RESULT_SECONDS else "dovetail orchestrator"
     return Finding("results", not fix, message, fix)
 
@@ -366,7 +369,8 @@ async def _dead_letters(pipe: Pipe) -> Finding:
     if not count:
         return Finding("dead letters", True, "none")
     fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {DEAD}"
-    return Finding("dead letters", False, f"{count:,} messages were refused", fix)
+    refused = counted(count, "message was refused", "messages were refused")
+    return Finding("dead letters", False, refused, fix)
 
 
 # ── settings against each other ──────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ import orjson
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
+from dovetail.core.words import counted
 from dovetail.engine.ports import Finding, Key, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.journal import decoded
@@ -285,7 +286,8 @@ class SqliteRecords:
         runs, unfinished = self._one("counts")
         ahead = (self._one("newest_run")[0] or 0.0) - time.time()
         orphans = await self._store.orphans()
-        size = f"{path}, {path.stat().st_size:,} bytes, {runs:,} runs, {unfinished:,} unfinished"
+        weight, many = counted(path.stat().st_size, "byte"), counted(runs, "run")
+        size = f"{path}, {weight}, {many}, {unfinished:,} unfinished"
         found = [
             Finding("file", True, size),
             Finding("schema", True, f"version {SCHEMA_VERSION}, sync {file.sync}"),

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.board import Board, Row
 from dovetail.cli.driving import nobody_drives, see_to_end, short_id
 from dovetail.cli.ending import (
@@ -76,8 +76,8 @@ def list_runs(
         return
     now = time.time()
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
-    lines = list(table([head, *(_list_row(run, run["run_id"] in undriven, now) for run in items)]))
-    for line in lines:
+    rows = [_list_row(run, run["run_id"] in undriven, now) for run in items]
+    for line in table([head, *rows], streams.room()):
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
@@ -204,9 +204,13 @@ async def _next_step(
     commands: Commands, run: RunState, owner: str, short: str
 ) -> AsyncIterator[Line]:
     if owner == "gone":
-        yield [("nobody drives this run; ", "wait"), *resume_hint(short, ())]
+        yield [
+            ("nobody drives this run; ", "wait"),
+            *resume_hint(short, handlers_to_name(run.graph)),
+        ]
     elif run.finished and run.status is not RunStatus.COMPLETED:
-        yield retry_hint(run.status, short, await commands.plan_retry(run.id), ())
+        plan = await commands.plan_retry(run.id)
+        yield retry_hint(run.status, short, plan, handlers_to_name(run.graph))
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
@@ -286,7 +290,9 @@ def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
             try:
                 await asyncio.wait({told, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and ended.result() is None:
-                    hint = resume_hint(await short_id(commands, run_id), ())
+                    run = await commands.store.load(run_id, outputs=False)
+                    needed = handlers_to_name(run.graph)
+                    hint = resume_hint(await short_id(commands, run_id), needed)
                     streams.complain([("nobody drives this run; ", "wait"), *hint])
                     return FAILED
                 await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
