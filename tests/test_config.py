@@ -47,6 +47,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
     } == {
         "db": Path(".dovetail/dovetail.db"),
         "db_sync": "full",
+        "accept_data_loss": False,
         "transport": "streams",
         "mock_latency": (0.0, 0.0),
         "concurrency": 32,

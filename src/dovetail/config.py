@@ -171,6 +171,9 @@ class Settings(BaseModel):
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"
     )
+    accept_data_loss: bool = Field(
+        False, description="`1`: services start on a Redis that may evict runs"
+    )
     transport: Literal["streams", "celery"] = Field(
         "streams", description="what carries tasks in a distributed set-up"
     )

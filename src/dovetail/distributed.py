@@ -13,7 +13,12 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,13 +48,14 @@ from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import PATIENCE_SECONDS, Pipe
+from dovetail.pipe import PATIENCE_SECONDS, Pipe, RedisError
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_clock import follow_clock, set_clock
+from dovetail.stores.redis_doctor import refuse_eviction, watch_eviction
 from dovetail.stores.redis_fleet import AnnouncedVersions, Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
@@ -59,6 +65,7 @@ from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_log import seen_to_breaks
 from dovetail.stores.redis_probe import check_writable
 from dovetail.stores.redis_records import RedisRecords
+from dovetail.stores.redis_services import Service, Services, announced, conflict, mixture
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
 from dovetail.stores.shared_runs import SharedRuns
@@ -104,6 +111,7 @@ class Parts:
     orchestrator: SharedOrchestrator
     clock: StoreClock
     sender: StreamSender
+    publisher: Publisher
 
 
 @asynccontextmanager
@@ -171,7 +179,7 @@ async def connected(
         )
         publisher.apply = orchestrator.apply
         try:
-            yield Parts(pipe, store, orchestrator, clock, sender)
+            yield Parts(pipe, store, orchestrator, clock, sender, publisher)
         finally:
             if heard is not None:
                 await heard.close()
@@ -220,11 +228,12 @@ async def orchestrate(
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
-        archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
+        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = LineKeeper(
             *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
@@ -235,6 +244,7 @@ async def orchestrate(
             ("after a break", lambda: _mend(parts)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
             ("lines", lines.run),
+            ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
         taker = ResultTaker(
             reader,
@@ -323,9 +333,11 @@ async def working(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
+        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
         if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
@@ -487,13 +499,27 @@ def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
 
 @asynccontextmanager
 async def commanding(
-    settings: Settings, registry: Registry | None = None, listener: Listener | None = None
+    settings: Settings,
+    registry: Registry | None = None,
+    listener: Listener | None = None,
+    *,
+    kind: str | None = None,
 ) -> AsyncIterator[Commands]:
-    """What a user can ask for, over the stores of the settings; nothing is driven here."""
+    """What a user can ask for, over the stores of the settings; nothing is driven here.
+
+    `kind` is that of a service: others see it. Without one, runs can be read also where the
+    services have another transport, and none can be asked for.
+    """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
-        _archived(settings, parts) as archive,
+        archived(settings, parts) as archive,
+        AsyncExitStack() as stack,
     ):
+        await refuse_eviction(parts.pipe, settings, log.warning)
+        if kind is not None:
+            await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
+        services = Services(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        refused = conflict(settings.transport, await services.alive())
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
             raise SettingsError(
                 f"the services on this Redis keep runs in PostgreSQL, too: set "
@@ -507,8 +533,15 @@ async def commanding(
             past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
+        if refused is not None:
+            submissions.refused = RedisError(refused)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+
+        async def hindered() -> str | None:
+            alive = await services.alive()
+            return mixture(alive) or conflict(settings.transport, alive)
+
         own = builtin_registry(settings) if registry is None else registry
         handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
         yield Commands(
@@ -528,6 +561,7 @@ async def commanding(
             learn_handlers=handlers.learn,
             serving=fleet.served,
             check_writable=partial(_check_writable, parts, archive),
+            hindered=hindered,
         )
 
 
@@ -551,7 +585,7 @@ class Archived:
 
 
 @asynccontextmanager
-async def _archived(
+async def archived(
     settings: Settings, parts: Parts, *, apart: bool = False
 ) -> AsyncIterator[Archived | None]:
     """The archive of the settings, if they name one; nothing of it is reached before it is used.
@@ -582,6 +616,7 @@ async def _archived(
             retention_seconds=settings.retention_days * DAY_SECONDS,
             restore=restorer.restore_lost,
         )
+        parts.publisher.record = archiver.record
         yield Archived(archive, records, restorer, archiver, pool)
 
 
@@ -593,6 +628,18 @@ def _records(
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
         born=born,
+    )
+
+
+def _announced(
+    settings: Settings, pipe: Pipe, kind: str, me: str
+) -> AbstractAsyncContextManager[None]:
+    """Seen by others, with its transport; refused where they have another one."""
+    return announced(
+        pipe,
+        Service(settings.transport, kind, me),
+        heartbeat_timeout=settings.heartbeat_timeout,
+        pause=settings.heartbeat_interval,
     )
 
 

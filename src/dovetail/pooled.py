@@ -38,7 +38,9 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
-from dovetail.distributed import connected, service_id
+from dovetail.core.visible import visible
+from dovetail.core.words import counted
+from dovetail.distributed import archived, connected, service_id
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
@@ -49,12 +51,14 @@ from dovetail.engine.seat import Duties, Seat, Watch
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Command, Pipe, Unreachable
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_moves import node_of
+from dovetail.stores.redis_services import Service, Services
 from dovetail.transports.broker_counts import taken
 from dovetail.transports.celery import QUEUE, TASK, make_app
 from dovetail.transports.celery_doorkeeper import MISREAD, Doorkeeper
@@ -128,9 +132,30 @@ def _prepare(instance: Any, **_: Any) -> None:
         settings, _registry = post.known()
         redis_of(settings)
     except DovetailError as error:
-        sys.stderr.write(f"dovetail: {error}\n")
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
         raise SystemExit(2) from None
+    _check_redis(settings)
     instance.app.steps["consumer"].update({Heartbeat, Doorkeeper})
+
+
+def _me() -> Service:
+    return Service("celery", "worker", post.worker_id)
+
+
+def _check_redis(settings: Settings) -> None:
+    """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
+    pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
+    try:
+        done(refuse_eviction(pipe, settings, log.warning))
+        done(warn_of_lost_writes(pipe, settings, log.warning))
+        done(Services(pipe, heartbeat_timeout=settings.heartbeat_timeout).join(_me()))
+    except Unreachable as error:
+        log.warning("its settings are not known: %s", error)
+    except StoreError as error:
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
 
 
 class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -146,6 +171,8 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         settings, registry = post.known()
         self._pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = RedisFleet(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._services = Services(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._told: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
         self._secrets = registry.taking_secrets()
         self._versions = registry.later_versions()
@@ -170,6 +197,10 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         try:
             done(self._fleet.beat(facts))
+            wrong = done(self._services.beat(_me()))
+            if wrong is not None and wrong != self._told:
+                log.warning("%s", wrong)
+            self._told = wrong
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -193,6 +224,7 @@ def _leave(**_: Any) -> None:
     pipe = BlockingPipe(redis_of(post.known()[0]), patience=FAREWELL_SECONDS)
     with suppress(StoreError):  # silence says the same, a little later
         done(RedisFleet(pipe).leave(post.worker_id))
+        done(Services(pipe).leave(_me()))
     pipe.close()
 
 
@@ -296,6 +328,7 @@ class Child:
             parts = await stack.enter_async_context(
                 connected(self.settings, listener=post.listener, clock=self.clock)
             )
+            await stack.enter_async_context(archived(self.settings, parts))
             listening = await stack.enter_async_context(Pipe(redis_of(self.settings)))
             self._parts = parts
             desk = RemoteDesk(
@@ -512,8 +545,10 @@ def run_worker(
         without_mingle=True,
     )
     log.info(
-        "started, pid %d: %d handlers, %d processes",
-        *(os.getpid(), len(registry.handlers()), worker.concurrency),
+        "started, pid %d: %s, %s",
+        os.getpid(),
+        counted(len(registry.handlers()), "handler"),
+        counted(worker.concurrency, "process", "processes"),
     )
     worker.start()
     log.info("stopped, pid %d", os.getpid())

@@ -15,6 +15,7 @@ from dovetail.api.line import FairLine, TooLong
 from dovetail.api.readiness import Readiness
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError
+from dovetail.core.words import counted
 from dovetail.engine.commands import Commands
 
 T = TypeVar("T")
@@ -113,7 +114,8 @@ class Service:
         waiting, most = await self.fleet.backlog(), self.settings.max_backlog
         if waiting > most:
             raise Overloaded(
-                f"{waiting:,} nodes wait for a worker, and {env_name('max_backlog')} is {most:,}; "
+                f"{counted(waiting, 'node waits', 'nodes wait')} for a worker, and "
+                f"{env_name('max_backlog')} is {most:,}; "
                 "come back later, or start more workers"
             )
 

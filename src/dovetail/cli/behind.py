@@ -91,7 +91,9 @@ def on_redis(
     async def opened() -> AsyncIterator[Behind]:
         duties: list[asyncio.Future[None]] = []
         async with AsyncExitStack() as stack:
-            commands = await stack.enter_async_context(commanding(settings, registry, telemetry))
+            commands = await stack.enter_async_context(
+                commanding(settings, registry, telemetry, kind="api")
+            )
             fleet = await stack.enter_async_context(watching(settings, _names(registry)))
             inside: list[Service] = []
             if "orchestrator" in services:

@@ -39,9 +39,10 @@ from dovetail.core.consequences import (
     Undecided,
     resolve,
 )
-from dovetail.core.dag import NodeSpec
+from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
+from dovetail.core.restored import is_restored_start, restore
 from dovetail.core.run import NodeState, Phase, RunState, Unkept
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
@@ -63,6 +64,7 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.core.verify import compare
+from dovetail.core.words import counted
 
 CLOCKS_APART = 5.0
 """So many seconds before its time a node may be started: on a machine whose clock is ahead."""
@@ -82,6 +84,8 @@ def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
             return [f"event {expected} is missing: the log goes on with {event.seq}"]
+    if twice := started_twice(submit.graph, events):
+        return [twice]
     story = _Story(submit, events, run)
     difference = story.retell()
     return list(_compare_runs(story, run)) if difference is None else [difference]
@@ -136,7 +140,8 @@ def inconsistencies(run: RunState) -> list[str]:
     counts beside it, or by the nodes that wait for it.
     """
     nodes, specs = run.nodes, run.graph.nodes
-    found = list(_compare_counts(run, is_settled=False))
+    # Without its log nobody can tell a run that was restored, and may be over its limit for that.
+    found = list(_compare_counts(run, is_settled=False, restored=True))
     for spec, node in zip(specs, nodes, strict=True):
         if node.status is not PENDING:
             continue
@@ -158,6 +163,23 @@ def inconsistencies(run: RunState) -> list[str]:
     if run.finished and run.status not in FINAL:
         found.append(f"the run has ended, and is {run.status}")
     return found
+
+
+def started_twice(graph: Graph, events: Iterable[Event]) -> str | None:
+    """The first at-most-once node that the log starts a second time in an epoch, as a sentence."""
+    first: dict[tuple[str, int], int] = {}
+    for event in events:
+        if event.type != "node.started" or event.node is None or event.node not in graph.index:
+            continue
+        if not graph.nodes[graph.index[event.node]].at_most_once:
+            continue
+        before = first.setdefault((event.node, event.epoch), event.seq)
+        if before != event.seq:
+            return (
+                f"event {event.seq}: '{event.node}', which is at_most_once, was started again in "
+                f"epoch {event.epoch}; it had been started by event {before}"
+            )
+    return None
 
 
 class _Story:
@@ -186,6 +208,8 @@ class _Story:
         """The number of the last one that was not to run."""
         self._told: Event | None = None
         """The event that has the verdict that is asked for."""
+        self.restored = False
+        """Nodes that were held may have been published before the run was put back."""
 
     def retell(self) -> str | None:
         """The first difference, if there is one; `run` is where the log leads to."""
@@ -221,6 +245,9 @@ class _Story:
             return self._settle(event, run.graph.index[event.node or ""])
         if event.type not in _MOVES:
             return NOTHING
+        if is_restored_start(event):
+            self.restored = True
+            return restore(run, LONG_OVER, event.time)
         if node is not None and node.status is QUEUED and _was_published(event, node):
             self._wake(event, node)
         move = _MOVES[event.type](self, event)
@@ -442,7 +469,7 @@ def _compare_runs(story: _Story, kept: RunState) -> Iterator[str]:
         if ruled.status is node.status:
             yield from _compare_place(who, story, ruled, node)
     is_settled = not any(node.status is PENDING and not node.waiting for node in made.nodes)
-    yield from _compare_counts(kept, is_settled)
+    yield from _compare_counts(kept, is_settled, story.restored)
 
 
 def _compare_fields(who: str, names: Sequence[str], made: object, kept: object) -> Iterator[str]:
@@ -480,7 +507,7 @@ def _may_be(made: NodeState, kept: NodeState, certain: bool) -> bool:
     return free and not certain  # it was woken, or another was before it
 
 
-def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
+def _compare_counts(kept: RunState, is_settled: bool, restored: bool) -> Iterator[str]:
     statuses = [node.status for node in kept.nodes]
     held = [place for place, node in enumerate(kept.nodes) if node.phase is HELD]
     active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
@@ -492,7 +519,8 @@ def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
     }
     for name, number in counts.items():
         if getattr(kept, name) != number:
-            yield f"the run counts {getattr(kept, name)} {name} nodes; there are {number}"
+            many = counted(getattr(kept, name), f"{name} node")
+            yield f"the run counts {many}; there are {number}"
     if kept.max_bytes is not None:
         weight = sum(node.size for node in kept.nodes)
         if kept.kept_bytes != weight:
@@ -502,7 +530,8 @@ def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
     if sorted(kept.held) != held:
         yield f"the run holds the nodes {sorted(kept.held)} back; held are {held}"
     limit = kept.graph.max_concurrency
-    if limit is not None and active > limit:
-        yield f"{active} nodes are published or running; max_concurrency is {limit}"
+    if limit is not None and active > limit and not restored:
+        many = counted(active, "node is", "nodes are")
+        yield f"{many} published or running; max_concurrency is {limit}"
     if limit is not None and held and active < limit and is_settled:
         yield f"nodes are held back although {active} of {limit} are published or running"

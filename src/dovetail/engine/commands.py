@@ -137,6 +137,8 @@ class Commands:
     """Said to who wants to."""
     learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
+    hindered: Callable[[], Awaitable[str | None]] | None = None
+    """Says what keeps published nodes from their workers, if something does."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
     """The handlers that live workers have; without it whoever drives a run has its handlers."""
     check_writable: Callable[[], Awaitable[object]] = _nothing_new
@@ -379,7 +381,8 @@ class Commands:
         driven = await self.store.owner_of(run_id) != "gone"
         served = None if self.serving is None else await self.serving()
         damage = await self._damage(run)
-        nodes = explain(run, self.clock(), driven, served, damage)
+        hindered = None if self.hindered is None else await self.hindered()
+        nodes = explain(run, self.clock(), driven, served, damage, hindered)
         return {"run_id": run_id, "status": run.status.value, "nodes": nodes, "damage": damage}
 
     async def damage(self, run_id: str) -> list[str]:

@@ -30,19 +30,21 @@ def explain(
     driven: bool,
     served: Container[str] | None = None,
     damage: Sequence[str] = (),
+    hindered: str | None = None,
 ) -> list[dict[str, Any]]:
     """Every node that has not finished, as `GET /runs/<id>/explain` answers.
 
     `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
     for besides. `served`: the handlers that live workers have; None if whoever drives the run
     has them all. `damage`: where the run's state disagrees with itself or with its log. Then
-    nobody can say what a node waits for.
+    nobody can say what a node waits for. `hindered`: why published nodes do not reach a worker, if
+    that is so.
     """
     told = []
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status in FINISHED:
             continue
-        why = _damaged(damage) if damage else _why(run, spec, node, now, driven, served)
+        why = _damaged(damage) if damage else _why(run, spec, node, now, driven, served, hindered)
         told.append(
             {
                 "id": spec.id,
@@ -67,6 +69,7 @@ def _why(
     now: float,
     driven: bool,
     served: Container[str] | None,
+    hindered: str | None,
 ) -> Why:
     if node.status is NodeStatus.PENDING:
         return _waiting_for_parents(run, spec)
@@ -82,6 +85,8 @@ def _why(
         return _rate_limited(spec, node, now)
     if node.phase is Phase.BACKING_OFF:
         return _backing_off(spec, node, now)
+    if hindered is not None:
+        return Why("no_worker", f"queued, but {hindered}", {"handler": spec.handler})
     if served is not None and spec.handler not in served:
         sentence = f"queued, no live worker serves handler '{spec.handler}'"
         return Why("no_worker", sentence, {"handler": spec.handler})

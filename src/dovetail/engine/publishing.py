@@ -8,7 +8,9 @@ a message travels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from math import inf
 
 from dovetail.core.caching import Caching, Facts
 from dovetail.core.consequences import new_tuple
@@ -21,6 +23,10 @@ from dovetail.engine.ports import Scene, Scenes, Sender, Store, Task
 
 FIRST, MOST_TOGETHER = 100, 400
 """Tasks that go out in one go: few at first, as workers wait for them."""
+RECORD_AGAIN_SECONDS = 5.0
+"""Until an archive that was away is asked again before a message is sent."""
+
+log = logging.getLogger("dovetail.archive")
 
 
 class Publisher:
@@ -28,6 +34,9 @@ class Publisher:
 
     apply: Callable[[Sequence[Transition]], Awaitable[object]]
     """Set by the wiring: the orchestrator's, for what is decided while rendering."""
+    record: Callable[[Sequence[str]], Awaitable[bool]] | None = None
+    """Set by the wiring where there is an archive: brings it up to these runs, or says that it
+    cannot."""
 
     def __init__(
         self,
@@ -43,11 +52,16 @@ class Publisher:
         self._scenes = scenes
         self._sender = sender
         self._max_config_size = max_config_size
+        self._clock = clock
+        self._record_again_at = -inf
 
     async def publish(self, dispatches: Sequence[Dispatch]) -> None:
         by_run: dict[str, list[Dispatch]] = {}
         for dispatch in dispatches:
             by_run.setdefault(dispatch.run.id, []).append(dispatch)
+        if self.record is not None:
+            # Before any message: who restores a run must know what may have started.
+            await self._record_once(by_run)
         tasks: list[Task] = []
         moves: list[Transition] = []
         sending: list[asyncio.Task[None]] = []
@@ -79,9 +93,33 @@ class Publisher:
         if moves:
             await self.apply(moves)
 
+    async def _record_once(self, by_run: Mapping[str, Sequence[Dispatch]]) -> None:
+        """Have the archive know which at-most-once nodes are about to be sent.
+
+        An archive that is away stops no run, and is not waited for at every message: should Redis
+        lose its runs meanwhile, such a node may start twice (decision 0042).
+        """
+        once = [
+            run_id
+            for run_id, orders in by_run.items()
+            if any(order.run.graph.nodes[order.place].at_most_once for order in orders)
+        ]
+        if not once or self._clock() < self._record_again_at or self.record is None:
+            return
+        if not await self.record(once):
+            self._record_again_at = self._clock() + RECORD_AGAIN_SECONDS
+            log.warning(
+                "PostgreSQL does not answer: at_most_once nodes are sent before it knows of them; "
+                "if Redis loses its data now, they may start twice"
+            )
+
     def rendered(self, dispatches: Sequence[Dispatch], scene: Scene) -> dict[int, Task]:
         """The tasks of these by place, for who sends them ahead. One whose config cannot be made
         has none: what becomes of it is told when it is published."""
+        if self.record is not None:  # those are in the archive first
+            dispatches = [
+                order for order in dispatches if not order.run.graph.nodes[order.place].at_most_once
+            ]
         made = {order.place: self._make(order, scene) for order in dispatches}
         return {place: task for place, task in made.items() if isinstance(task, Task)}
 

@@ -401,6 +401,11 @@ def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
     return found
 
 
+def node_status(letter: str) -> NodeStatus:
+    """The status that the first field of a node stands for."""
+    return _STATUSES[letter]
+
+
 def node_of(text: str) -> NodeState:
     s, e, a, c, ta, n, aa, an, p, u, lease, w, st, fi = text.split(SEPARATOR)
     node = NodeState(int(e), 0)

@@ -17,6 +17,7 @@ import orjson
 
 from dovetail.core.errors import BrokenRecord, Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
+from dovetail.core.words import counted
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import Finding, Key, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
@@ -385,7 +386,8 @@ class SqliteRecords:
         newest = self._one("newest_run")[0]
         ahead = (newest if isinstance(newest, float) else 0.0) - time.time()
         orphans = await self._store.orphans()
-        size = f"{path}, {path.stat().st_size:,} bytes, {runs:,} runs, {unfinished:,} unfinished"
+        weight, many = counted(path.stat().st_size, "byte"), counted(runs, "run")
+        size = f"{path}, {weight}, {many}, {unfinished:,} unfinished"
         found = [
             Finding("file", True, size),
             Finding("schema", True, f"version {SCHEMA_VERSION}, sync {file.sync}"),

@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import orjson
-
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.board import Board, Row
 from dovetail.cli.driving import nobody_drives, see_to_end, short_id
 from dovetail.cli.ending import (
@@ -26,7 +24,7 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
-from dovetail.cli.json_output import print_json
+from dovetail.cli.json_output import json_text, print_json
 from dovetail.cli.places import drivers, looking, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
 from dovetail.cli.stage import Stopping, perform
@@ -84,8 +82,8 @@ def list_runs(
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
     notes = dict.fromkeys(undriven, "nobody drives it")
     notes |= dict.fromkeys(unread, "damaged: it cannot be read")
-    lines = list(table([head, *(_list_row(run, notes.get(run["run_id"]), now) for run in items)]))
-    for line in lines:
+    rows = [_list_row(run, notes.get(run["run_id"]), now) for run in items]
+    for line in table([head, *rows], streams.room()):
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
@@ -233,9 +231,13 @@ async def _next_step(
     commands: Commands, run: RunState, owner: str, short: str
 ) -> AsyncIterator[Line]:
     if owner == "gone":
-        yield [("nobody drives this run; ", "wait"), *resume_hint(short, ())]
+        yield [
+            ("nobody drives this run; ", "wait"),
+            *resume_hint(short, handlers_to_name(run.graph)),
+        ]
     elif run.finished and run.status is not RunStatus.COMPLETED:
-        yield retry_hint(run.status, short, await commands.plan_retry(run.id), ())
+        plan = await commands.plan_retry(run.id)
+        yield retry_hint(run.status, short, plan, handlers_to_name(run.graph))
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
@@ -317,7 +319,9 @@ def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
             try:
                 await asyncio.wait({told, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and ended.result() is None:
-                    hint = resume_hint(await short_id(commands, run_id), ())
+                    run = await commands.store.load(run_id, outputs=False)
+                    needed = handlers_to_name(run.graph)
+                    hint = resume_hint(await short_id(commands, run_id), needed)
                     streams.complain([("nobody drives this run; ", "wait"), *hint])
                     return FAILED
                 await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -336,7 +340,7 @@ async def _tell_events(commands: Commands, run_id: str, after: int, *, as_json: 
     async for event in commands.store.watch(run_id, after):
         view = event_view(event)
         if as_json:
-            streams.say(orjson.dumps(view).decode())
+            streams.say(json_text(view))
         else:
             streams.say(_event_line(view, _SEQ_WIDTH))
         sys.stdout.flush()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.driving import short_id
 from dovetail.cli.ending import command, retry_hint, status_piece
 from dovetail.cli.failures import InvalidInput
@@ -156,7 +156,7 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
         plan = await commands.plan_retry(run_id)
         return [
             [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
-            retry_hint(RunStatus.CANCELLED, short, plan, ()),
+            retry_hint(RunStatus.CANCELLED, short, plan, handlers_to_name(run.graph)),
         ]
 
     answer = ask(question)
