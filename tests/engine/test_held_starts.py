@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.core.errors import BrokenRun, StoreError
+from dovetail.core.errors import StoreError
 from dovetail.core.events import Token
 from dovetail.core.transitions import NOTHING, Complete, Fail
 from dovetail.engine import remote_desk
@@ -52,12 +52,6 @@ class Around:
     async def settle(self, messages: Any) -> None:
         self.note("settle")
 
-    async def inputs(self, one: Task) -> dict[str, Any]:
-        self.note("inputs")
-        if one.node_id == "broken":
-            raise BrokenRun("it cannot be read")
-        return {}
-
     async def send(self, results: Sequence[Result]) -> None:
         self.note("send")
         if self.away:
@@ -75,13 +69,7 @@ async def test_what_is_granted_is_held_before_anything_else_is_done_for_it() -> 
     it = Around()
     it.refused = {"other"}
     await it.desk.start([(None, task("mine", None)), (None, task("other"))])
-    assert it.during == [("settle", ["mine"]), ("inputs", ["mine"])]
-
-
-async def test_a_start_whose_inputs_cannot_be_read_is_let_go_of() -> None:
-    it = Around()
-    await it.desk.start([(None, task("fine", None)), (None, task("broken", None))])
-    assert it.names() == ["fine"]
+    assert it.during == [("settle", ["mine"])]
 
 
 async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:
