@@ -160,7 +160,8 @@ def test_show_as_json_is_the_run_of_the_api(history: History, command: Command) 
 
 def test_why_explains_each_unfinished_node(history: History, command: Command) -> None:
     lines = command("runs", "why", history.left).out.splitlines()
-    assert lines[0] == f"RUNNING {history.left[:6]} left, 1 of 3 nodes done"
+    counted = "1 of 3 nodes completed, 1 running, 1 pending"
+    assert lines[0] == f"RUNNING {history.left[:6]} left: {counted}"
     assert lines[1].split(maxsplit=2) == [
         "stuck",
         "RUNNING",
@@ -169,7 +170,7 @@ def test_why_explains_each_unfinished_node(history: History, command: Command) -
     assert lines[2].split(maxsplit=2) == ["last", "PENDING", "waits for parent stuck"]
     assert "dovetail runs resume" in lines[3]
     explained = json.loads(command("runs", "why", history.left, "--json").out)
-    assert set(explained) == {"run_id", "status", "nodes"}
+    assert set(explained) == {"run_id", "status", "nodes", "damage"}
     assert [node["code"] for node in explained["nodes"]] == ["no_worker", "waiting_for_parents"]
 
 
@@ -178,6 +179,8 @@ def test_why_of_a_run_that_has_ended_says_what_failed_or_that_nothing_waits(
 ) -> None:
     assert "  nothing waits: every node has finished" in command("runs", "why", history.good).out
     bad = command("runs", "why", history.bad).out
+    title = f"FAILED {history.bad[:6]} bad: 1 of 3 nodes completed, 1 failed, 1 skipped"
+    assert bad.splitlines()[0] == title
     assert "broken: PermanentError: there is no fixed" in bad
     assert "dovetail runs retry" in bad
 
@@ -402,9 +405,9 @@ def test_resume_without_a_run_takes_over_all_that_nobody_drives(
 def test_resume_says_which_runs_it_cannot_drive(history: History, shell: Shell) -> None:
     done = shell("runs", "resume")
     assert done.code == 1
-    assert done.out.startswith("nothing to resume")
+    assert done.out == "resumed none of 1 interrupted run\n"
     assert done.err.startswith(f"{history.left[:6]}: ")
-    assert "until" in done.err
+    assert "needs handlers that are not known here: 'counted', 'until';" in done.err
 
 
 def test_retry_drives_the_run_here_to_its_end(history: History, shell: Shell) -> None:

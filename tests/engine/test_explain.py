@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.core.run import NodeState, RunState
-from dovetail.engine.explain import explain
+from dovetail.core.states import NodeStatus, Reason
+from dovetail.engine.explain import counts, explain
 
 from ..core.walk import BROKEN, Walk
 
@@ -158,3 +159,25 @@ def test_waits_are_told_as_coarsely_as_they_are_known(seconds: float, shown: str
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", seconds)
     assert said(walk, "a")[1].endswith(f"about {shown}")
+
+
+def test_nodes_are_counted_by_what_became_of_them() -> None:
+    walk = Walk({"a": [], "b": [], "c": ["b"], "d": ["c"], "e": []})
+    walk.run("a")
+    assert counts(walk.state) == {"completed": 1, "queued": 2, "pending": 2}
+    walk.start("b")
+    assert counts(walk.state) == {"completed": 1, "running": 1, "queued": 1, "pending": 2}
+    walk.fail("b")
+    # `fail_fast`: what comes after it is FAILED as well, and never ran.
+    assert counts(walk.state) == {"completed": 1, "failed": 1, "cancelled": 1, "never run": 2}
+
+
+def test_every_node_of_any_run_is_counted_once() -> None:
+    for status in NodeStatus:
+        for reason in (None, *Reason):
+            walk = Walk({"a": [], "b": ["a"]})
+            for node in walk.state.nodes:
+                node.status, node.reason = status, reason
+            ((word, count),) = counts(walk.state).items()
+            passed_on = status is NodeStatus.FAILED and reason is Reason.DEPENDENCY_FAILED
+            assert (word, count) == ("never run" if passed_on else status.lower(), 2)

@@ -42,6 +42,7 @@ from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.explain import counts
 from dovetail.engine.views import event_view, result, timestamp
 
 MOST_ROWS = 100
@@ -265,8 +266,10 @@ def explain_run(given: str | None, *, as_json: bool) -> None:
 async def _explained(
     commands: Commands, run: RunState, nodes: list[dict[str, Any]]
 ) -> AsyncIterator[Line]:
-    done = len(run.nodes) - len(nodes)
-    yield [*_title(run), (f", {done:,} of {counted(len(run.nodes), 'node')} done", "")]
+    found = counts(run)
+    completed = f"{found.pop('completed', 0):,} of {counted(len(run.nodes), 'node')} completed"
+    told = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
+    yield [*_title(run), (f": {told}", "")]
     rows: list[Line] = [
         [
             (f"  {clip(node['id'], LONGEST_ID)}", "bold"),
