@@ -78,7 +78,7 @@ def test_a_running_node_tells_for_how_long_and_which_attempt() -> None:
 def test_a_parked_node_names_its_rate_limit_and_the_wait() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "gemini_api"})
     walk.park("a", 9.2)
-    assert said(walk, "a") == ("rate_limited", "parked by rate limit 'gemini_api', about 9 s")
+    assert said(walk, "a") == ("rate_limited", "rate limit 'gemini_api': starts in about 9 s")
     details = why(walk)["a"]["details"]
     assert (details["resource_tag"], details["seconds"]) == ("gemini_api", 9.2)
     assert details["until"] == "1970-01-01T00:01:49.200000Z"
@@ -111,7 +111,7 @@ def test_a_time_that_is_over_is_no_time_at_all() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", 1)
     walk.later(5)
-    assert said(walk, "a")[1] == "parked by rate limit 't', about 0.0 s"
+    assert said(walk, "a")[1] == "rate limit 't': starts in about 0.0 s"
 
 
 def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None:
@@ -120,9 +120,12 @@ def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None
     walk.park("b", 9)
     assert said(walk, "a", driven=False) == (
         "no_worker",
-        "was running when its process ended; nobody drives the run now",
+        "interrupted: it was running when its process ended; no process is running it",
     )
-    assert said(walk, "b", driven=False) == ("no_worker", "queued, but nobody drives the run")
+    assert said(walk, "b", driven=False) == (
+        "no_worker",
+        "interrupted: queued, and no process is running the run",
+    )
     assert said(walk, "c", driven=False)[0] == "waiting_for_parents"
 
 

@@ -64,7 +64,7 @@ async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stag
     assert letter == {
         "stream": "tasks:h",
         "id": "r:a:1",
-        "reason": "poison: its worker was lost at 3 starts",
+        "reason": "poison: its worker died during 3 attempts",
         "fields": {"run_id": "r", "node_id": "a", "token": str(token), "handler": "h"},
     }
     await stage.living.apply([Retry("r")])

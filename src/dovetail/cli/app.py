@@ -160,7 +160,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve the HTTP API, and go on with runs that nobody drives.
+    """Serve the HTTP API, and go on with interrupted runs.
 
     SIGTERM and Ctrl-C hand back what does not finish in time. Exit code: 0, or 1 if it could not
     listen or lost its store.

@@ -134,9 +134,9 @@ def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
 
 def _no_worker(node: NodeState) -> Why:
     if node.status is NodeStatus.RUNNING:
-        sentence = "was running when its process ended; nobody drives the run now"
+        sentence = "interrupted: it was running when its process ended; no process is running it"
     else:
-        sentence = "queued, but nobody drives the run"
+        sentence = "interrupted: queued, and no process is running the run"
     return Why("no_worker", sentence, {"worker": node.worker, "attempt": node.attempt})
 
 
@@ -154,7 +154,7 @@ def _running(node: NodeState, now: float) -> Why:
 
 def _rate_limited(spec: NodeSpec, node: NodeState, now: float) -> Why:
     left = _left(node, now)
-    sentence = f"parked by rate limit '{spec.resource_tag}', about {_seconds(left)}"
+    sentence = f"rate limit '{spec.resource_tag}': starts in about {_seconds(left)}"
     details = {"resource_tag": spec.resource_tag, **_until(node, left)}
     return Why("rate_limited", sentence, details)
 

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.board import Board, Row
-from dovetail.cli.driving import nobody_drives, see_to_end, short_id
+from dovetail.cli.driving import INTERRUPTED, interrupted, see_to_end, short_id
 from dovetail.cli.ending import (
     causes,
     command,
@@ -81,14 +81,14 @@ def list_runs(
         return
     now = time.time()
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
-    notes = dict.fromkeys(undriven, "nobody drives it")
+    notes = dict.fromkeys(undriven, INTERRUPTED)
     notes |= dict.fromkeys(unread, "damaged: it cannot be read")
     rows = [_list_row(run, notes.get(run["run_id"]), now) for run in items]
     for line in table([head, *rows], streams.room()):
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
-        told = f"{nobody_drives(len(undriven))}{of_these}: "
+        told = f"{interrupted(len(undriven), of_these)}: "
         streams.say([(told, "wait"), (command("runs", "resume"), "bold")])
     if page["next_cursor"]:
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
@@ -233,7 +233,7 @@ async def _next_step(
 ) -> AsyncIterator[Line]:
     if owner == "gone":
         yield [
-            ("nobody drives this run; ", "wait"),
+            (f"{INTERRUPTED}; ", "wait"),
             *resume_hint(short, handlers_to_name(run.graph)),
         ]
     elif run.finished and run.status is not RunStatus.COMPLETED:
@@ -325,7 +325,7 @@ def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
                     run = await commands.store.load(run_id, outputs=False)
                     needed = handlers_to_name(run.graph)
                     hint = resume_hint(await short_id(commands, run_id), needed)
-                    streams.complain([("nobody drives this run; ", "wait"), *hint])
+                    streams.complain([(f"{INTERRUPTED}; ", "wait"), *hint])
                     return FAILED
                 await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if told.done():
