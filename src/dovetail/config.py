@@ -224,6 +224,9 @@ class Settings(BaseModel):
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
     drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    shutdown_delay: Patience = Field(
+        0.0, description="after SIGTERM the API says that it is not ready and serves this long"
+    )
     send_timeout: Seconds = Field(
         30.0, description="a client that reads nothing of its answer for this long is dropped"
     )
