@@ -248,8 +248,12 @@ def schema() -> None:
 
 
 @app.command()
+@at_a_place
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
-    """List the handlers known here: origin, retries, version and config."""
+    """List the handlers known here: origin, retries, version and config.
+
+    On Redis or a server: those that workers have announced, and which workers.
+    """
     from dovetail.cli.commands.handlers import list_handlers
 
     list_handlers(handlers or [], as_json=as_json)
