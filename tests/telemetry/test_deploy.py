@@ -344,11 +344,15 @@ def test_a_pod_has_no_field_that_kubernetes_does_not_know_and_no_right_it_does_n
 def test_the_kustomization_names_every_file_but_what_is_applied_by_hand() -> None:
     (whole,) = documents(KUBERNETES / "kustomization.yaml")
     by_hand = {"kustomization.yaml", "secret.example.yaml", "autoscaling.yaml", "alerts.yaml"}
+    by_hand.add("migrate.yaml")
     files = {path.name for path in KUBERNETES.glob("*.yaml")}
     assert set(whole["resources"]) == files - by_hand
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert [image["newTag"] for image in whole["images"]] == [version[1]]
+    (job,) = documents(KUBERNETES / "migrate.yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"dovetail:{version[1]}"
     assert COMPOSE["worker"]["image"] == f"dovetail:{version[1]}"
 
 

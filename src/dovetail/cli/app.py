@@ -248,6 +248,18 @@ def schema() -> None:
 
 
 @app.command()
+def migrate() -> None:
+    """Bring the tables of PostgreSQL up to date, before services of this version start.
+
+    Services do so themselves; this is for a job of its own. Exit code: 0, 1 if PostgreSQL is not
+    there, 2 if DOVETAIL_DATABASE_URL is not set.
+    """
+    from dovetail.cli.commands.migrate import migrate
+
+    migrate()
+
+
+@app.command()
 @at_a_place
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
     """List the handlers known here: origin, retries, version and config.
