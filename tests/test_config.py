@@ -61,6 +61,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "recovery_timeout": 30.0,
         "max_crashes": 3,
         "drain_seconds": 30.0,
+        "shutdown_delay": 0.0,
         "send_timeout": 30.0,
         "log_format": "console",
         "max_nodes": 10_000,

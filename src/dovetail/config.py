@@ -224,6 +224,9 @@ class Settings(BaseModel):
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
     drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    shutdown_delay: Patience = Field(
+        0.0, description="after SIGTERM the API says that it is not ready and serves this long"
+    )
     send_timeout: Seconds = Field(
         30.0, description="a client that reads nothing of its answer for this long is dropped"
     )
@@ -323,6 +326,8 @@ BESIDE = (
     "DOVETAIL_DOCUMENTS_ROOTS",
 )
 """Variables that are read where they are used, and are no setting of everybody."""
+_FORMER_PREFIX = "ORCHESTRATOR_"
+"""Of the designs' settings: `ORCHESTRATOR_CHECKPOINT_INTERVAL` is ours with our prefix."""
 # What Kubernetes tells every pod of a Service whose name begins with `dovetail`.
 _OF_A_SERVICE = re.compile(
     r"_SERVICE_HOST=|_SERVICE_PORT(_[A-Z0-9_]+)?=|_PORT_\d+_[A-Z_]+=|_PORT=(tcp|udp|sctp)://"
@@ -429,6 +434,11 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str
     known += BESIDE
     found: dict[str, str | None] = {}
     for name in sorted(environ):
+        if name.startswith(_FORMER_PREFIX):
+            meant = PREFIX + name.removeprefix(_FORMER_PREFIX)
+            if meant in known:  # others have orchestrators as well: only names that we know
+                found[name] = meant
+            continue
         if not name.startswith(PREFIX) or name in known or name.startswith(SECRET_PREFIX):
             continue
         if _OF_A_SERVICE.search(f"{name}={environ[name]}"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dovetail.core import events as core_events
 from dovetail.core.consequences import COMPLETED, FAILED
-from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes
+from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes, spell_out
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
@@ -157,8 +157,7 @@ class WorkflowDAG:
         if not problems:
             for cycle in cycles(self._parents()):
                 names = [self._steps[i].id for i in cycle.way]
-                way = " → ".join([*names, names[0]])
-                message = f"a cycle of {len(cycle.members)} steps: {way}"
+                message = f"a cycle of {len(cycle.members):,} steps: {spell_out(names)}"
                 problems.append(Problem("cycle", message, f"steps[{cycle.way[0]}]"))
         return problems
 

@@ -193,3 +193,10 @@ async def _in_time(asked: Awaitable[T]) -> T:
             return await asked
     except TimeoutError:
         raise Unreachable(f"Redis did not answer within {ANSWER_SECONDS:g} s") from None
+
+
+async def announced_handlers(settings: Settings) -> list[dict[str, Any]]:
+    """What the workers on the Redis of the settings have announced, by the handlers' names."""
+    async with Pipe(redis_of(settings)) as pipe:
+        fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        return await fleet.catalogue()

@@ -227,6 +227,14 @@ async def database_findings(settings: Settings) -> list[Finding]:
         return await PostgresRecords(pool).doctor()
 
 
+async def migrate_database(url: str) -> None:
+    """Bring the tables of this PostgreSQL up to date, which services do at their start as well."""
+    from dovetail.stores.postgres_pool import PostgresPool
+
+    async with PostgresPool(url, connections=1) as pool:
+        await pool.migrate()
+
+
 def _commands(
     settings: Settings,
     store: SqliteStore,

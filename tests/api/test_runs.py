@@ -254,7 +254,7 @@ def test_every_kind_of_wait_is_told_in_words_and_as_data(
     }
     wait_for(lambda: {k: v["code"] for k, v in told().items()} == expected, "all wait")
     found = told()
-    assert found["parked"]["why"].startswith(f"parked by rate limit '{tag}', about ")
+    assert found["parked"]["why"].startswith(f"rate limit '{tag}': starts in about ")
     assert found["parked"]["details"]["resource_tag"] == tag
     assert 0 < found["parked"]["details"]["seconds"] <= 100
     assert found["broken"]["why"].startswith("backing off, attempt 2 of 4 in ")

@@ -194,6 +194,24 @@ def test_what_runs_may_finish_and_the_rest_is_handed_back(start: Start, number: 
     assert [n["attempt"] for n in run["nodes"]] == [1, 1]  # nothing was lost, nothing ran twice
 
 
+def test_a_server_that_leaves_is_not_ready_and_serves_until_its_delay_is_over(
+    start: Start,
+) -> None:
+    server = start(DOVETAIL_SHUTDOWN_DELAY="2", DOVETAIL_DRAIN_SECONDS="0.2")
+    client = server.client()
+    client.register(flow("late"))
+    before = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: httpx2.get(f"{server.url}/health/ready").status_code == 503, "it is ready")
+    answer = httpx2.get(f"{server.url}/health/ready").json()
+    assert answer["reasons"] == ["the server is stopping"]
+    assert httpx2.get(f"{server.url}/health/live").status_code == 200
+    made = httpx2.post(f"{server.url}/api/v1/workflows/late/runs", json={})
+    assert made.status_code == 202, "a new connection, which a balancer made meanwhile"
+    assert server.process.wait(SECONDS) == 0
+    assert time.monotonic() - before >= 2
+
+
 def test_what_does_not_finish_in_time_is_handed_back(start: Start) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="0.2")
     run_id = waiting_run(server)

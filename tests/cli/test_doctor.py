@@ -54,15 +54,22 @@ def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shel
         "DOVETAIL_LEASE_SECOND": "20",
         "DOVETAIL_SECRET_KEY": "of-some-length",
         "DOVETAIL_DEBUG": "1",
+        "ORCHESTRATOR_STALE_RESULT_TIMEOUT": "30",  # of a design
+        "ORCHESTRATOR_OF_SOMEBODY_ELSE": "1",
         "DOVETAIL_WEB_SERVICE_HOST": "10.0.0.1",  # Kubernetes
     }
     done = shell("doctor", **env)
     assert done.code == 0
     lines = done.out.splitlines()
-    assert "! variable  DOVETAIL_LEASE_SECOND is no setting, and is ignored" in lines
-    assert "            did you mean DOVETAIL_LEASE_SECONDS?" in lines
-    assert [line[0] for line in lines].count("!") == 1
-    assert lines[-1] == "nothing to fix, 1 warning"
+    ignored = "is not a Dovetail setting and is ignored (did you mean"
+    for name, meant in (
+        ("DOVETAIL_LEASE_SECOND", "DOVETAIL_LEASE_SECONDS"),
+        ("ORCHESTRATOR_STALE_RESULT_TIMEOUT", "DOVETAIL_STALE_RESULT_TIMEOUT"),
+    ):
+        assert f"! variable  {name} {ignored} {meant}?)" in lines
+        assert f"            set {meant} instead" in lines
+    assert [line[0] for line in lines].count("!") == 2
+    assert lines[-1] == "nothing to fix, 2 warnings"
     shell.write("flow.yaml", FLOW)
     assert shell("run", "flow.yaml", **env).code == 0, "it stops nothing"
 

@@ -92,7 +92,7 @@ def test_the_view_shows_how_each_node_is_doing(shell: Shell) -> None:
     assert done.code == 1
     assert done.saw(r"^● pages   1\.\ds  ━{20}   \d\d%  page \d of 10$")
     assert done.saw(r"^◌ flaky   retry 1 in 1s: PermissionError: out/ is not writable$")
-    assert done.saw(r"^◌ second  parked by search [12]s$")
+    assert done.saw(r"^◌ second  rate limit search: starts in [12] s$")
     assert done.saw(r"^○ after$")
     assert done.saw(r"^RUNNING [0-9a-f]{6} waiting  \d+\.\ds  \d of 7 done, 1 skipped, 1 running")
     assert done.screen.colours >= {"31", "32", "36"}  # red, green, cyan

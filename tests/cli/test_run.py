@@ -90,9 +90,10 @@ nodes:
     done = shell("run", "flow.yaml")
     assert done.code == 1
     lines = without_times(done.out).splitlines()
-    assert lines[-3].startswith("  end: missing_value: ")
-    assert lines[-2:] == [
-        "a retry uses the stored definition: if that is wrong, correct it and run it anew",
+    assert lines[-4].startswith("  end: missing_value: ")
+    assert lines[-3:] == [
+        "a wrong definition: correct the file and run it again; a retry would use the stored one",
+        "a wrong handler or service: correct it and retry the run, as below",
         "fix it, then:  dovetail runs retry RUN      reruns 1, reuses 1",
     ]
 

@@ -97,11 +97,11 @@ def test_the_list_has_the_newest_run_first_and_says_what_failed(
         [history.bad[:6], "FAILED", "bad"],
         [history.good[:6], "COMPLETED", "good"],
     ]
-    assert rows[0].endswith("nobody drives it")
+    assert rows[0].endswith("interrupted: no process is running it")
     assert rows[1].endswith("broken: PermanentError: there is no fixed")
-    assert hint == "nobody drives 1 unfinished run: dovetail runs resume"
+    assert hint == "1 run is interrupted: dovetail runs resume"
     page = command("runs", "list", "--limit", "1").out.splitlines()
-    assert page[-2] == "nobody drives 1 unfinished run of these: dovetail runs resume"
+    assert page[-2] == "1 run of these is interrupted: dovetail runs resume"
 
 
 def test_the_list_can_be_narrowed_and_read_page_by_page(history: History, command: Command) -> None:
@@ -148,7 +148,7 @@ def test_without_a_run_the_newest_is_shown_and_named(history: History, command: 
     assert lines[0] == f"RUNNING {history.left[:6]} left"
     assert any(line.startswith("● stuck") for line in lines)
     resume = f"dovetail runs resume {history.left[:6]} --handlers FILE.py"
-    assert lines[-1] == f"nobody drives this run; go on with:  {resume}"
+    assert lines[-1] == f"interrupted: no process is running it; go on with:  {resume}"
 
 
 def test_show_as_json_is_the_run_of_the_api(history: History, command: Command) -> None:
@@ -160,16 +160,17 @@ def test_show_as_json_is_the_run_of_the_api(history: History, command: Command) 
 
 def test_why_explains_each_unfinished_node(history: History, command: Command) -> None:
     lines = command("runs", "why", history.left).out.splitlines()
-    assert lines[0] == f"RUNNING {history.left[:6]} left, 1 of 3 nodes done"
+    counted = "1 of 3 nodes completed, 1 running, 1 pending"
+    assert lines[0] == f"RUNNING {history.left[:6]} left: {counted}"
     assert lines[1].split(maxsplit=2) == [
         "stuck",
         "RUNNING",
-        "was running when its process ended; nobody drives the run now",
+        "interrupted: it was running when its process ended; no process is running it",
     ]
     assert lines[2].split(maxsplit=2) == ["last", "PENDING", "waits for parent stuck"]
     assert "dovetail runs resume" in lines[3]
     explained = json.loads(command("runs", "why", history.left, "--json").out)
-    assert set(explained) == {"run_id", "status", "nodes"}
+    assert set(explained) == {"run_id", "status", "nodes", "damage"}
     assert [node["code"] for node in explained["nodes"]] == ["no_worker", "waiting_for_parents"]
 
 
@@ -178,6 +179,8 @@ def test_why_of_a_run_that_has_ended_says_what_failed_or_that_nothing_waits(
 ) -> None:
     assert "  nothing waits: every node has finished" in command("runs", "why", history.good).out
     bad = command("runs", "why", history.bad).out
+    title = f"FAILED {history.bad[:6]} bad: 1 of 3 nodes completed, 1 failed, 1 skipped"
+    assert bad.splitlines()[0] == title
     assert "broken: PermanentError: there is no fixed" in bad
     assert "dovetail runs retry" in bad
 
@@ -349,7 +352,9 @@ def test_a_watched_run_that_nobody_drives_is_left_with_a_hint(
     done = shell("runs", "watch", history.left)
     assert done.code == 1
     resume = f"dovetail runs resume {history.left[:6]} --handlers FILE.py"
-    assert done.out.splitlines()[-1] == f"nobody drives this run; go on with:  {resume}"
+    assert (
+        done.out.splitlines()[-1] == f"interrupted: no process is running it; go on with:  {resume}"
+    )
 
 
 def test_runs_are_listed_by_each_status_there_is(history: History, command: Command) -> None:
@@ -402,9 +407,9 @@ def test_resume_without_a_run_takes_over_all_that_nobody_drives(
 def test_resume_says_which_runs_it_cannot_drive(history: History, shell: Shell) -> None:
     done = shell("runs", "resume")
     assert done.code == 1
-    assert done.out.startswith("nothing to resume")
+    assert done.out == "resumed none of 1 interrupted run\n"
     assert done.err.startswith(f"{history.left[:6]}: ")
-    assert "until" in done.err
+    assert "needs handlers that are not known here: 'counted', 'until';" in done.err
 
 
 def test_retry_drives_the_run_here_to_its_end(history: History, shell: Shell) -> None:

@@ -101,7 +101,7 @@ def test_the_watcher_of_a_run_whose_process_dies_is_told(shell: Shell) -> None:
     process.communicate()
     code, out, _ = ended(watching)
     assert code == 1
-    assert "nobody drives this run; go on with:  dovetail runs resume " in out
+    assert "interrupted: no process is running it; go on with:  dovetail runs resume " in out
 
 
 def test_why_tells_of_a_run_that_another_shell_drives(shell: Shell) -> None:

@@ -140,6 +140,31 @@ class TestApplying:
         with pytest.raises(NotFound, match="nobody"):
             await store.load("nobody")
 
+    @pytest.mark.parametrize(
+        ("max_crashes", "said"), [(1, "during attempt 2"), (3, "during 3 attempts")]
+    )
+    async def test_a_node_whose_worker_died_too_often_says_in_which_attempts(
+        self, store: Store, max_crashes: int, said: str
+    ) -> None:
+        run_id, _ = await create(store, graph({"a": []}, a={"max_retries": 1}))
+        now = T
+
+        async def start() -> Token:
+            token = (await store.load(run_id)).node("a").token
+            await store.apply([Claim(run_id, "a", token, "w", now + 10)], now)
+            return token
+
+        broken = {"type": "E", "message": "m"}
+        await store.apply([Fail(run_id, "a", await start(), broken)], now)
+        now += 1000
+        await store.apply([Wake(run_id, "a", (await store.load(run_id)).node("a").token)], now)
+        for _ in range(max_crashes):
+            token = await start()
+            now += 1000
+            await store.apply([Reap(run_id, "a", token, max_crashes)], now)
+        error = (await store.load(run_id)).node("a").error
+        assert error == {"type": "worker_lost", "message": f"its worker died {said}"}
+
     async def test_an_unknown_node_does_not_disturb_what_is_applied_with_it(
         self, store: Store
     ) -> None:

@@ -21,6 +21,7 @@ from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Submit, TakeOver
+from dovetail.core.verify import compare
 
 from .drawn import Deed, Meaning, deeds, examples, graphs, limits
 from .walk import Walk
@@ -545,3 +546,25 @@ def test_a_fan_of_ten_thousand_conditions_is_audited_in_no_time() -> None:
     began = process_time()
     assert audit(Submit("r", graph, {}), log, run) == []
     assert process_time() - began < 5
+
+
+def test_a_log_with_an_earlier_sentence_about_a_lost_worker_obeys_the_rules() -> None:
+    earlier = {"type": "worker_lost", "message": "its worker was lost at 3 starts"}
+    now = {"type": "worker_lost", "message": "its worker died during 3 attempts"}
+    for kept, made in (
+        ({"error": earlier, "reason": "worker_lost"}, {"error": now, "reason": "worker_lost"}),
+        ({"error": {**earlier, "node": "a"}}, {"error": {**now, "node": "a"}}),
+    ):
+        one = Event(4, 1.0, "node.failed", 1, "a", 3, kept)
+        assert compare([one], [one._replace(data=made)]) is None
+        assert compare([one], [one._replace(data=made, attempt=2)]) is not None
+    for other in (
+        {"error": {**now, "type": "timeout"}, "reason": "worker_lost"},
+        {"error": now, "reason": "dependency_failed"},
+        {"error": {**now, "node": "b"}, "reason": "worker_lost"},
+        {"error": now},
+    ):
+        one = Event(4, 1.0, "node.failed", 1, "a", 3, {"error": earlier, "reason": "worker_lost"})
+        assert compare([one], [one._replace(data=other)]) is not None
+    plain = Event(4, 1.0, "node.failed", 1, "a", 3, {"error": {"type": "X", "message": "a"}})
+    assert compare([plain], [plain._replace(data={"error": {"type": "X", "message": "b"}})])

@@ -101,6 +101,17 @@ def test_each_cycle_is_named_once_with_a_way_around(parents: Parents) -> None:
             assert set(members) <= reachable(parents, member)
 
 
+@given(graphs())
+def test_every_needs_of_a_cycle_that_is_spelled_out_is_an_edge_and_it_closes(
+    parents: Parents,
+) -> None:
+    for _, way in dag.cycles(parents):
+        said = [pair.split(" needs ") for pair in dag.spell_out([str(n) for n in way]).split(", ")]
+        assert all(int(needed) in parents[int(node)] for node, needed in said)
+        assert [needed for _, needed in said] == [node for node, _ in said[1:] + said[:1]]
+        assert sorted(int(node) for node, _ in said) == sorted(way)
+
+
 @given(graphs(acyclic=True), st.data())
 def test_running_what_is_ready_finishes_every_graph(parents: Parents, data: st.DataObject) -> None:
     completed: set[int] = set()

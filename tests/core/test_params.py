@@ -293,7 +293,11 @@ def test_neither_the_params_given_nor_the_schema_is_changed() -> None:
             {"a": float("nan"), "b": [b""]},
             [
                 ("params.a", "nan is not a JSON number; numbers are finite"),
-                ("params.b[0]", "a Python bytes is not a JSON value"),
+                (
+                    "params.b[0]",
+                    "a Python bytes is not a JSON value: give value.decode() of a text, "
+                    "else base64.b64encode(value).decode()",
+                ),
             ],
         ),
         (CONTRACT, {}, [("params.topic", "'topic' is required")]),

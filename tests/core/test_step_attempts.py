@@ -213,12 +213,26 @@ class TestLeases:
         assert (walk.states["a"], walk["a"].reason) == ("FAILED", "worker_lost")
         assert walk["a"].error == {
             "type": "worker_lost",
-            "message": "its worker was lost at 3 starts",
+            "message": "its worker died during 3 attempts",
         }
         assert walk["b"].cause == "a"
         assert walk.told("node.failed")[0].data == {
             "error": walk["a"].error,
             "reason": "worker_lost",
+        }
+
+    def test_one_lost_attempt_is_named_by_its_number(self) -> None:
+        walk = Walk({"a": []}, a={"max_retries": 1})
+        walk.start("a")
+        walk.fail("a")
+        walk.later(60)
+        walk.wake("a")
+        walk.start("a")
+        walk.later(60)
+        walk.reap("a", max_crashes=1)
+        assert walk["a"].error == {
+            "type": "worker_lost",
+            "message": "its worker died during attempt 2",
         }
 
     def test_the_crash_limit_is_the_callers(self) -> None:

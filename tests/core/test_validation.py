@@ -90,7 +90,7 @@ ONE: dict[str, tuple[str, str, str, str]] = {
         ),
         "cycle",
         "nodes[0].dependencies[0]",
-        "2 nodes wait for each other: a → b → a",
+        "2 nodes wait for each other: a needs b, b needs a",
     ),
     "an unknown handler": (
         nodes("- {id: a, handler: ⟦slep}"),
@@ -310,9 +310,10 @@ def test_each_cycle_is_one_problem_and_what_is_behind_it_another() -> None:
         ],
     }
     checked = check(flow)
+    waiting = "nodes wait for each other"
     assert [(p.code, p.path, p.message) for p in checked.errors] == [
-        ("cycle", "nodes[0].dependencies[0]", "3 nodes wait for each other: a → b → c → a"),
-        ("cycle", "nodes[3].dependencies[0]", "2 nodes wait for each other: x → y → x"),
+        ("cycle", "nodes[0].dependencies[0]", f"3 {waiting}: a needs c, c needs b, b needs a"),
+        ("cycle", "nodes[3].dependencies[0]", f"2 {waiting}: x needs y, y needs x"),
         ("unreachable", "nodes[6]", "'behind' can never start: it comes after a cycle"),
         ("unreachable", "nodes[7]", "'further' can never start: it comes after a cycle"),
     ]
@@ -330,7 +331,8 @@ def test_a_long_cycle_is_spelled_out_in_short() -> None:
     (problem,) = check(flow).errors
     assert problem.message == (
         "50 nodes wait for each other: "
-        "n0 → n1 → n2 → n3 → n4 → n5 → n6 → n7 → n8 → n9 → … → n49 → n0"
+        "n0 needs n49, n49 needs n48, n48 needs n47, n47 needs n46, n46 needs n45, n45 needs n44, "
+        "n44 needs n43, n43 needs n42, n42 needs n41, n41 needs n40, n40 needs n39, …, n1 needs n0"
     )
 
 

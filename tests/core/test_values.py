@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections import OrderedDict
-from enum import IntEnum, StrEnum
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT, NotJson, encode, faults, is_json
 
 from .pace import at_most
 
 # Measuring coverage makes everything some times slower.
+
+ANY_JSON = "text, a number, true, false, None, a list or a dict"
 
 
 class Colour(StrEnum):
@@ -119,8 +128,8 @@ def test_subclasses_and_tuples_are_the_json_type_they_stand_for(value: Any, text
         ({"a\ud800": 1}, "a key contains a lone surrogate, which is no valid text"),
         ({1: 2}, "key 1 is not text; JSON keys are"),
         ({True: 2}, "key true is not text; JSON keys are"),
-        ({"x": {1, 2}}, "x: a Python set is not a JSON value"),
-        (b"abc", "a Python bytes is not a JSON value"),
+        ({"x": {1, 2}}, "x: a Python set is not a JSON value: give sorted(value)"),
+        (object(), f"a Python object is not a JSON value: give {ANY_JSON}"),
     ],
 )
 def test_a_fault_says_what_and_where(value: Any, message: str) -> None:
@@ -128,6 +137,94 @@ def test_a_fault_says_what_and_where(value: Any, message: str) -> None:
         encode(value)
     assert str(error.value) == message
     assert error.value.code == "invalid_value"
+
+
+ISO = "value.isoformat()"
+DECODED = "value.decode() of a text, else base64.b64encode(value).decode()"
+MODEL = 'value.model_dump(mode="json")'
+
+
+class Hue(Enum):
+    RED = 1
+
+
+class Model(BaseModel):
+    x: int = 1
+
+
+@dataclass
+class Point:
+    x: int = 1
+
+
+class Table:
+    def tolist(self) -> list[int]:
+        raise AssertionError("nobody calls it")
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "advice"),
+    [
+        (datetime(2026, 1, 2, tzinfo=UTC), "a datetime", ISO),
+        (date(2026, 1, 2), "a date", ISO),
+        (timedelta(1), "a timedelta", "value.total_seconds()"),
+        (Decimal("1.5"), "a Decimal", "str(value)"),
+        (UUID(int=1), "a UUID", "str(value)"),
+        (Path("x"), "a PosixPath", "str(value)"),
+        ({1}, "a set", "sorted(value)"),
+        (frozenset({1}), "a frozenset", "sorted(value)"),
+        (b"x", "a bytes", DECODED),
+        (Point(), "a Point", "dataclasses.asdict(value)"),
+        (Model(), "a Model", MODEL),
+        (Table(), "a Table", "value.tolist()"),
+        (Hue.RED, "a Hue", "value.value"),
+        ((n for n in ()), "a generator", "list(value)"),
+        ({}.items(), "a dict_items", "dict(value)"),
+        (ValueError("x"), "a ValueError", "str(value), or raise it"),
+        (Level, "an EnumType", ANY_JSON),
+        (len, "a builtin_function_or_method", ANY_JSON),
+    ],
+)
+def test_what_json_cannot_hold_is_told_with_what_to_return_instead(
+    value: Any, name: str, advice: str
+) -> None:
+    for output, where in (
+        (value, "output"),
+        ({"when": value}, "output.when"),
+        ([1, {"a b": (value,)}], 'output[1]["a b"][0]'),
+    ):
+        with pytest.raises(NotJson) as error:
+            encode(output)
+        told = f"{where} is {name}, which JSON cannot hold: return {advice}"
+        assert error.value.of_output() == told
+
+
+@given(st.recursive(st.dates() | st.binary() | st.uuids(), lambda s: st.lists(s, min_size=1)))
+def test_what_the_advice_gives_can_be_stored(value: Any) -> None:
+    with pytest.raises(NotJson) as error:
+        encode(value)
+    for step in error.value.path:
+        value = value[step]
+    advice = error.value.of_output().rpartition(" return ")[2].rpartition(" else ")[2]
+    encode(eval(advice, {"value": value, "base64": base64}))
+
+
+def test_a_value_is_not_asked_what_to_return_instead_of_it() -> None:
+    class Hostile:
+        def __getattr__(self, name: str) -> Any:
+            raise SystemExit
+
+    with pytest.raises(NotJson) as error:
+        encode([Hostile()])
+    told = f"output[0] is a Hostile, which JSON cannot hold: return {ANY_JSON}"
+    assert error.value.of_output() == told
+
+
+def test_other_faults_of_an_output_say_where_they_are() -> None:
+    for value, told in (({"x": math.nan}, "x: nan is not a"), ({1: 2}, "key 1 is not text")):
+        with pytest.raises(NotJson) as error:
+            encode(value)
+        assert error.value.of_output().startswith(f"the output cannot be stored: {told}")
 
 
 def test_every_fault_is_found_in_order() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dovetail.core.run import NodeState, RunState
-from dovetail.engine.explain import explain
+from dovetail.core.states import NodeStatus, Reason
+from dovetail.engine.explain import counts, explain
 
 from ..core.walk import BROKEN, Walk
 
@@ -77,7 +78,7 @@ def test_a_running_node_tells_for_how_long_and_which_attempt() -> None:
 def test_a_parked_node_names_its_rate_limit_and_the_wait() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "gemini_api"})
     walk.park("a", 9.2)
-    assert said(walk, "a") == ("rate_limited", "parked by rate limit 'gemini_api', about 9 s")
+    assert said(walk, "a") == ("rate_limited", "rate limit 'gemini_api': starts in about 9 s")
     details = why(walk)["a"]["details"]
     assert (details["resource_tag"], details["seconds"]) == ("gemini_api", 9.2)
     assert details["until"] == "1970-01-01T00:01:49.200000Z"
@@ -110,7 +111,7 @@ def test_a_time_that_is_over_is_no_time_at_all() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", 1)
     walk.later(5)
-    assert said(walk, "a")[1] == "parked by rate limit 't', about 0.0 s"
+    assert said(walk, "a")[1] == "rate limit 't': starts in about 0.0 s"
 
 
 def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None:
@@ -119,9 +120,12 @@ def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None
     walk.park("b", 9)
     assert said(walk, "a", driven=False) == (
         "no_worker",
-        "was running when its process ended; nobody drives the run now",
+        "interrupted: it was running when its process ended; no process is running it",
     )
-    assert said(walk, "b", driven=False) == ("no_worker", "queued, but nobody drives the run")
+    assert said(walk, "b", driven=False) == (
+        "no_worker",
+        "interrupted: queued, and no process is running the run",
+    )
     assert said(walk, "c", driven=False)[0] == "waiting_for_parents"
 
 
@@ -158,3 +162,25 @@ def test_waits_are_told_as_coarsely_as_they_are_known(seconds: float, shown: str
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", seconds)
     assert said(walk, "a")[1].endswith(f"about {shown}")
+
+
+def test_nodes_are_counted_by_what_became_of_them() -> None:
+    walk = Walk({"a": [], "b": [], "c": ["b"], "d": ["c"], "e": []})
+    walk.run("a")
+    assert counts(walk.state) == {"completed": 1, "queued": 2, "pending": 2}
+    walk.start("b")
+    assert counts(walk.state) == {"completed": 1, "running": 1, "queued": 1, "pending": 2}
+    walk.fail("b")
+    # `fail_fast`: what comes after it is FAILED as well, and never ran.
+    assert counts(walk.state) == {"completed": 1, "failed": 1, "cancelled": 1, "never run": 2}
+
+
+def test_every_node_of_any_run_is_counted_once() -> None:
+    for status in NodeStatus:
+        for reason in (None, *Reason):
+            walk = Walk({"a": [], "b": ["a"]})
+            for node in walk.state.nodes:
+                node.status, node.reason = status, reason
+            ((word, count),) = counts(walk.state).items()
+            passed_on = status is NodeStatus.FAILED and reason is Reason.DEPENDENCY_FAILED
+            assert (word, count) == ("never run" if passed_on else status.lower(), 2)

@@ -80,6 +80,21 @@ def test_validate_knows_the_handlers_that_workers_announced(asking: Asking) -> N
     assert asking.json("validate", good)[0]["valid"] is True
 
 
+def test_handlers_lists_what_workers_have_announced(asking: Asking) -> None:
+    found = {one["name"]: one for one in asking.json("handlers")}
+    assert set(found["greet"]) == {"name", "max_retries", "secrets", "version", "workers"}
+    assert (found["greet"]["version"], found["greet"]["secrets"]) == (1, False)
+    assert "headers" in found["call_external_service"]["secrets"]
+    assert found["greet"]["workers"]
+    lines = asking("handlers").out.splitlines()
+    assert lines[0].split() == ["HANDLER", "RETRIES", "VERSION", "WORKERS"]
+    (greet,) = [line.split() for line in lines if line.startswith("greet ")]
+    assert greet[1:3] == [str(found["greet"]["max_retries"]), "1"]
+    assert greet[3] == ", ".join(found["greet"]["workers"])
+    here = {one["name"] for one in asking.json("handlers", "--embedded")}
+    assert "greet" not in here, "of this machine"
+
+
 def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     asking: Asking, hands: Hands
 ) -> None:

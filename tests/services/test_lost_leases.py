@@ -6,6 +6,7 @@ Nobody dies here either; see test_crash_points.py.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -64,12 +65,25 @@ async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stag
     assert letter == {
         "stream": "tasks:h",
         "id": "r:a:1",
-        "reason": "poison: its worker was lost at 3 starts",
+        "reason": "poison: its worker died during 3 attempts",
         "fields": {"run_id": "r", "node_id": "a", "token": str(token), "handler": "h"},
     }
     await stage.living.apply([Retry("r")])
     await lost(stage, 3)
     assert [one["id"] for one in await letters(stage)] == ["r:a:2", "r:a:1"]
+
+
+async def test_a_lost_worker_is_logged_with_its_nodes(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stage.living.submit(Submit("0123456789", graph({"a": [], "b": []}), {}))
+    for task in await stage.tasks():
+        await stage.claim(task, lease=LEASE)
+    await asyncio.sleep(LEASE)
+    await asyncio.gather(stage.living.reap(), stage.living.reap())
+    (line,) = [one.getMessage() for one in caplog.records if "lost worker" in one.getMessage()]
+    told = "its lease on 2 nodes ran out: a of run 012345, b of run 012345"
+    assert re.fullmatch(rf"lost worker \S+: {told}", line)
 
 
 async def test_what_may_start_once_is_not_taken_for_poison(stage: Stage) -> None:

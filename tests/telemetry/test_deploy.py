@@ -249,10 +249,10 @@ async def test_the_redis_of_the_composition_is_one_that_the_doctor_finds_well() 
 # What Kubernetes knows of the fields that are used here: one that is misspelt would be ignored.
 FIELDS = {
     "pod": {"terminationGracePeriodSeconds", "automountServiceAccountToken", "securityContext",
-            "containers", "volumes"},
+            "containers", "volumes", "topologySpreadConstraints"},
     "container": {"name", "image", "args", "envFrom", "env", "ports", "startupProbe",
                   "livenessProbe", "readinessProbe", "resources", "securityContext",
-                  "volumeMounts"},
+                  "volumeMounts", "lifecycle"},
     "probe": {"httpGet", "periodSeconds", "timeoutSeconds", "failureThreshold"},
     "deployment": {"replicas", "selector", "strategy", "template"},
     "httpGet": {"path", "port", "httpHeaders"},
@@ -273,7 +273,9 @@ def pod(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def environment_of(container: dict[str, Any]) -> dict[str, str]:
     (settings,) = documents(KUBERNETES / "settings.yaml")
-    (secret,) = documents(KUBERNETES / "secret.example.yaml")
+    (named,) = [one["secretRef"] for one in container["envFrom"] if "secretRef" in one]
+    secrets = documents(KUBERNETES / "secret.example.yaml")
+    (secret,) = [one for one in secrets if one["metadata"]["name"] == named["name"]]
     own = {one["name"]: one.get("value", "10.0.0.1") for one in container.get("env", [])}
     whole = {**settings["data"], **secret["stringData"], **own}
     return {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in whole.items()}
@@ -289,7 +291,10 @@ def test_a_pod_has_settings_that_exist_and_time_to_drain(name: str) -> None:
     given = environment_of(container)
     assert {key for key in given if key.startswith("DOVETAIL_")} <= SETTINGS
     settings = load_settings(environ=given, directory=DEPLOY)
-    assert spec["terminationGracePeriodSeconds"] > settings.drain_seconds + 5
+    before = container.get("lifecycle", {}).get("preStop", {"exec": {"command": ["sleep", "0"]}})
+    first = int(before["exec"]["command"][1]) + settings.shutdown_delay
+    assert spec["terminationGracePeriodSeconds"] > first + settings.drain_seconds + 5
+    assert settings.shutdown_delay == (5 if name == "api" else 0)
     assert starts(container["args"]) is not None
     assert settings.log_format == "json"
 
@@ -338,13 +343,65 @@ def test_a_pod_has_no_field_that_kubernetes_does_not_know_and_no_right_it_does_n
 
 def test_the_kustomization_names_every_file_but_what_is_applied_by_hand() -> None:
     (whole,) = documents(KUBERNETES / "kustomization.yaml")
-    by_hand = {"kustomization.yaml", "secret.example.yaml", "autoscaling.yaml"}
+    by_hand = {"kustomization.yaml", "secret.example.yaml", "autoscaling.yaml", "alerts.yaml"}
+    by_hand.add("migrate.yaml")
     files = {path.name for path in KUBERNETES.glob("*.yaml")}
     assert set(whole["resources"]) == files - by_hand
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     assert [image["newTag"] for image in whole["images"]] == [version[1]]
+    (job,) = documents(KUBERNETES / "migrate.yaml")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"dovetail:{version[1]}"
     assert COMPOSE["worker"]["image"] == f"dovetail:{version[1]}"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_pods_of_a_service_are_spread_over_zones_and_nodes(name: str) -> None:
+    spec, _ = pod(name)
+    labels = deployment(name)["spec"]["selector"]
+    spread = spec["topologySpreadConstraints"]
+    assert [one["topologyKey"] for one in spread] == [
+        "topology.kubernetes.io/zone",
+        "kubernetes.io/hostname",
+    ]
+    assert all(one["labelSelector"] == labels for one in spread)
+
+
+def test_each_service_has_a_secret_of_its_own_with_no_more_than_it_needs() -> None:
+    secrets = {
+        one["metadata"]["name"].removeprefix("dovetail-"): one["stringData"]
+        for one in documents(KUBERNETES / "secret.example.yaml")
+    }
+    assert set(secrets) == set(SERVICES)
+    assert "DOVETAIL_DATABASE_URL" not in secrets["worker"]
+    for name in ("orchestrator", "worker"):
+        assert all(token.endswith(":read") for token in secrets[name]["DOVETAIL_TOKENS"].split(","))
+
+
+def test_the_network_lets_only_ports_that_a_pod_has_be_reached() -> None:
+    policies = {
+        one["metadata"]["name"]: one["spec"] for one in documents(KUBERNETES / "network.yaml")
+    }
+    assert policies.pop("nothing") == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    reached = {}
+    for spec in policies.values():
+        (rule,) = spec["ingress"]
+        selector = spec["podSelector"]
+        names = [selector["matchLabels"].get("app.kubernetes.io/component")]
+        for expression in selector.get("matchExpressions", ()):
+            names = expression["values"]
+        reached |= {name: [port["port"] for port in rule["ports"]] for name in names}
+    assert reached == {name: [one["name"] for one in pod(name)[1]["ports"]] for name in SERVICES}
+
+
+def test_every_alert_asks_for_metrics_that_are_exported_and_says_what_to_do() -> None:
+    (rules,) = documents(KUBERNETES / "alerts.yaml")
+    (group,) = rules["spec"]["groups"]
+    for rule in group["rules"]:
+        test_every_query_names_a_metric_that_is_exported_and_its_labels(rule["expr"])
+        assert rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("warning", "critical")
 
 
 def test_workers_are_scaled_by_what_waits_and_by_what_one_of_them_can_do() -> None:

@@ -175,7 +175,7 @@ EXAMPLES = {
                     "id": "fetch",
                     "status": "QUEUED",
                     "code": "rate_limited",
-                    "why": "parked by rate limit 'search_api', about 9 s",
+                    "why": "rate limit 'search_api': starts in about 9 s",
                     "details": {"resource_tag": "search_api", "until": AT, "seconds": 9.1},
                 },
                 {

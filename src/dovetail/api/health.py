@@ -24,7 +24,7 @@ async def live() -> Response:
 @router.get("/ready", summary="It can be given work; else 503", response_model=schemas.Health)
 async def ready(request: Request) -> Response:
     here: Service = request.app.state.service
-    if here.closing.is_set():
+    if here.leaving.is_set() or here.closing.is_set():
         return _not_ready(request, KIND_OF[503], STOPPING)
 
     async def probe() -> None:

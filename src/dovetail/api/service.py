@@ -72,6 +72,8 @@ class Service:
     """Names and addresses it is reached by, beside loopback and those of the settings."""
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
     """The text of `/metrics` and its content type."""
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not ready any more: it serves what still comes until load balancers know."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the server is asked to stop: whoever waits or streams comes to an end."""
 

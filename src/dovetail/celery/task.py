@@ -23,6 +23,7 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.retry import DEFAULT_RETRY, delay
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
+from dovetail.core.words import died_during
 from dovetail.executor import WorkflowResult
 
 log = logging.getLogger("dovetail.celery")
@@ -92,12 +93,9 @@ class DagTask(Task):  # type: ignore[misc]
         crashes = _crashes(request) + 1
         most = settings().max_crashes
         if crashes >= most:
-            times = f"{crashes} times" if crashes > 1 else "once"
-            message = f"its worker was lost {times}: DOVETAIL_MAX_CRASHES allows no more"
+            message = f"{died_during(crashes, 1)}: DOVETAIL_MAX_CRASHES allows no more"
             return {"type": "worker_lost", "message": message}
-        log.warning(
-            "DAG %s starts again: its worker was lost (%s of %s)", request.id, crashes, most
-        )
+        log.warning("DAG %s starts again: its worker died (%s of %s)", request.id, crashes, most)
         again = self.signature_from_request(
             request, retries=request.retries, headers={CRASHES: crashes}
         )

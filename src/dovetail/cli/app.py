@@ -160,7 +160,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve the HTTP API, and go on with runs that nobody drives.
+    """Serve the HTTP API, and go on with interrupted runs.
 
     SIGTERM and Ctrl-C hand back what does not finish in time. Exit code: 0, or 1 if it could not
     listen or lost its store.
@@ -248,8 +248,24 @@ def schema() -> None:
 
 
 @app.command()
+def migrate() -> None:
+    """Bring the tables of PostgreSQL up to date, before services of this version start.
+
+    Services do so themselves; this is for a job of its own. Exit code: 0, 1 if PostgreSQL is not
+    there, 2 if DOVETAIL_DATABASE_URL is not set.
+    """
+    from dovetail.cli.commands.migrate import migrate
+
+    migrate()
+
+
+@app.command()
+@at_a_place
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
-    """List the handlers known here: origin, retries, version and config."""
+    """List the handlers known here: origin, retries, version and config.
+
+    On Redis or a server: those that workers have announced, and which workers.
+    """
     from dovetail.cli.commands.handlers import list_handlers
 
     list_handlers(handlers or [], as_json=as_json)

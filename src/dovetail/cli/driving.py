@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from dovetail.cli.places import looking
-from dovetail.cli.text import counted
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
 from dovetail.core.run import RunState
@@ -95,6 +94,10 @@ async def short_id(commands: Commands, run_id: str) -> str:
     return run_id
 
 
-def nobody_drives(count: int) -> str:
-    """`nobody drives 2 runs` as the start of a sentence."""
-    return f"nobody drives {counted(count, 'unfinished run')}"
+INTERRUPTED = "interrupted: no process is running it"
+
+
+def interrupted(count: int, of_these: str) -> str:
+    """`2 runs are interrupted` as the start of a sentence."""
+    noun, verb = ("run", "is") if count == 1 else ("runs", "are")
+    return f"{count:,} {noun}{of_these} {verb} interrupted"

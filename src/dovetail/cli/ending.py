@@ -26,7 +26,10 @@ _LONGEST_CAUSE_LINE = 1_000
 
 _OF_THE_DEFINITION = ("invalid_config", "invalid_url", "missing_value", "template_error")
 """Errors that a definition may be to blame for, and then a retry would only repeat."""
-_MAY_BE_WRONG = "a retry uses the stored definition: if that is wrong, correct it and run it anew"
+_MAY_BE_WRONG = (
+    "a wrong definition: correct the file and run it again; a retry would use the stored one",
+    "a wrong handler or service: correct it and retry the run, as below",
+)
 
 _STYLES = {
     "COMPLETED": "bold good",
@@ -113,7 +116,8 @@ def causes(run: RunState) -> Iterator[Line]:
         more = counted(len(found) - MOST_CAUSES, "more failed node")
         yield [(f"  and {more}; --json prints all of them", "dim")]
     if any(error.get("type") in _OF_THE_DEFINITION for _, error in found):
-        yield [(_MAY_BE_WRONG, "dim")]
+        for advice in _MAY_BE_WRONG:
+            yield [(advice, "dim")]
 
 
 def _cause(node_id: str, error: dict[str, Any]) -> Iterator[Line]:

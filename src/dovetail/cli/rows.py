@@ -5,6 +5,7 @@ What it must not know: whether it is printed once or painted ten times a second.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from dovetail.cli.board import Row
@@ -14,6 +15,8 @@ from dovetail.core.states import NodeStatus, Reason
 LONGEST_ID = 40
 _TIME = 4
 _BAR = 20
+_UNIT = re.compile(r"(?<=\d)(?=[a-zµ])")
+"""Between a number and its unit: a sentence has a space there, a column has none."""
 
 _SIGNS: dict[NodeStatus, Piece] = {
     NodeStatus.PENDING: ("○", "dim"),
@@ -84,7 +87,7 @@ def _waiting(row: Row, now: float, live: bool) -> str:
         return "queued"
     wait = countdown(left) if live or left >= 1 else duration(left)
     if row.tag is not None:
-        return f"parked by {plain(row.tag)} {wait}"
+        return f"rate limit {plain(row.tag)}: starts in {_UNIT.sub(' ', wait)}"
     return f"retry {row.retry} in {wait}: {clip(plain(row.message), 100)}"
 
 

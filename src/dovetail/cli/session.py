@@ -19,6 +19,7 @@ from dovetail.cli import streams
 from dovetail.cli.asking import handlers_to_name
 from dovetail.cli.board import Board
 from dovetail.cli.driving import (
+    INTERRUPTED,
     SHORT_ID,
     cancel_all,
     cancelled_from_outside,
@@ -179,7 +180,7 @@ class Session:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
             hint = resume_hint(short, handlers_to_name(run.graph))
-            self._comment([("nobody drives this run; ", "wait"), *hint])
+            self._comment([(f"{INTERRUPTED}; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None

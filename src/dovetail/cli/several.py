@@ -56,7 +56,7 @@ class Several:
         async with driving(self._settings, self._registry) as commands:
             run_ids = self._driven = await commands.resume()
             left = await self._left_behind(commands, run_ids)
-            self._say(_taken_over(len(run_ids)))
+            self._say(_taken_over(len(run_ids), left))
             endings = [asyncio.create_task(self._see(commands, run_id)) for run_id in run_ids]
             asked = asyncio.create_task(stopping.wait())
             whole: asyncio.Future[Any] = asyncio.gather(*endings)
@@ -86,16 +86,18 @@ class Several:
             self._say(_ending(run))
 
     async def _left_behind(self, commands: Commands, driven: list[str]) -> int:
-        """Say which runs could not be taken over, and why."""
+        """Say which runs could not be taken over, and why; how many these are."""
         left = await commands.store.orphans()
+        unable = max(0, len(left) - MOST_LEFT)
         for run_id in left[:MOST_LEFT]:
             try:
                 driven += await commands.resume(run_id)
             except (Conflict, BrokenRun) as reason:
+                unable += 1
                 streams.complain([(f"{run_id[:6]}: ", "bold"), (plain(reason), "")])
         if len(left) > MOST_LEFT:
             streams.complain(f"and {len(left) - MOST_LEFT:,} more")
-        return len(left)
+        return unable
 
     def _say(self, line: Line | str) -> None:
         if self._write is None:
@@ -112,10 +114,12 @@ class Several:
         os.write(2, words.encode() + b"\n")
 
 
-def _taken_over(count: int) -> str:
-    if not count:
-        return "nothing to resume: every unfinished run that can be driven here has its process"
-    return f"took over {counted(count, 'run')}"
+def _taken_over(count: int, left: int) -> str:
+    if count:
+        return f"took over {counted(count, 'run')}"
+    if left:  # each with its reason, which has been said
+        return f"resumed none of {counted(left, 'interrupted run')}"
+    return "nothing to resume: every unfinished run has a process that runs it"
 
 
 def _ending(run: RunState) -> Line:

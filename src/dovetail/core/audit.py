@@ -63,7 +63,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
-from dovetail.core.verify import compare
+from dovetail.core.verify import compare, same_but_for_words
 from dovetail.core.words import counted
 
 CLOCKS_APART = 5.0
@@ -475,7 +475,7 @@ def _compare_runs(story: _Story, kept: RunState) -> Iterator[str]:
 def _compare_fields(who: str, names: Sequence[str], made: object, kept: object) -> Iterator[str]:
     for name in names:
         has, makes = getattr(kept, name), getattr(made, name)
-        if has != makes:
+        if has != makes and not same_but_for_words(has, makes):
             yield f"{who} is kept with {name} {_shown(has)}, the log makes it {_shown(makes)}"
 
 

@@ -15,6 +15,7 @@ from dovetail.core.events import Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop, Wake
+from dovetail.core.words import died_during
 
 # Bound once: the rules below compare states a million times a minute.
 PENDING, QUEUED, RUNNING = NodeStatus.PENDING, NodeStatus.QUEUED, NodeStatus.RUNNING
@@ -246,8 +247,8 @@ def lose_node(
     node.crashes += 1
     note(run, index, out, now, "node.lost", {"worker": node.worker, "crashes": node.crashes})
     if run.graph.nodes[index].at_most_once or node.crashes >= max_crashes:
-        starts = f"{node.crashes} start{'s' if node.crashes > 1 else ''}"
-        error = {"type": "worker_lost", "message": f"its worker was lost at {starts}"}
+        message = died_during(node.crashes, node.attempt)
+        error = {"type": Reason.WORKER_LOST.value, "message": message}
         node.reason = Reason.WORKER_LOST
         fail_node(run, index, error, out, now)
     elif run.status is not RunStatus.RUNNING:

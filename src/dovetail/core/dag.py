@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from dovetail.core.definition.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
@@ -20,6 +21,7 @@ from dovetail.core.templates import ConfigTemplate, Scope, compile_config, parse
 
 Edges = Sequence[Sequence[int]]
 """For each node the indices of its neighbours in one direction."""
+_LONGEST_WAY = 12
 
 
 def children_of(parents: Edges) -> list[list[int]]:
@@ -107,6 +109,16 @@ def cycles(parents: Edges) -> list[Cycle]:
     children = children_of(parents)
     found = sorted(members for members in _components(children) if len(members) > 1)
     return [Cycle(members, _way_around(children, members)) for members in found]
+
+
+def spell_out(names: Sequence[str]) -> str:
+    """`a needs b, b needs c, c needs a` of a cycle's `way`, whose nodes each come after the one
+    before: so it is read from its end. A long one is cut in the middle."""
+    around = [names[0], *reversed(names)]
+    said = [f"{node} needs {parent}" for node, parent in pairwise(around)]
+    if len(said) > _LONGEST_WAY:
+        said[_LONGEST_WAY - 1 : -1] = ["…"]
+    return ", ".join(said)
 
 
 def _components(children: Edges) -> list[list[int]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.findings import Finding, Path, format_path, shown
+from dovetail.core.findings import Finding, Path, format_path, one_line, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 100
@@ -28,12 +28,29 @@ LARGEST_INT = (1 << 64) - 1
 
 
 class NotJson(ValueError):
-    """A value that cannot be stored. `code` is `invalid_value` or `too_large`."""
+    """A value that cannot be stored. `code` is `invalid_value` or `too_large`; `kind` is the type
+    that JSON has no value for, if that is what is wrong."""
 
-    def __init__(self, message: str, path: Path = (), code: str = "invalid_value") -> None:
+    def __init__(
+        self,
+        message: str,
+        path: Path = (),
+        code: str = "invalid_value",
+        kind: type | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.path = path
+        self.kind = kind
+
+    def of_output(self) -> str:
+        """The same as a sentence about what a handler returned, with what to return instead."""
+        if self.kind is None:
+            return f"the output cannot be stored: {self}"
+        name = one_line(self.kind.__name__)
+        article = "an" if name[:1].lower() in "aeio" else "a"
+        where = format_path(("output", *self.path))
+        return f"{where} is {article} {name}, which JSON cannot hold: return {instead(self.kind)}"
 
 
 def is_json(
@@ -140,12 +157,74 @@ def encode(
         where = format_path(first.path)
         message = f"{where}: {first.message}" if where else first.message
         code = "too_large" if first.code == "too_large" else "invalid_value"
-        raise NotJson(message, first.path, code)
+        raise NotJson(message, first.path, code, _kind_at(value, first.path))
     text = _written(value)
     if len(text) > max_bytes:
         message = f"takes {len(text):,} bytes as JSON; at most {max_bytes:,} are allowed"
         raise NotJson(message, (), "too_large")
     return text
+
+
+_INSTEAD = {
+    ("datetime", "datetime"): "value.isoformat()",
+    ("datetime", "date"): "value.isoformat()",
+    ("datetime", "time"): "value.isoformat()",
+    ("datetime", "timedelta"): "value.total_seconds()",
+    ("decimal", "Decimal"): "str(value)",
+    ("fractions", "Fraction"): "str(value)",
+    ("uuid", "UUID"): "str(value)",
+    ("pathlib", "PurePath"): "str(value)",
+    ("ipaddress", "_IPAddressBase"): "str(value)",
+    ("enum", "Enum"): "value.value",
+    ("builtins", "set"): "sorted(value)",
+    ("builtins", "frozenset"): "sorted(value)",
+    ("builtins", "range"): "list(value)",
+    ("builtins", "generator"): "list(value)",
+    ("builtins", "map"): "list(value)",
+    ("builtins", "filter"): "list(value)",
+    ("builtins", "zip"): "list(value)",
+    ("builtins", "dict_keys"): "list(value)",
+    ("builtins", "dict_values"): "list(value)",
+    ("builtins", "dict_items"): "dict(value)",
+    ("builtins", "mappingproxy"): "dict(value)",
+    ("collections", "deque"): "list(value)",
+    ("builtins", "bytes"): "value.decode() of a text, else base64.b64encode(value).decode()",
+    ("builtins", "bytearray"): "value.decode() of a text, else base64.b64encode(value).decode()",
+    ("builtins", "memoryview"): "base64.b64encode(value).decode()",
+    ("builtins", "complex"): "[value.real, value.imag]",
+    ("builtins", "BaseException"): "str(value), or raise it",
+    ("builtins", "coroutine"): "what it gives: await it",
+}
+"""What to write in the place of a value, by the module and name of its type or of a base."""
+_INSTEAD_BY_MEMBER = (
+    ("model_dump", 'value.model_dump(mode="json")'),  # pydantic
+    ("__dataclass_fields__", "dataclasses.asdict(value)"),
+    ("__attrs_attrs__", "attrs.asdict(value)"),
+    ("to_dicts", "value.to_dicts()"),  # polars
+    ("to_dict", "value.to_dict()"),  # pandas
+    ("tolist", "value.tolist()"),  # numpy, torch, array
+)
+"""The same by what its type has; types of packages that need not be installed."""
+
+
+def instead(kind: type) -> str:
+    """What to give in the place of a value of this type. It looks at the type alone: a value may
+    do anything when it is asked."""
+    bases = type.mro(kind)
+    for base in bases:
+        if found := _INSTEAD.get((base.__module__, base.__name__)):
+            return found
+    for member, found in _INSTEAD_BY_MEMBER:
+        if any(member in vars(base) for base in bases):
+            return found
+    return "text, a number, true, false, None, a list or a dict"
+
+
+def _kind_at(value: Any, path: Path) -> type | None:
+    """The type of what is there, if JSON has none for it."""
+    for step in path:
+        value = _unmasked(value)[1][step]
+    return type(value) if _unmasked(value)[0] is object and value is not None else None
 
 
 def plain(value: Any) -> Any:
@@ -209,7 +288,7 @@ def _fault(item: Any, nul: bool) -> str | None:
         return f"{shown(item)} does not fit into 64 bits; write it as text"
     if isinstance(item, float):
         return None if isfinite(item) else f"{item} is not a JSON number; numbers are finite"
-    return f"{shown(item)} is not a JSON value"
+    return f"{shown(item)} is not a JSON value: give {instead(type(item))}"
 
 
 def _encodable(text: str) -> bool:

@@ -11,11 +11,22 @@ from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
 from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import FINISHED, NodeStatus, RunStatus
+from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.engine.views import timestamp
 
 MOST_NAMED = 5
 """So many parents are named in a sentence; `details` has them all."""
+
+NEVER_RUN = "never run"
+_COUNTED = {
+    NodeStatus.COMPLETED: "completed",
+    NodeStatus.FAILED: "failed",
+    NodeStatus.SKIPPED: "skipped",
+    NodeStatus.CANCELLED: "cancelled",
+    NodeStatus.RUNNING: "running",
+    NodeStatus.QUEUED: "queued",
+    NodeStatus.PENDING: "pending",
+}
 
 
 class Why(NamedTuple):
@@ -55,6 +66,18 @@ def explain(
             }
         )
     return told
+
+
+def counts(run: RunState) -> dict[str, int]:
+    """How many nodes are in which state, in words; only states that some node is in.
+
+    A node that `fail_fast` failed along with its parent is FAILED, too, but it never ran.
+    """
+    found = dict.fromkeys(_COUNTED.values(), 0) | {NEVER_RUN: 0}
+    for node in run.nodes:
+        passed_on = node.reason is Reason.DEPENDENCY_FAILED and node.status is NodeStatus.FAILED
+        found[NEVER_RUN if passed_on else _COUNTED[node.status]] += 1
+    return {word: count for word, count in found.items() if count}
 
 
 def _damaged(damage: Sequence[str]) -> Why:
@@ -111,9 +134,9 @@ def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
 
 def _no_worker(node: NodeState) -> Why:
     if node.status is NodeStatus.RUNNING:
-        sentence = "was running when its process ended; nobody drives the run now"
+        sentence = "interrupted: it was running when its process ended; no process is running it"
     else:
-        sentence = "queued, but nobody drives the run"
+        sentence = "interrupted: queued, and no process is running the run"
     return Why("no_worker", sentence, {"worker": node.worker, "attempt": node.attempt})
 
 
@@ -131,7 +154,7 @@ def _running(node: NodeState, now: float) -> Why:
 
 def _rate_limited(spec: NodeSpec, node: NodeState, now: float) -> Why:
     left = _left(node, now)
-    sentence = f"parked by rate limit '{spec.resource_tag}', about {_seconds(left)}"
+    sentence = f"rate limit '{spec.resource_tag}': starts in about {_seconds(left)}"
     details = {"resource_tag": spec.resource_tag, **_until(node, left)}
     return Why("rate_limited", sentence, details)
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Decision
+from dovetail.core.words import died_during
 from dovetail.engine.ports import Store
 from dovetail.engine.shared_ports import Start
 
@@ -31,5 +32,5 @@ class PoisonWatch:
             graph = (await self._store.load(start[0], outputs=False)).graph
         except NotFound:
             return
-        reason = f"poison: its worker was lost at {lost['crashes']} starts"
+        reason = f"poison: {died_during(lost['crashes'], decision.events[0].attempt or 0)}"
         await self._bury(start, graph.nodes[graph.index[start[1]]].handler, reason)

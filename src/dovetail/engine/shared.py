@@ -29,6 +29,7 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.core.words import counted
 from dovetail.engine.clock import Clock
 from dovetail.engine.duties import every
 from dovetail.engine.isolating import isolated, told
@@ -44,6 +45,8 @@ MISSED_LOOKS = 4
 """Who comes so late to look at leases was away."""
 SWEEP_SECONDS = 2.0
 AT_ONCE = 500
+MOST_NAMED = 5
+"""So many lost nodes are named in a line of the log."""
 TOGETHER = 500
 A_PART = 64
 """Results that are taken in before what follows from them is sent out."""
@@ -346,14 +349,19 @@ class SharedOrchestrator:
     async def _reap(self, starts: Sequence[Start]) -> set[Start]:
         """Which of these were lost; who was renewed or has ended meanwhile was not."""
         reaped = set()
+        lost: dict[str, list[Start]] = {}
         for at in range(0, len(starts), AT_ONCE):
             part = starts[at : at + AT_ONCE]
             decisions = await self.apply_each([Reap(*start, self._max_crashes) for start in part])
             for start, decided in zip(part, decisions, strict=True):
                 if decided:
                     reaped.add(start)
+                    for event in decided.events[:1]:
+                        lost.setdefault(str((event.data or {}).get("worker")), []).append(start)
                     if self._reaped is not None:
                         await self._reaped(start, decided)
+        for worker, its_starts in lost.items():
+            log.warning("lost worker %s: %s", worker, lost_nodes(its_starts))
         return reaped
 
     async def _all_heard(self) -> bool:
@@ -502,6 +510,13 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
                 part = []
     if part:
         yield part
+
+
+def lost_nodes(starts: Sequence[Start]) -> str:
+    """`its lease on 2 nodes ran out: a of run 12ab34, b of run 12ab34`."""
+    named = ", ".join(f"{node} of run {run_id[:6]}" for run_id, node, _ in starts[:MOST_NAMED])
+    more = f" and {len(starts) - MOST_NAMED:,} more" if len(starts) > MOST_NAMED else ""
+    return f"its lease on {counted(len(starts), 'node')} ran out: {named}{more}"
 
 
 def _some_at_a_time(runs: Sequence[tuple[str, float]]) -> Iterator[Sequence[tuple[str, float]]]:

@@ -223,9 +223,7 @@ class HandlerCall:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
-            message = self._redactor.redact_shown(
-                f"the handler's output is not storable: {problem}"
-            )
+            message = self._redactor.redact_shown(problem.of_output())
             raise PermanentError(message, type=kind) from None
         except BaseException as problem:  # a type of the handler's own that cannot be looked at
             told = self.describe(problem)
@@ -236,7 +234,7 @@ class HandlerCall:
         try:
             return self._redactor.redact(orjson.loads(text))
         except SecretInKey as problem:
-            message = f"the handler's output is not storable: {problem}"
+            message = f"the output cannot be stored: {problem}"
             message = self._redactor.redact_shown(message)
             raise PermanentError(message, type=problem.type) from None
 

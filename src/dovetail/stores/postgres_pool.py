@@ -252,6 +252,10 @@ class PostgresPool:
 
     # ── the way there ────────────────────────────────────────────────────────────────────
 
+    async def migrate(self) -> None:
+        """Reach the database and bring its tables up to date, as the first use does."""
+        await self._open()
+
     async def _open(self) -> None:
         if self._migrated:
             return

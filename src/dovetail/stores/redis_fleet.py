@@ -143,6 +143,27 @@ class RedisFleet:
             for name in one["handlers"]
         }
 
+    async def catalogue(self) -> list[dict[str, Any]]:
+        """Every handler that was announced within the last day, as the worker that was started
+        last has it, with the workers that are alive and have it."""
+        serving: dict[str, list[str]] = {}
+        for worker in await self.workers():
+            for name in worker["handlers"] if worker["alive"] else ():
+                serving.setdefault(name, []).append(worker["worker_id"])
+        versions = await self.versions()
+        return [
+            {
+                "name": name,
+                "max_retries": told.retries,
+                "secrets": sorted(told.secrets)
+                if isinstance(told.secrets, frozenset)
+                else told.secrets,
+                "version": versions.get(name, 1),
+                "workers": serving.get(name, []),
+            }
+            for name, told in sorted((await self.announced()).items())
+        ]
+
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
         depth = source("fleet_depth")

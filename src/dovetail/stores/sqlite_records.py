@@ -420,10 +420,15 @@ class SqliteRecords:
             found.append(Finding("clock", True, "not behind the newest run"))
         if orphans:
             some = ", ".join(run_id[:6] for run_id in orphans[:5])
-            what = f"nobody drives {len(orphans):,} unfinished: {some}"
+            many = counted(len(orphans), "run is", "runs are")
+            what = f"{many} interrupted, no process is running: {some}"
             found.append(Finding("drivers", False, what, "dovetail runs resume"))
         else:
-            found.append(Finding("drivers", True, "no unfinished run is without a live driver"))
+            found.append(
+                Finding(
+                    "drivers", True, "no run is interrupted: each unfinished one has its process"
+                )
+            )
         return found
 
 

@@ -98,8 +98,10 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
 def _unknown_variables() -> Iterator[Finding]:
     """A warning: they stop nothing, and may be there for somebody else."""
     for name, meant in unknown_variables().items():
-        fix = f"did you mean {meant}?" if meant else "unset it, if it was meant for dovetail"
-        yield Finding("variable", True, f"{name} is no setting, and is ignored", fix)
+        hint = f" (did you mean {meant}?)" if meant else ""
+        fix = f"set {meant} instead" if meant else "unset it, if it was meant for Dovetail"
+        message = f"{name} is not a Dovetail setting and is ignored{hint}"
+        yield Finding("variable", True, message, fix)
 
 
 def _elsewhere(settings: Settings) -> Iterator[Finding]:

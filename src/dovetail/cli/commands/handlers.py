@@ -1,22 +1,31 @@
-"""`dovetail handlers`: what a node's `handler` may name here."""
+"""`dovetail handlers`: what a node's `handler` may name here, or where services run nodes."""
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli import streams
 from dovetail.cli.json_output import json_bytes
-from dovetail.cli.text import cells, clip, plain
-from dovetail.config import load_settings
+from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli.text import Line, cells, clip, plain, table
+from dovetail.client import http_client
+from dovetail.config import Settings, load_settings
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Handler, Registry
 
 _INDENT = "    "
+MOST_WORKERS = 5
+"""So many workers of a handler are named."""
 
 
 def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
+    settings = settings_of_this_place()
+    if is_shared(settings) and not specs:
+        _list_announced(settings, as_json=as_json)
+        return
     if as_json:
         with streams.document() as write:
             registry = load_registry(load_settings(), specs)
@@ -46,6 +55,61 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
             streams.say([(_INDENT + line, "dim")])
         if secrets := _secrets(handler):
             streams.say([(_INDENT + secrets, "dim")])
+
+
+def _list_announced(settings: Settings, *, as_json: bool) -> None:
+    """Where services run nodes, these are the handlers that count, not those of this machine."""
+    if as_json:
+        with streams.document() as write:
+            write(json_bytes(asyncio.run(_announced(settings))))
+        return
+    found = asyncio.run(_announced(settings))
+    if not found:
+        streams.say("no worker has announced a handler; start one:  dovetail worker")
+        return
+    rows: list[Line] = [[(name, "dim") for name in ("HANDLER", "RETRIES", "VERSION", "WORKERS")]]
+    for one in found:
+        workers = ", ".join(plain(worker) for worker in one["workers"][:MOST_WORKERS])
+        more = len(one["workers"]) - MOST_WORKERS
+        rows.append(
+            [
+                (plain(one["name"]), "bold"),
+                (_known(one["max_retries"]), ""),
+                (_known(one["version"]), ""),
+                (workers + (f" and {more:,} more" if more > 0 else ""), "")
+                if workers
+                else ("none that is alive", "wait"),
+            ]
+        )
+    for row, known in zip(table(rows, streams.room()), [{}, *found], strict=True):
+        streams.say(row)
+        if where := known.get("secrets"):
+            told = "anywhere in its config" if where is True else f"in {', '.join(where)}"
+            streams.say([(f"{_INDENT}secrets: {plain(told)}", "dim")])
+
+
+def _known(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+async def _announced(settings: Settings) -> list[dict[str, Any]]:
+    if settings.server is None:
+        from dovetail.fleet import announced_handlers
+
+        return await announced_handlers(settings)
+    with http_client():
+        from dovetail.client.connection import Connection
+    async with Connection(settings.server, settings.token) as server:
+        workers = (await server.call("GET", "/api/v1/workers"))["items"]
+    # A server says which worker has what, and no more of a handler than its name.
+    serving: dict[str, list[str]] = {}
+    for worker in workers:
+        for name in worker["handlers"]:
+            serving.setdefault(name, [])
+            if worker["alive"]:
+                serving[name].append(worker["worker_id"])
+    unknown = dict.fromkeys(("max_retries", "secrets", "version"))
+    return [{"name": name, **unknown, "workers": serving[name]} for name in sorted(serving)]
 
 
 def _names(handler: Handler, registry: Registry) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.cli import streams
 from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.board import Board, Row
-from dovetail.cli.driving import nobody_drives, see_to_end, short_id
+from dovetail.cli.driving import INTERRUPTED, interrupted, see_to_end, short_id
 from dovetail.cli.ending import (
     causes,
     command,
@@ -42,6 +42,7 @@ from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.explain import counts
 from dovetail.engine.views import event_view, result, timestamp
 
 MOST_ROWS = 100
@@ -80,14 +81,14 @@ def list_runs(
         return
     now = time.time()
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
-    notes = dict.fromkeys(undriven, "nobody drives it")
+    notes = dict.fromkeys(undriven, INTERRUPTED)
     notes |= dict.fromkeys(unread, "damaged: it cannot be read")
     rows = [_list_row(run, notes.get(run["run_id"]), now) for run in items]
     for line in table([head, *rows], streams.room()):
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
-        told = f"{nobody_drives(len(undriven))}{of_these}: "
+        told = f"{interrupted(len(undriven), of_these)}: "
         streams.say([(told, "wait"), (command("runs", "resume"), "bold")])
     if page["next_cursor"]:
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
@@ -232,7 +233,7 @@ async def _next_step(
 ) -> AsyncIterator[Line]:
     if owner == "gone":
         yield [
-            ("nobody drives this run; ", "wait"),
+            (f"{INTERRUPTED}; ", "wait"),
             *resume_hint(short, handlers_to_name(run.graph)),
         ]
     elif run.finished and run.status is not RunStatus.COMPLETED:
@@ -265,8 +266,10 @@ def explain_run(given: str | None, *, as_json: bool) -> None:
 async def _explained(
     commands: Commands, run: RunState, nodes: list[dict[str, Any]]
 ) -> AsyncIterator[Line]:
-    done = len(run.nodes) - len(nodes)
-    yield [*_title(run), (f", {done:,} of {counted(len(run.nodes), 'node')} done", "")]
+    found = counts(run)
+    completed = f"{found.pop('completed', 0):,} of {counted(len(run.nodes), 'node')} completed"
+    told = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
+    yield [*_title(run), (f": {told}", "")]
     rows: list[Line] = [
         [
             (f"  {clip(node['id'], LONGEST_ID)}", "bold"),
@@ -322,7 +325,7 @@ def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
                     run = await commands.store.load(run_id, outputs=False)
                     needed = handlers_to_name(run.graph)
                     hint = resume_hint(await short_id(commands, run_id), needed)
-                    streams.complain([("nobody drives this run; ", "wait"), *hint])
+                    streams.complain([(f"{INTERRUPTED}; ", "wait"), *hint])
                     return FAILED
                 await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if told.done():

@@ -77,7 +77,8 @@ def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None)
         return 0
 
     try:
-        return perform(work, _give_up, settings.drain_seconds, fast_loop)
+        patience = settings.drain_seconds + settings.shutdown_delay
+        return perform(work, _give_up, patience, fast_loop)
     finally:
         telemetry.close()
         for one in listening:
@@ -116,6 +117,16 @@ async def _serve(
         sys.stdout.flush()
         try:
             await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and settings.shutdown_delay:
+                # Load balancers learn from /health/ready that no more requests are to come here;
+                # those that come until they know are answered.
+                service.leaving.set()
+                log.info("not ready; serves for %g s more", settings.shutdown_delay)
+                await asyncio.wait(
+                    {serving, *duties},
+                    timeout=settings.shutdown_delay,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
         finally:
             service.closing.set()
             await serving

@@ -119,7 +119,7 @@ def resume(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="A run's id or its first digits; without it every run that nobody drives.",
+            help="A run's id or its first digits; without it every interrupted run.",
         ),
     ] = None,
     handlers: Handlers = None,

@@ -31,7 +31,6 @@ from dovetail.core.values import faults, is_json, plain
 __all__ = ["RULES", "Checked", "Limits", "check"]
 
 MOST_PROBLEMS = 1000
-_LONGEST_WAY = 12
 _WARNINGS = frozenset({"template_may_be_skipped"})
 
 
@@ -162,7 +161,7 @@ def cycles(facts: Facts) -> Iterator[Finding]:
     for cycle in found:
         node = facts.nodes[cycle.way[0]]
         closing = node.dependencies.index(facts.nodes[cycle.way[-1]].id)
-        way = _way([one_line(str(facts.nodes[place].id)) for place in cycle.way])
+        way = dag.spell_out([one_line(str(facts.nodes[place].id)) for place in cycle.way])
         message = f"{len(cycle.members):,} nodes wait for each other: {way}"
         yield Finding("cycle", message, node.dependency_path(closing))
     ordered.update(place for cycle in found for place in cycle.members)
@@ -170,13 +169,6 @@ def cycles(facts: Facts) -> Iterator[Finding]:
         if place not in ordered:
             message = f"{shown(node.id)} can never start: it comes after a cycle"
             yield Finding("unreachable", message, node.path)
-
-
-def _way(names: list[str]) -> str:
-    names = [*names, names[0]]
-    if len(names) > _LONGEST_WAY:
-        names[_LONGEST_WAY - 2 : -2] = ["…"]
-    return " → ".join(names)
 
 
 def handlers(facts: Facts) -> Iterator[Finding]:

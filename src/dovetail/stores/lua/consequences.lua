@@ -336,8 +336,8 @@ local function lose_node(i, max_crashes, once)
   nd.c = nd.c + 1
   note(i, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
   if once or nd.c >= max_crashes then
-    local starts = nd.c .. (nd.c > 1 and ' starts' or ' start')
-    fail_node(i, '{"type":"worker_lost","message":"its worker was lost at ' .. starts .. '"}',
+    local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
+    fail_node(i, '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}',
       'worker_lost')
   elseif run.status ~= 'RUNNING' then
     cancel_node(i, 'run_failed')
