@@ -5,6 +5,7 @@ takes. What it must not know: the transport (`transports/celery.py`), where each
 its own, and a lost worker costs one node instead of the whole DAG.
 """
 
+from dovetail.celery.driving import dag_ended
 from dovetail.celery.groups import DagGroup, DagGroupResult, result_of, run_dag_group
 from dovetail.celery.known import DagRefused, register_dag, register_handlers
 from dovetail.celery.task import DagTask, configure, run_dag
@@ -15,6 +16,7 @@ __all__ = [
     "DagRefused",
     "DagTask",
     "configure",
+    "dag_ended",
     "register_dag",
     "register_handlers",
     "result_of",
