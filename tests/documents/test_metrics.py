@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from dovetail.cli.commands.documents import settle_by_runs
+from dovetail.config import load_settings
 from dovetail.documents import PIPELINE
 from dovetail.documents.metrics import (
     CONFIDENCE,
@@ -138,6 +141,15 @@ def test_workers_of_a_set_up_on_redis_tell_it_on_their_ports(
     assert numbers(api.page(), page_of(port))["shouts"] == 40
     for page in (api.page(), page_of(port)):
         assert page("shouts_total", how="loud") > 0, "each told its own"
+    out = services.folder / "out"
+    (out / "parquet" / "day=2026-03-02").write_text("no folder")
+    assert process(services, api, "unsaved") == ["FAILED"]
+    wait_for(lambda: numbers(api.page(), page_of(port))["failed"] == 1, "its end")
+    rows = open_reviews(out).measurements()
+    assert [one.status for one in rows] == ["extracted"] * 3, "workers do not know how runs end"
+    asyncio.run(settle_by_runs(load_settings(redis_url=redis_url), out, rows))
+    told_now = {one.document_id: one.status for one in open_reviews(out).measurements()}
+    assert told_now == {"a": "success", "b": "success", "unsaved": "failed"}
 
 
 def test_a_pool_is_summed_and_what_a_killed_process_counted_stays(
