@@ -47,6 +47,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
     } == {
         "db": Path(".dovetail/dovetail.db"),
         "db_sync": "full",
+        "accept_data_loss": False,
         "transport": "streams",
         "mock_latency": (0.0, 0.0),
         "concurrency": 32,
@@ -60,6 +61,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "recovery_timeout": 30.0,
         "max_crashes": 3,
         "drain_seconds": 30.0,
+        "send_timeout": 30.0,
         "log_format": "console",
         "max_nodes": 10_000,
         "max_edges": 100_000,
@@ -68,7 +70,15 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_template_bytes": 16 << 10,
         "max_config_bytes": 1 << 20,
         "max_output_bytes": 1 << 20,
+        "max_input_bytes": 64 << 20,
+        "max_run_bytes": 256 << 20,
         "max_backlog": 100_000,
+        "max_connections": 4096,
+        "max_waiting_reads": 2000,
+        "max_reads": 1000,
+        "max_writes": 1000,
+        "max_large_bodies": 64,
+        "caller_share": 0.5,
     }
 
 

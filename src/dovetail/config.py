@@ -171,6 +171,9 @@ class Settings(BaseModel):
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"
     )
+    accept_data_loss: bool = Field(
+        False, description="`1`: services start on a Redis that may evict runs"
+    )
     transport: Literal["streams", "celery"] = Field(
         "streams", description="what carries tasks in a distributed set-up"
     )
@@ -185,6 +188,9 @@ class Settings(BaseModel):
     allowed_hosts: Names = Field((), description="names the API answers to, beside loopback")
     allow_private_addresses: Networks = Field(
         (), description="networks that `call_external_service` may reach though not public"
+    )
+    trusted_proxies: Networks = Field(
+        (), description="networks of proxies whose `X-Forwarded-For` or `Forwarded` is believed"
     )
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
     secret_hosts: Mapping[str, Hosts] = _secret(
@@ -218,6 +224,9 @@ class Settings(BaseModel):
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
     drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    send_timeout: Seconds = Field(
+        30.0, description="a client that reads nothing of its answer for this long is dropped"
+    )
 
     # what is seen of it
     metrics_port: Annotated[int, _number, Field(ge=1, le=65535)] | None = Field(
@@ -233,8 +242,32 @@ class Settings(BaseModel):
     max_template_bytes: Count = Field(16 * KIB, description="one template")
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
+    max_input_bytes: Count = Field(
+        64 * MIB, description="what a node may read of its parents' outputs"
+    )
+    max_run_bytes: Count = Field(
+        256 * MIB, description="all outputs of a run together, fixed when it is made"
+    )
     max_backlog: Count = Field(
         100_000, description="nodes that wait for a worker before the API takes no more runs"
+    )
+
+    max_connections: Count = Field(
+        4096, description="connections to the API; fewer where a process may open few files"
+    )
+    max_waiting_reads: Count = Field(
+        2000, description="event streams and `?wait=` at once; at most half of the connections"
+    )
+    max_reads: Count = Field(
+        1000, description="other requests that read; at most a quarter of the connections"
+    )
+    max_writes: Count = Field(
+        1000, description="requests that write; at most a quarter of the connections"
+    )
+    max_large_bodies: Count = Field(64, description="bodies above 16 KiB that are read or wait")
+    caller_share: Annotated[float, _number, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.5,
+        description="one token's part of each of these four; an address has half of the rest, too",
     )
 
     rate_limits: dict[str, RateLimit] = Field(

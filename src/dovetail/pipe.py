@@ -37,12 +37,15 @@ PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
 FEWEST_TOGETHER = 3
 TELL_SECONDS = 10.0
-LATER = ("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "OOM", "MISCONF")
+LATER = (
+    *("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"),
+    *("OOM", "MISCONF", "NOREPLICAS"),
+)
 """Answers of a server that will do later: one that starts, is about to be replaced, or takes no
-writes because its memory or its disk is full. A script is refused so at its first write or never,
-so nothing of it was done."""
+writes because its memory or its disk is full, or its replicas are away. A script is refused so at
+its first write or never, so nothing of it was done."""
 
-PASSING = (*LATER, "NOREPLICAS", "BUSY", "NOPERM")
+PASSING = (*LATER, "BUSY", "NOPERM")
 """What says nothing about a command itself."""
 
 log = logging.getLogger("dovetail.redis")
@@ -87,6 +90,8 @@ def as_one(commands: Sequence[Command]) -> Sequence[Command]:
 class RedisError(StoreError):
     """Redis refused a command."""
 
+    reason = "Redis cannot be used"
+
 
 class Senseless(RedisError, BrokenRun):
     """A key is of another kind than the command is for, or a script met what it cannot read."""
@@ -94,6 +99,14 @@ class Senseless(RedisError, BrokenRun):
 
 class Unreachable(RedisError):
     """Nobody answers at its address, which may pass; a refusal does not."""
+
+    reason = "Redis cannot be reached"
+
+
+def _gone(what: str) -> RedisError:
+    error = RedisError(what)
+    error.reason = Unreachable.reason
+    return error
 
 
 class _Asked:
@@ -546,7 +559,7 @@ class Pipe:
     def _lost(self, wire: _Wire) -> None:
         """Open it again, and ask again what was not answered."""
         if self._closed or wire is not self._wire:
-            self._fail(wire.asked, RedisError("the connection to Redis broke"))
+            self._fail(wire.asked, _gone("the connection to Redis broke"))
             return
         self._wire = None
         self.breaks += 1
@@ -582,7 +595,7 @@ class Pipe:
                 await self._open()
                 return
             if self._loop.time() > give_up:
-                self._fail(self._waiting, RedisError("Redis did not come back"))
+                self._fail(self._waiting, _gone("Redis did not come back"))
                 self._waiting.clear()
                 give_up = self._loop.time() + self._patience
             await asyncio.sleep(pause)

@@ -26,6 +26,22 @@ MIB = 1 << 20
 RETRY = {"max_retries": 3, "retry": {"base_delay_seconds": 0}}
 
 
+async def test_what_a_run_keeps_in_all_is_bounded() -> None:
+    async def big(config: dict[str, Any], ctx: Any) -> str:
+        return "x" * 998
+
+    nodes: dict[str, Any] = {f"n{i}": {"handler": "big", **RETRY} for i in range(4)}
+    async with engine(big, max_run_bytes=2500) as it:
+        run = await it.run(nodes, on_failure="continue")
+        assert sorted(statuses(run).values()) == ["COMPLETED"] * 2 + ["FAILED"] * 2
+        failed = [node for node in run.nodes if node.error]
+        assert all(node.error["type"] == "too_large" and node.attempt == 1 for node in failed)
+        assert "DOVETAIL_MAX_RUN_BYTES" in failed[0].error["message"]
+        assert await it.commands.verify(run.id) == []
+        again = await it.run(nodes, on_failure="continue")  # each run has its own
+        assert run.kept_bytes == again.kept_bytes == 2000
+
+
 def looped() -> list[Any]:
     ring: list[Any] = []
     ring.append(ring)

@@ -15,8 +15,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from dovetail.api import batches, events, fleet, health, limits, metrics, runs, workflows
+from dovetail.api.admission import Admission
 from dovetail.api.answers import PREFIX, json_answer
+from dovetail.api.budgets import Budgets, limits_of
 from dovetail.api.compression import Compression
+from dovetail.api.connection import most_connections
 from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.document import describe
 from dovetail.api.envelope import Answered, Envelope
@@ -73,10 +76,15 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
     describe(app)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
-    tell_problems(app, hidden=re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$"))
+    hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")
+    tell_problems(app, hidden, service.readiness.doubt)
     settings = service.settings
     guard = Guard(
-        Compression(app),
+        Admission(
+            Compression(app),
+            Budgets(limits_of(settings, most_connections(settings.max_connections))),
+            settings.trusted_proxies,
+        ),
         hosts=[*settings.allowed_hosts, *service.hosts],
         tokens=Tokens(settings.tokens),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -22,7 +22,13 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
-from dovetail.core.errors import DovetailError, InvalidDefinition, Problem
+from dovetail.core.errors import (
+    DovetailError,
+    InvalidDefinition,
+    Problem,
+    StoreError,
+    StoreLost,
+)
 from dovetail.core.findings import one_line
 
 log = logging.getLogger("dovetail.api")
@@ -36,7 +42,10 @@ STATUS_OF = {
     "conflict": 409,
     "precondition_failed": 412,
     "overloaded": 429,
+    "run_damaged": 409,
+    "record_damaged": 409,
     "store_error": 503,
+    "store_lost": 503,
     "archive_down": 503,
 }
 # What HTTP itself refuses. Words of our own: Python's change from version to version.
@@ -87,6 +96,7 @@ def answer(
     scope: Scope,
     *,
     errors: Iterable[Problem] | None = None,
+    reasons: Iterable[str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response; `kind` is the stable word that programs compare."""
@@ -101,6 +111,8 @@ def answer(
         problem["request_id"] = scope["state"]["request_id"]
     if errors is not None:
         problem["errors"] = [one.as_dict() for one in errors]
+    if reasons is not None:
+        problem["reasons"] = list(reasons)
     headers = dict(headers or {})
     if status in RETRY_AFTER:
         headers.setdefault("Retry-After", str(RETRY_AFTER[status]))
@@ -113,10 +125,11 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
+def tell_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], None]) -> None:
     """Let the application answer every error as a problem.
 
-    `hidden` is what no client shall read in a message.
+    `hidden` is what no client shall read in a message. `doubt` is called when a store has failed a
+    request: whether the server is ready is to be found out anew.
     """
 
     async def of_dovetail(request: Request, error: Exception) -> Response:
@@ -129,6 +142,10 @@ def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
         if status >= 500:
             log.error("%s: %s", _called(request), error)
             words = "what runs are kept in cannot be used at the moment"
+            if isinstance(error, StoreLost):
+                words = error.reason
+            if isinstance(error, StoreError):
+                doubt()
             return answer(status, kind, words if status == 503 else _BUG, request.scope)
         headers = {}
         if status in RETRY_AFTER and getattr(error, "retry_after", None) is not None:

@@ -28,7 +28,16 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 import orjson
 
-from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, WorkflowVersion
+from dovetail.client.answers import (
+    Batch,
+    BatchRun,
+    Event,
+    Page,
+    Repaired,
+    Run,
+    RunNode,
+    WorkflowVersion,
+)
 from dovetail.client.arguments import (
     params_or_none,
     seconds_or_none,
@@ -249,6 +258,15 @@ class Dovetail:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
         commands = self._commands
         return _run(commands.view(await commands.cancel(text("run_id", run_id))))
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
+        """Rebuild a run's state from its own log; with `dry_run`, only say what differs.
+
+        Raises `NotFound`, and `BrokenRun` when the log itself is damaged: cancel the run then.
+        """
+        commands = self._commands
+        done = await commands.repair(text("run_id", run_id), dry_run=bool(dry_run))
+        return Repaired.from_api(done)
 
     async def resume(self, run_id: str | None = None) -> list[str]:
         """Go on here with a run that nobody drives; without an id, with all whose handlers are

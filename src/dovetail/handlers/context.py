@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.caching import PARAMS, SECRETS
 from dovetail.core.redaction import Redactor
 
 Report = Callable[[float, str], None]
@@ -47,6 +48,7 @@ class Context:
         "_params",
         "_redactor",
         "_report",
+        "_seen",
         "attempt",
         "epoch",
         "node_id",
@@ -62,17 +64,19 @@ class Context:
         node_id: str,
         attempt: int = 1,
         epoch: int = 1,
-        params: dict[str, Any] | None = None,
+        params: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
         secret_names: frozenset[str] = frozenset(),
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
+        seen: Callable[[str, Any], None] | None = None,
     ) -> None:
         """`report_progress` is called in the handler's own thread, whichever that is.
 
         `secret_names` are those that the node's config has. `redactor` spares making one from
-        `secrets` for each node that logs or reports.
+        `secrets` for each node that logs or reports. `seen` is told once what the handler has read
+        of `params`, where somebody has to know.
         """
         self.run_id = run_id
         self.node_id = node_id
@@ -85,6 +89,7 @@ class Context:
         self.secret_names = secret_names
         self._report = report_progress
         self._redactor = redactor
+        self._seen = seen
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._event: asyncio.Event | None = None
         self._cancelled = False
@@ -95,12 +100,16 @@ class Context:
     def params(self) -> dict[str, Any]:
         """What the run was triggered with."""
         if self._params is None:
-            self._params = orjson.loads(orjson.dumps(self._given_params or {}))
+            given = self._given_params
+            given = given() if callable(given) else given or {}
+            if self._seen is not None:
+                self._seen(PARAMS, given)
+            self._params = orjson.loads(orjson.dumps(given))
         return self._params
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the parents by id."""
+        """Outputs of the parents by id; a large one is read when it is first asked for."""
         if self._inputs is None:
             given = self._given_inputs
             self._inputs = given() if callable(given) else given or {}
@@ -124,10 +133,18 @@ class Context:
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = "".join((str(message),))  # plain text: a subclass of str may change when it is cut
-        if text:
+        if text and self._redaction():
             text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
+
+    def decided_by_config(self) -> None:
+        """Say that the output follows from the config alone, whatever else the handler has read:
+        for the node cache, which else asks for equal params, inputs and secrets.
+
+        A promise of the handler. It is called where it holds, such as for a file whose digest is
+        in the config and was compared.
+        """
 
     def redact(self, text: str) -> str:
         """The text without secrets, for what leaves the handler by another way than its output."""
@@ -156,6 +173,33 @@ class Context:
     def _redaction(self) -> Redactor:
         if self._redactor is None:
             self._redactor = Redactor(self.secrets)
+        return self._redactor
+
+
+class TrackedContext(Context):
+    """Of a node whose output is kept for others: what its handler reads decides for whom."""
+
+    __slots__ = ("_secrets", "on_decided")
+
+    on_decided: Callable[[], None]
+    """Set by whoever keeps what was read."""
+
+    def decided_by_config(self) -> None:
+        self.on_decided()
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        if self._seen is not None:
+            self._seen(SECRETS, None)
+        return self._secrets
+
+    @secrets.setter
+    def secrets(self, secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
+
+    def _redaction(self) -> Redactor:
+        if self._redactor is None:
+            self._redactor = Redactor(self._secrets)
         return self._redactor
 
 

@@ -46,6 +46,8 @@ class Handler:
     name: str
     fn: HandlerFunction
     max_retries: int = 0
+    version: int = 1
+    """Outputs that another version has made are not taken from the node cache."""
     is_async: bool = True
     config_model: type[BaseModel] | None = None
     origin: str = BUILT_IN
@@ -84,19 +86,27 @@ class _Mark:
     name: str
     max_retries: int
     secrets: SecretFields = False
+    version: int = 1
 
 
 @overload
 def handler(name: F) -> F: ...
 @overload
 def handler(
-    name: str | None = None, *, max_retries: int = 0, secrets: SecretFields = False
+    name: str | None = None,
+    *,
+    max_retries: int = 0,
+    version: int = 1,
+    secrets: SecretFields = False,
 ) -> Callable[[F], F]: ...
-def handler(name: Any = None, *, max_retries: int = 0, secrets: SecretFields = False) -> Any:
+def handler(
+    name: Any = None, *, max_retries: int = 0, version: int = 1, secrets: SecretFields = False
+) -> Any:
     """Mark a function `(config, ctx)`, async or plain, as a handler.
 
     `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; without a name
-    it is the function's. The function stays what it was and can be called in tests.
+    it is the function's. The function stays what it was and can be called in tests. Raise `version`
+    when the function returns something else than before: nodes with `cache` then run it again.
 
     With `secrets=True` a definition may put `{{ secrets.NAME }}` anywhere into the config, and
     `ctx.secrets` has all of them; with `secrets=("headers",)` only those fields of the config may
@@ -108,8 +118,8 @@ def handler(name: Any = None, *, max_retries: int = 0, secrets: SecretFields = F
 
     def mark(fn: F) -> F:
         # It complains here, at the def.
-        named = describe(fn, name=name, max_retries=max_retries, secrets=secrets)
-        mark = _Mark(named.name, named.max_retries, named.secrets)
+        named = describe(fn, name=name, max_retries=max_retries, version=version, secrets=secrets)
+        mark = _Mark(named.name, named.max_retries, named.secrets, named.version)
         marks = (*getattr(fn, MARK, ()), mark)
         try:
             setattr(fn, MARK, marks)
@@ -127,6 +137,7 @@ def describe(
     *,
     name: str | None = None,
     max_retries: int = 0,
+    version: int = 1,
     origin: str | None = None,
     secrets: SecretFields = False,
 ) -> Handler:
@@ -149,6 +160,10 @@ def describe(
                 "as in secrets=('headers',)"
             )
         secrets = frozenset(secrets)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise HandlerError(
+            f"@handler({name!r}): version must be a whole number ≥ 1, not {version!r}"
+        )
     if inspect.isclass(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise HandlerError(
             f"@handler({name!r}): a handler is a function that returns its output, "
@@ -166,6 +181,7 @@ def describe(
         name=name,
         fn=fn,
         max_retries=max_retries,
+        version=version,
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call),
         config_model=_config_model(fn, signature),
         origin=origin if origin is not None else getattr(fn, "__module__", None) or "unknown",
@@ -251,6 +267,10 @@ class Registry:
             if not isinstance(known.secrets, bool) or known.secrets
         }
 
+    def later_versions(self) -> dict[str, int]:
+        """Name and alias → the handler's own `version`, of those that are not in their first."""
+        return {name: known.version for name, known in self.items() if known.version != 1}
+
     def load(self, spec: str) -> list[Handler]:
         """Take in the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
         from dovetail.handlers.loading import load
@@ -277,7 +297,13 @@ def marked(fn: object, origin: str) -> list[Handler]:
     marks: tuple[_Mark, ...] = getattr(fn, MARK, ()) if callable(fn) else ()
     return [
         replace(
-            describe(fn, name=mark.name, max_retries=mark.max_retries, secrets=mark.secrets),
+            describe(
+                fn,
+                name=mark.name,
+                max_retries=mark.max_retries,
+                version=mark.version,
+                secrets=mark.secrets,
+            ),
             origin=origin,
         )
         for mark in marks

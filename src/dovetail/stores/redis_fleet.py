@@ -8,6 +8,7 @@ also while all workers are away. What it must not know: what a worker does.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ DEAD = "wf:dead"
 TASKS = "tasks:"
 REMEMBERED_SECONDS = 86400.0
 MOST_SHOWN = 1000
+VERSION_SECONDS = 2.0
 MOST_OPENED = 100
 """Messages of a stream of which it is asked how many tasks each holds."""
 
@@ -44,6 +46,8 @@ class WorkerFacts(NamedTuple):
     """Of those handlers that take secrets: true, or the fields of the config that may have some."""
     quick: Sequence[str] = ()
     """Handlers that took but a moment for many tasks."""
+    versions: Mapping[str, int] = {}
+    """Of those handlers that are not in their first version."""
 
 
 class Announced(NamedTuple):
@@ -131,6 +135,14 @@ class RedisFleet:
             for name in one["handlers"]
         }
 
+    async def versions(self) -> dict[str, int]:
+        """Of every handler, as the worker that was started last has it."""
+        return {
+            name: int(one.get("versions", {}).get(name, 1))
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
         depth = source("fleet_depth")
@@ -207,6 +219,23 @@ class Handlers:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.retries)
+
+
+class AnnouncedVersions:
+    """The versions of handlers that workers announce, asked for now and then."""
+
+    def __init__(self, fleet: RedisFleet) -> None:
+        self._fleet = fleet
+        self._known: dict[str, int] = {}
+        self._ask_at = -math.inf
+
+    async def of(self, handler: str) -> int:
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + VERSION_SECONDS
+            # Over what was known: a Redis that was emptied knows of none for a moment.
+            self._known |= await self._fleet.versions()
+        return self._known.get(handler, 1)
 
 
 def _worker(worker_id: str) -> str:

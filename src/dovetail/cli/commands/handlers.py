@@ -36,6 +36,7 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
                 (names[handler.name].ljust(width), "bold"),
                 (f"  {origin}{' ' * (origins - cells(origin))}", "dim"),
                 (f"  {retries}" if handler.max_retries else "  no retries", ""),
+                (f"  version {handler.version}" if handler.version != 1 else "", ""),
             ]
         )
         room = streams.width() - len(_INDENT)
@@ -89,6 +90,7 @@ def _described(handler: Handler, registry: Registry) -> dict[str, Any]:
         "secrets": handler.secrets
         if isinstance(handler.secrets, bool)
         else sorted(handler.secrets),
+        "version": handler.version,
         "description": handler.description,
         "config_schema": _schema(handler),
     }
