@@ -60,10 +60,21 @@ class _Step:
 class WorkflowDAG:
     """Steps and what they depend on."""
 
-    def __init__(self, name: str = "workflow", *, on_failure: OnFailure | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "workflow",
+        *,
+        on_failure: OnFailure | None = None,
+        on_end: Callable[[RunStatus], object] | None = None,
+    ) -> None:
+        """`on_end` is called with the status once an execution has ended, in a thread:
+        CANCELLED if `execute` was cancelled. What it raises is logged."""
         _check_policy(on_failure)
+        if on_end is not None and (not callable(on_end) or _is_async(on_end)):
+            raise TypeError("on_end must be a plain function of a status, not async")
         self.name = name
         self.on_failure = on_failure
+        self.on_end = on_end
         self._steps: list[_Step] = []
         self._graphs: dict[OnFailure, Graph] = {}
         self._step_calls: _StepCalls | None = None
@@ -342,9 +353,15 @@ class WorkflowExecutor:
             isolate=False,
             clock=time.monotonic,
         )
-        async with engine:
-            await engine.orchestrator.submit(submit)
-            run = await engine.wait(submit.run_id)
+        try:
+            async with engine:
+                await engine.orchestrator.submit(submit)
+                run = await engine.wait(submit.run_id)
+        except asyncio.CancelledError:
+            tell_end(dag.on_end, RunStatus.CANCELLED)  # here: to wait now would be cancelled, too
+            raise
+        if dag.on_end is not None:
+            await asyncio.to_thread(tell_end, dag.on_end, run.status)
         return WorkflowResult(run)
 
     def execute_sync(
@@ -383,6 +400,16 @@ def reusable(graph: Graph, resume: WorkflowResult | None) -> dict[str, Any]:
     if not isinstance(resume, WorkflowResult):
         raise TypeError(f"resume is a WorkflowResult, not {type(resume).__name__}")
     return {name: output for name, output in resume.outputs.items() if name in graph.index}
+
+
+def tell_end(on_end: Callable[[RunStatus], object] | None, status: RunStatus) -> None:
+    """Call a graph's `on_end`, whose failure is not one of the run."""
+    if on_end is None:
+        return
+    try:
+        on_end(status)
+    except Exception:
+        log.exception("on_end failed")
 
 
 def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:

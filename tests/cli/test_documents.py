@@ -19,6 +19,8 @@ import pytest
 from dovetail.cli.document_runs import trouble_of
 from dovetail.cli.document_tally import DocumentTally
 from dovetail.cli.text import bare
+from dovetail.documents import PIPELINE
+from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
 from ..servers.llm_stub import Fault, LlmStub
@@ -579,3 +581,61 @@ def test_where_roots_are_set_a_command_line_widens_them_by_nothing(desk: Desk) -
     assert "DOVETAIL_DOCUMENTS_ROOTS" in done.out + done.err
     assert not desk.out.exists()
     assert desk(DOVETAIL_DOCUMENTS_ROOTS=str(desk.shell.directory)).code == 0
+
+
+# ── what is counted ──────────────────────────────────────────────────────────────────────
+
+
+def figures(desk: Desk) -> dict[str, Any]:
+    return dict(json.loads(desk.shell("documents", "stats", "--out", "out", "--json").out))
+
+
+def ends(desk: Desk) -> tuple[int, ...]:
+    found = figures(desk)
+    return tuple(found[name] for name in ("completed", "failed", "cached", "unfinished"))
+
+
+def test_what_cannot_be_saved_is_no_success_until_it_is(desk: Desk) -> None:
+    desk.write("a.txt", "b.txt")
+    desk.out.mkdir()
+    (desk.out / "parquet").write_text("no folder")
+    assert desk().code == 1
+    assert ends(desk) == (0, 2, 0, 0)
+    assert figures(desk)["success_rate"] == 0.0
+    (desk.out / "parquet").unlink()
+    assert desk().code == 0
+    assert ends(desk) == (2, 0, 0, 0), "the same runs, retried: their last ends count"
+
+
+def test_a_run_of_a_definition_counts_when_the_figures_are_asked_for(desk: Desk) -> None:
+    desk.write("a.txt")
+    params = [
+        "--param=document_id=a",
+        f"--param=file_path={desk.shell.directory / 'in' / 'a.txt'}",
+        f"--param=out={desk.out}",
+    ]
+    handlers = ("--handlers", "dovetail.documents")
+    assert desk.shell("run", str(PIPELINE), *handlers, *params).code == 0
+    rows = open_reviews(desk.out).measurements()
+    assert [one.status for one in rows] == ["extracted"], "the run may fail yet"
+    assert ends(desk) == (1, 0, 0, 0)
+    assert [one.status for one in open_reviews(desk.out).measurements()] == ["success"]
+
+
+def test_a_run_that_nobody_knows_here_stays_unfinished_and_no_success(desk: Desk) -> None:
+    begin(desk.out, "a", "0123456789abcdef")
+    assert ends(desk) == (0, 0, 0, 1)
+    assert figures(desk)["success_rate"] is None
+    said = desk.shell("documents", "stats", "--out", "out")
+    assert "1 document has not ended" in said.out
+
+
+def test_a_server_that_cannot_be_asked_is_named_and_the_figures_come_all_the_same(
+    desk: Desk,
+) -> None:
+    begin(desk.out, "a", "0123456789abcdef")
+    there = {"DOVETAIL_SERVER": "http://127.0.0.1:1"}
+    said = desk.shell("documents", "stats", "--out", "out", "--json", **there)
+    assert said.code == 0
+    assert json.loads(said.out)["unfinished"] == 1
+    assert "how these runs ended cannot be asked" in said.err

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import Context
-from dovetail.documents.reviews import Measurement, Review, Reviews
+from dovetail.cli.commands.documents import settle_by_runs
+from dovetail.config import load_settings
+from dovetail.documents.reviews import Measurement, Review, Reviews, open_reviews
 
 
 def extracted(**changes: Any) -> dict[str, Any]:
@@ -59,6 +61,20 @@ def take_in(
     )
 
 
-def measured(key: str = "run:record:1", **changes: Any) -> Measurement:
-    plain = Measurement("invoice-7", key, "completed", 0.5, 0.9, 100.0)
+def measured(key: str = "run-1", **changes: Any) -> Measurement:
+    plain = Measurement("invoice-7", key, "success", 0.5, 0.9, 100.0)
     return replace(plain, **changes)
+
+
+def keep(reviews: Reviews, measured: Measurement) -> bool:
+    """Put a row there as it is; whether it was new."""
+    before, _ = reviews.measure(measured.document_id, measured.key, lambda found: found or measured)
+    return before is None
+
+
+async def statuses_by_runs(db: Path, out: Path) -> dict[tuple[str, str], str]:
+    """Document and run to status, after `documents stats` has asked how the runs ended."""
+    reviews = open_reviews(out)
+    asked = [one for one in reviews.measurements() if one.may_change]
+    await settle_by_runs(load_settings(db=db), out, asked)
+    return {(one.document_id, one.key): one.status for one in reviews.measurements()}

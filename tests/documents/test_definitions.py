@@ -19,11 +19,11 @@ import yaml
 
 from dovetail import Dovetail, InvalidParams, RetryableError, Run, WorkflowDAG
 from dovetail.cli import main
-from dovetail.documents import PIPELINE, ROUTED, extraction
+from dovetail.documents import PIPELINE, ROUTED, extraction, statistics
 from dovetail.documents.handlers import line_items
 from dovetail.documents.reviews import close_reviews, open_reviews
 
-from .found import context, extracted
+from .found import context, extracted, statuses_by_runs
 
 SAMPLES = sorted((Path(__file__).parents[2] / "examples" / "documents").glob("[a-z]*.*"))
 NO_LIMIT = {"gemini_api": {"rate_per_second": 10_000, "burst": 1000}}
@@ -42,6 +42,7 @@ Mallet                   1        15.50     15.50
 Total due: EUR {total}
 """
 
+PLACES = ("document_id", "file_path", "out")
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -174,8 +175,8 @@ async def test_the_samples_twice_the_second_time_nothing_is_extracted_and_no_byt
     assert {run.nodes["extract"].attempt for run in second.values()} == {0}  # from the node cache
     assert files_under(out) == before
     assert open_reviews(out).list() == reviews
-    measured = [one.status for one in open_reviews(out).measurements()]
-    assert sorted(measured) == ["cached"] * len(SAMPLES) + ["completed"] * len(SAMPLES)
+    measured = await statuses_by_runs(out.parent / "runs.db", out)
+    assert sorted(measured.values()) == ["cached"] * len(SAMPLES) + ["success"] * len(SAMPLES)
 
 
 async def test_what_is_saved_is_what_was_found(dt: Dovetail, out: Path) -> None:
@@ -318,9 +319,11 @@ async def test_a_bad_document_fails_alone_and_is_counted_as_failed_once(
         "record_metrics": "SKIPPED",
         "create_review": "SKIPPED",
     }
-    measured = {one.document_id: one.status for one in open_reviews(out).measurements()}
-    assert measured == {"invoice.txt": "completed", "empty.txt": "failed"}
-    assert len(open_reviews(out).measurements()) == 2
+    measured = await statuses_by_runs(tmp_path / "runs.db", out)
+    assert measured == {
+        ("invoice.txt", runs["invoice.txt"].run_id): "success",
+        ("empty.txt", runs["empty.txt"].run_id): "failed",
+    }
     assert [one.document_id for one in open_reviews(out).list()] == ["invoice.txt"]
 
 
@@ -330,15 +333,19 @@ async def test_one_that_is_tried_again_is_counted_as_failed_after_the_last_try_o
     tries = []
 
     async def busy(*_: object, idempotency_key: str, **__: object) -> dict[str, Any]:
-        tries.append((idempotency_key.rpartition(":")[2], len(open_reviews(out).measurements())))
+        (row,) = open_reviews(out).measurements()
+        tries.append((idempotency_key.rpartition(":")[2], row.status))
         raise RetryableError("not now", after=0.0)
 
     monkeypatch.setattr(extraction, "extract", busy)
     run = await dt.run(PIPELINE, params(invoice(tmp_path), out))
     assert run.status == "FAILED"
-    assert tries == [("1", 0), ("2", 0), ("3", 0), ("4", 0)]
+    assert tries == [(number, "started") for number in "1234"]
+    await statuses_by_runs(tmp_path / "runs.db", out)
     (measured,) = open_reviews(out).measurements()
     assert (measured.status, measured.confidence) == ("failed", None)
+    assert measured.seconds is not None
+    assert measured.seconds > 0
 
 
 async def test_what_went_wrong_is_told_even_where_it_cannot_be_counted(
@@ -361,17 +368,78 @@ async def test_no_definition_can_keep_a_content_under_the_name_of_another(
     assert run.nodes["extract"].error["type"] == "changed"
 
 
-async def test_a_run_that_is_retried_after_the_document_was_mended_counts_both(
+async def test_a_run_that_is_retried_after_the_document_was_mended_counts_by_its_last_end(
     dt: Dovetail, tmp_path: Path, out: Path
 ) -> None:
     path = tmp_path / "late.txt"
     path.write_bytes(b"")
     run = await dt.run(PIPELINE, params(path, out, sha256=""))
     assert run.status == "FAILED"
+    row, db = (path.name, run.run_id), tmp_path / "runs.db"
+    assert await statuses_by_runs(db, out) == {row: "failed"}
     invoice(tmp_path, "late.txt")
     await dt.retry(run.run_id)
     assert (await dt.wait(run.run_id, timeout=30)).status == "COMPLETED"
-    assert [one.status for one in open_reviews(out).measurements()] == ["failed", "completed"]
+    assert await statuses_by_runs(db, out) == {row: "success"}
+
+
+async def test_a_document_whose_result_cannot_be_saved_is_failed_until_a_retry_saves_it(
+    dt: Dovetail, tmp_path: Path, out: Path
+) -> None:
+    out.mkdir()
+    (out / "parquet").write_text("no folder: Parquet files cannot be written here")
+    path = invoice(tmp_path)
+    run = await dt.run(PIPELINE, params(path, out))
+    assert statuses(run)["save_parquet"] == "FAILED"
+    assert statuses(run)["record_metrics"] == "COMPLETED"
+    row, db = (path.name, run.run_id), tmp_path / "runs.db"
+    assert await statuses_by_runs(db, out) == {row: "failed"}
+    (out / "parquet").unlink()
+    await dt.retry(run.run_id)
+    again = await dt.wait(run.run_id, timeout=30)
+    assert (again.status, again.nodes["record_metrics"].attempt) == ("COMPLETED", 1), "not again"
+    assert await statuses_by_runs(db, out) == {row: "success"}
+
+
+async def test_a_definition_of_ones_own_counts_by_its_run_with_whatever_fails_in_it(
+    dt: Dovetail, tmp_path: Path, out: Path
+) -> None:
+    mine = {
+        "name": "mine",
+        "nodes": [
+            {"id": "read", "handler": "documents.extract"},
+            {"id": "say", "handler": "fail", "dependencies": ["read"], "max_retries": 0},
+        ],
+    }
+    given = {name: params(invoice(tmp_path), out)[name] for name in PLACES}
+    run = await dt.run(mine, given)
+    assert statuses(run) == {"read": "COMPLETED", "say": "FAILED"}
+    assert await statuses_by_runs(tmp_path / "runs.db", out) == {
+        ("invoice.txt", run.run_id): "failed"
+    }
+
+
+async def test_a_document_that_is_cancelled_is_no_success_and_one_that_goes_on_is_neither(
+    dt: Dovetail, tmp_path: Path, out: Path
+) -> None:
+    mine = {
+        "name": "mine",
+        "nodes": [
+            {"id": "read", "handler": "documents.extract"},
+            {"id": "wait", "handler": "sleep", "dependencies": ["read"], "config": {"seconds": 60}},
+        ],
+    }
+    given = {name: params(invoice(tmp_path), out)[name] for name in PLACES}
+    run_id = (await dt.trigger(mine, given)).run_id
+    async for event in dt.events(run_id):
+        if (event.type, event.node) == ("node.started", "wait"):
+            break
+    row, db = ("invoice.txt", run_id), tmp_path / "runs.db"
+    assert await statuses_by_runs(db, out) == {row: "started"}
+    assert statistics.of(open_reviews(out).measurements()).unfinished == 1
+    await dt.cancel(run_id)
+    await dt.wait(run_id, timeout=30)
+    assert await statuses_by_runs(db, out) == {row: "failed"}
 
 
 # --- the two conditions ------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from dovetail.documents.reviews import close_reviews, open_reviews
 
 from ..cli.conftest import environment
 from ..servers.llm_stub import Call, Fault, LlmStub
+from .found import statuses_by_runs
 
 SCRIPT = str(Path(sys.executable).with_name("dovetail"))
 SECONDS = 60.0
@@ -330,7 +331,9 @@ async def test_each_fault_of_the_endpoint_is_a_clear_state_of_its_document_alone
         assert others == {"SKIPPED"}
     assert all(ended[name].nodes["extract"].attempt > 1 for name in FAULTS)
     desk.check(len(ended) - len(ENDS))
-    told = Counter((m.document_id, m.status) for m in open_reviews(desk.out).measurements())
-    assert told == Counter((name, "failed" if name in ENDS else "completed") for name in ended)
+    told = await statuses_by_runs(desk.folder / "runs.db", desk.out)
+    assert told == {
+        (name, run.run_id): "failed" if name in ENDS else "success" for name, run in ended.items()
+    }
     faulty = [call for call in desk.llm.calls() if call.fault == "garbage"]
     assert len(faulty) == len({call.idempotency_key for call in faulty}) == TRIES

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from dovetail.cli.commands.documents import settle_by_runs
+from dovetail.config import load_settings
 from dovetail.documents import PIPELINE
-from dovetail.documents.metrics import CONFIDENCE, SECONDS, record
-from dovetail.documents.reviews import Measurement, open_reviews
+from dovetail.documents.metrics import (
+    CONFIDENCE,
+    SECONDS,
+    DocumentRunEnds,
+    begin,
+    note,
+    settle,
+)
+from dovetail.documents.reviews import open_reviews
 
 from ..pages import ROOT, write_files
 from ..servers.redis_server import RedisServer
@@ -58,7 +69,8 @@ def process(services: Services, api: Api, *names: str) -> list[str]:
     )
     assert answer.status_code in (200, 201), answer.text
     for name in names:
-        text = "" if name.startswith("bad") else f"RECEIPT\n{name} Ltd\n2026-03-01\nTotal 3.00 EUR"
+        day = "2026-03-02" if name == "unsaved" else "2026-03-01"
+        text = "" if name.startswith("bad") else f"RECEIPT\n{name} Ltd\n{day}\nTotal 3.00 EUR"
         (services.folder / f"{name}.txt").write_text(text)
     items = [
         {
@@ -88,7 +100,7 @@ def numbers(*pages: Page) -> dict[str, float]:
         return sum(page(name, **labels) for page in pages)
 
     return {
-        "completed": total("documents_processed_total", status="completed"),
+        "success": total("documents_processed_total", status="success"),
         "failed": total("documents_processed_total", status="failed"),
         "durations": total("processing_duration_seconds_count"),
         "confidences": total("extraction_confidence_count"),
@@ -104,7 +116,7 @@ def test_an_embedded_server_tells_what_its_handlers_count(services: Services) ->
     shout(api, 3)
     page = api.page()
     assert numbers(page) == {
-        "completed": 2,
+        "success": 2,
         "failed": 1,
         "durations": 2,
         "confidences": 2,
@@ -125,10 +137,19 @@ def test_workers_of_a_set_up_on_redis_tell_it_on_their_ports(
     services.wait(worker, "started")
     assert process(services, api, "a", "b") == ["COMPLETED"] * 2
     shout(api, 40)
-    found = numbers(api.page(), page_of(port))
-    assert (found["completed"], found["shouts"]) == (2, 40)
+    wait_for(lambda: numbers(api.page(), page_of(port))["success"] == 2, "both ends")
+    assert numbers(api.page(), page_of(port))["shouts"] == 40
     for page in (api.page(), page_of(port)):
         assert page("shouts_total", how="loud") > 0, "each told its own"
+    out = services.folder / "out"
+    (out / "parquet" / "day=2026-03-02").write_text("no folder")
+    assert process(services, api, "unsaved") == ["FAILED"]
+    wait_for(lambda: numbers(api.page(), page_of(port))["failed"] == 1, "its end")
+    rows = open_reviews(out).measurements()
+    assert [one.status for one in rows] == ["extracted"] * 3, "workers do not know how runs end"
+    asyncio.run(settle_by_runs(load_settings(redis_url=redis_url), out, rows))
+    told_now = {one.document_id: one.status for one in open_reviews(out).measurements()}
+    assert told_now == {"a": "success", "b": "success", "unsaved": "failed"}
 
 
 def test_a_pool_is_summed_and_what_a_killed_process_counted_stays(
@@ -141,25 +162,24 @@ def test_a_pool_is_summed_and_what_a_killed_process_counted_stays(
     wait_for(lambda: api.page()("dovetail_workers_alive") == 1, "the worker")
     assert process(services, api, "a", "b", "bad") == ["COMPLETED", "COMPLETED", "FAILED"]
     shout(api, 8)
-    told = {"completed": 2, "failed": 1, "durations": 2, "confidences": 2, "shouts": 8}
-    assert numbers(page_of(port)) == told
-    assert numbers(api.page()) == dict.fromkeys(told, 0), "it runs none of them"
+    # Ends of runs are counted by the orchestrator, which ends them; steps by the pool.
+    ends = {"success": 2, "failed": 1, "durations": 2, "confidences": 2, "shouts": 0}
+    steps = {**dict.fromkeys(ends, 0), "shouts": 8}
+    wait_for(lambda: numbers(api.page()) == ends, "the ends of all three")
+    assert numbers(page_of(port)) == steps
     pool = children_of(worker.pid)
     assert len(pool) == 2
     for pid in pool:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not set(pool) & set(children_of(worker.pid)), "their end")
     for _ in range(2):
-        assert numbers(page_of(port)) == told
-    assert process(services, api, "c") == ["COMPLETED"]
+        assert numbers(page_of(port)) == steps
+    (services.folder / "out" / "parquet" / "day=2026-03-02").write_text("no folder")
+    assert process(services, api, "c", "unsaved") == ["COMPLETED", "FAILED"]
     shout(api, 2)
-    assert numbers(page_of(port)) == {
-        "completed": 3,
-        "failed": 1,
-        "durations": 3,
-        "confidences": 3,
-        "shouts": 10,
-    }
+    assert numbers(page_of(port))["shouts"] == 10
+    ends |= {"success": 3, "failed": 2, "durations": 3, "confidences": 3}
+    wait_for(lambda: numbers(api.page()) == ends, "what cannot be saved is no success")
     values = folder_of(worker.pid)
     assert values.is_dir()
     services.end(worker)
@@ -179,50 +199,94 @@ def folder_of(pid: int) -> Path:
     raise AssertionError("no process of the pool has counted anything")
 
 
-# ── one measurement ──────────────────────────────────────────────────────────────────────────
-
-
-def measured(key: str, status: str = "completed", **more: float | None) -> Measurement:
-    fields = {"seconds": 0.2, "confidence": 0.81, "finished_at": 1000.0, **more}
-    return Measurement(document_id="d", key=key, status=status, **fields)  # type: ignore[arg-type]
+# ── one document ──────────────────────────────────────────────────────────────────────────
 
 
 def told() -> list[float]:
     names = ("processing_duration_seconds_count", "extraction_confidence_count")
-    statuses = ("completed", "cached", "failed")
+    statuses = ("success", "cached", "failed")
     found = [
         REGISTRY.get_sample_value("documents_processed_total", {"status": one}) for one in statuses
     ]
     return [one or 0.0 for one in (*found, *map(REGISTRY.get_sample_value, names))]
 
 
-def test_what_is_delivered_again_is_counted_once(tmp_path: Path) -> None:
+def since(before: list[float]) -> list[float]:
+    return [now - then for now, then in zip(told(), before, strict=True)]
+
+
+def test_a_document_is_counted_when_its_run_ends_and_once(tmp_path: Path) -> None:
     before = told()
-    assert record(tmp_path, measured("run:record_metrics:1"))
-    assert not record(tmp_path, measured("run:record_metrics:1", finished_at=2000.0))
-    assert record(tmp_path, measured("run:record_metrics:2")), "another epoch is other work"
-    assert [now - then for now, then in zip(told(), before, strict=True)] == [2, 0, 0, 2, 2]
-    assert [one.finished_at for one in open_reviews(tmp_path).measurements()] == [1000, 1000]
+    begin(tmp_path, "d", "run")
+    note(tmp_path, "d", "run", 0.2, 0.81)
+    assert since(before) == [0, 0, 0, 0, 0], "how it ends is not known yet"
+    for _ in range(2):
+        assert settle(tmp_path, "d", "run", good=True).status == "success"
+        begin(tmp_path, "d", "run")  # as a broker does that has lost sight of a worker
+        note(tmp_path, "d", "run", 9.0, 0.81)
+    assert since(before) == [1, 0, 0, 1, 1]
+    assert [one.seconds for one in open_reviews(tmp_path).measurements()] == [0.2]
+
+
+def test_a_retry_that_succeeds_is_another_end_and_the_row_has_the_last_one(tmp_path: Path) -> None:
+    before = told()
+    note(tmp_path, "d", "run", 0.2, 0.81)
+    settle(tmp_path, "d", "run", good=False)
+    assert since(before) == [0, 0, 1, 0, 0]
+    settle(tmp_path, "d", "run", good=True)
+    assert since(before) == [1, 0, 1, 1, 1]
+    assert [one.status for one in open_reviews(tmp_path).measurements()] == ["success"]
 
 
 def test_a_cached_document_took_no_time_and_a_failed_one_was_broken_off(tmp_path: Path) -> None:
     before = told()
-    record(tmp_path, measured("one", "cached", seconds=0.0))
-    record(tmp_path, measured("two", "failed", confidence=None))
-    assert [now - then for now, then in zip(told(), before, strict=True)] == [0, 1, 1, 0, 1]
+    note(tmp_path, "one", "run-1", None, 0.81)
+    assert settle(tmp_path, "one", "run-1", good=True).status == "cached"
+    begin(tmp_path, "two", "run-2")
+    assert settle(tmp_path, "two", "run-2", good=False).status == "failed"
+    assert since(before) == [0, 1, 1, 0, 1]
 
 
 def test_threads_that_count_their_first_at_once_count_them_all(tmp_path: Path) -> None:
     before = told()
     threads = [
-        threading.Thread(target=record, args=(tmp_path, measured(f"t{number}")))
+        threading.Thread(target=settle, args=(tmp_path, "d", f"t{number}"), kwargs={"good": False})
         for number in range(8)
     ]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
-    assert told()[0] - before[0] == 8
+    assert since(before) == [0, 0, 8, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "counted"),
+    [
+        ("COMPLETED", {"status": "success", "seconds": 0.5, "confidence": 0.9}, [1, 0, 0, 1, 1]),
+        ("COMPLETED", {"status": "cached", "seconds": None, "confidence": 1}, [0, 1, 0, 0, 1]),
+        ("COMPLETED", {"run_id": "run", "confidence": 0.9}, [1, 0, 0, 0, 1]),
+        ("COMPLETED", {"run_id": "other", "confidence": 0.9}, [0, 1, 0, 0, 1]),
+        ("COMPLETED", None, [1, 0, 0, 0, 0]),
+        ("FAILED", {"status": "success", "seconds": 0.5, "confidence": 0.9}, [0, 0, 1, 0, 0]),
+        ("CANCELLED", None, [0, 0, 1, 0, 0]),
+    ],
+)
+def test_a_service_counts_the_end_of_a_run_by_its_status(
+    status: str, output: dict[str, Any] | None, counted: list[int]
+) -> None:
+    before = told()
+    DocumentRunEnds().ended("run", status, {"m": output})
+    assert since(before) == counted
+
+
+def test_only_runs_with_handlers_of_documents_are_counted() -> None:
+    ends = DocumentRunEnds()
+    assert ends.outputs_wanted({"a": "http", "b": "mydocuments.extract"}) is None
+    assert ends.outputs_wanted({"a": "http", "b": "documents.save_json"}) == ()
+    assert ends.outputs_wanted({"a": "documents.extract"}) == ("a",)
+    both = {"a": "documents.extract", "m": "documents.record_metrics"}
+    assert ends.outputs_wanted(both) == ("m",)
 
 
 def test_the_buckets_ascend_and_one_of_confidence_ends_where_approval_begins() -> None:

@@ -25,6 +25,7 @@ import pytest
 from dovetail import NotFound, PermanentError, RetryableError, StoreError
 from dovetail.documents import reviews_postgres, reviews_sqlite
 from dovetail.documents.handlers import auto_approve, create_review, save_json, save_parquet
+from dovetail.documents.measuring import settled
 from dovetail.documents.reviews import (
     MOST_OPEN,
     Review,
@@ -35,7 +36,7 @@ from dovetail.documents.reviews import (
     open_reviews,
 )
 
-from .found import context, extracted, measured, take_in
+from .found import context, extracted, keep, measured, take_in
 
 
 @pytest.fixture(scope="module")
@@ -247,17 +248,30 @@ def test_each_folder_has_reviews_of_its_own(reviews: Reviews, tmp_path: Path) ->
 
 
 def test_a_processing_is_measured_once_however_often_it_is_delivered(reviews: Reviews) -> None:
-    assert reviews.measure(measured())
-    assert not reviews.measure(measured(seconds=9.0))
+    assert reviews.measured("invoice-7", "run-1") is None
+    assert keep(reviews, measured())
+    assert not keep(reviews, measured(seconds=9.0))
     assert reviews.measurements() == [measured()]
-    assert reviews.measure(measured(document_id="other"))
+    assert reviews.measured("invoice-7", "run-1") == measured()
+    assert keep(reviews, measured(document_id="other"))
+
+
+def test_a_measurement_is_replaced_by_what_a_rule_makes_of_it(reviews: Reviews) -> None:
+    keep(reviews, measured(status="started", seconds=None, confidence=None))
+    rule = settled("invoice-7", "run-1", good=False, ended_at=101.5)
+    before, after = reviews.measure("invoice-7", "run-1", rule)
+    assert before is not None
+    assert (before.status, after.status, after.seconds) == ("started", "failed", 1.5)
+    assert reviews.measurements() == [after]
+    again, same = reviews.measure("invoice-7", "run-1", rule)
+    assert again is same, "the same end again is no news"
 
 
 def test_measurements_of_a_time_are_listed_in_order(reviews: Reviews) -> None:
     late = measured("k3", finished_at=300.0, status="failed", confidence=None)
     cached = measured("k2", finished_at=200.0, status="cached", seconds=None)
     for one in (late, measured("k1"), cached):
-        reviews.measure(one)
+        keep(reviews, one)
     assert reviews.measurements() == [measured("k1"), cached, late]
     assert reviews.measurements(since=200.0, until=300.0) == [cached]
 
@@ -384,7 +398,7 @@ def test_two_rules_are_never_at_one_review_at_the_same_time(reviews: Reviews) ->
 MANY = """
 import sys
 from pathlib import Path
-from found import measured, take_in
+from found import keep, measured, take_in
 from dovetail.documents.reviews import open_reviews
 
 out, me = Path(sys.argv[1]), int(sys.argv[2])
@@ -395,7 +409,7 @@ for turn in range(12):
     take_in(reviews, "same", total=float(me * 100 + turn), date=f"2026-0{me + 1}-01")
     if turn == 3:
         reviews.correct("same", {field: value}, by=str(me))
-    new += reviews.measure(measured(f"k{turn}"))
+    new += keep(reviews, measured(f"k{turn}"))
 print(new)
 """
 

@@ -14,7 +14,7 @@ from dovetail.documents.statistics import Statistics, of
 class Row:
     finished_at: float
     seconds: float | None = 1.0
-    status: str = "completed"
+    status: str = "success"
     confidence: float | None = 0.9
 
 
@@ -45,12 +45,12 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
 
 
 def test_a_pause_in_which_nothing_was_to_do_is_no_slowness() -> None:
-    evening, morning = steady(10, every=1), steady(10, every=1, begin=50_000)
+    evening, morning = steady(20, every=1), steady(20, every=1, begin=50_000)
     found = of([*evening, *morning])
-    assert (found.busy_seconds, found.windows) == (pytest.approx(20), 2)
+    assert (found.busy_seconds, found.windows) == (pytest.approx(40), 2)
     assert found.docs_per_hour == pytest.approx(3600)
-    near = of([*evening, *steady(10, every=1, begin=1070)])
-    assert (near.busy_seconds, near.windows) == (pytest.approx(80), 1), "a minute is no pause"
+    near = of([*evening, *steady(20, every=1, begin=1080)])
+    assert (near.busy_seconds, near.windows) == (pytest.approx(100), 1), "a minute is no pause"
 
 
 def test_a_long_document_joins_what_ends_before_beside_and_after_it() -> None:
@@ -78,7 +78,7 @@ def test_half_and_95_percent_are_of_documents_that_were_completed() -> None:
 
 
 def test_a_failed_document_is_not_one_of_those_an_hour_brings() -> None:
-    rows = steady(10, every=1)
+    rows = steady(40, every=1)
     failed = [Row(row.finished_at, status="failed", confidence=None) for row in rows]
     assert of([*rows, *failed]).docs_per_hour == pytest.approx(3600)
     assert of(failed).docs_per_hour == 0
@@ -99,14 +99,41 @@ def test_of_nothing_nothing_is_known_and_it_says_so() -> None:
 
 
 def test_cached_documents_alone_are_a_rate_without_durations() -> None:
-    found = of([Row(1000.0 + place / 100, None, "cached") for place in range(101)])
-    assert found.docs_per_hour == pytest.approx(3600 * 101)
+    found = of([Row(1000.0 + place / 10, None, "cached") for place in range(101)])
+    assert found.docs_per_hour == pytest.approx(360 * 101)
     assert found.p50_seconds is None
     assert not any("half took" in line for line in found.sentences())
 
 
-def test_one_document_that_took_no_time_is_no_division_by_zero() -> None:
-    assert of([Row(1000.0, seconds=0.0)]).docs_per_hour is not None
+@pytest.mark.parametrize("rows", [steady(40, every=0.01), steady(29, every=100)])
+def test_too_few_documents_or_too_short_a_time_give_no_rate_and_no_verdict(rows: list[Row]) -> None:
+    told = of(rows).as_data()
+    assert (told["docs_per_hour"], told["met"]) == (None, None)
+    assert (told["success_rate"], told["documents"]) == (1.0, len(rows))
+    first, *_ = of(rows).sentences()
+    assert first.endswith("that is too little to say what an hour would bring")
+    assert first.startswith(f"{len(rows)} documents in ")
+    assert " met" not in "".join(of(rows).sentences())
+
+
+def test_documents_that_took_no_time_are_no_division_by_zero() -> None:
+    assert of([Row(1000.0, seconds=0.0)] * 50).docs_per_hour is None
+
+
+@pytest.mark.parametrize("status", ["started", "extracted", "known"])
+def test_a_document_whose_run_has_not_ended_is_neither_a_success_nor_a_failure(status: str) -> None:
+    found = of([*steady(40, every=1), Row(1e9, seconds=None, status=status)])
+    assert (found.documents, found.completed, found.unfinished) == (40, 40, 1)
+    assert (found.success_rate, found.busy_seconds) == (1.0, pytest.approx(40))
+    assert any(line.startswith("1 document has not ended") for line in found.sentences())
+    (only,) = of([Row(1e9, seconds=None, status=status)] * 2).sentences()
+    assert only.startswith("2 documents have not ended")
+
+
+def test_rows_of_earlier_versions_are_read() -> None:
+    old, new = Row(1.0, status="completed"), Row(1.0, status="success")
+    assert of([old] * 40) == of([new] * 40)
+    assert of([old]).completed == 1
 
 
 def test_as_data_it_is_json_with_times_as_the_contract_has_them() -> None:
@@ -134,9 +161,7 @@ def test_in_words_the_answer_comes_first() -> None:
 
 def test_words_say_how_much_a_rate_is_worth() -> None:
     assert "not met" in sentences(steady(100, every=1))
-    assert "too little to tell" not in sentences(steady(100, every=1))
-    assert "too little to tell" in sentences(steady(5, every=1))
-    assert "too little to tell" in sentences(steady(100, every=0.01))
+    assert "too little to say" not in sentences(steady(100, every=1))
     assert "in 2 stretches" in sentences([*steady(40, 1), *steady(40, 1, begin=9000)])
     cached = [Row(1000.0 + place, None, "cached") for place in range(40)]
     assert "40 of them were known already" in sentences([*steady(40, every=1), *cached])

@@ -21,7 +21,7 @@ from celery import Celery, _state
 from celery.backends.base import DisabledBackend
 
 from dovetail import Dovetail
-from dovetail.celery import DagRefused
+from dovetail.celery import DagRefused, known, run_dag
 from dovetail.documents import PIPELINE
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import _send, batch_process_task, process_document_task
@@ -58,7 +58,7 @@ class Team:
     def statuses(self) -> dict[str, float]:
         return {
             status: self.metric("documents_processed_total", status=status)
-            for status in ("completed", "cached", "failed")
+            for status in ("success", "cached", "failed")
         }
 
 
@@ -189,7 +189,7 @@ async def test_a_batch_gives_what_the_embedded_engine_gives(
 
     after = team.statuses()
     assert {name: after[name] - before[name] for name in after} == {
-        "completed": 7,
+        "success": 7,
         "cached": 1,
         "failed": 5,
     }, "the sum over the processes of the pool"
@@ -229,7 +229,7 @@ def test_a_document_is_a_task_with_a_result_of_its_own(team: Team, tmp_path: Pat
         }
         sent.forget()
     measured = open_reviews(out).measurements()
-    assert [(one.document_id, one.status) for one in measured] == [("one", "completed")]
+    assert [(one.document_id, one.status) for one in measured] == [("one", "success")]
     assert team.metric("processing_duration_seconds_count") == before + 1
 
 
@@ -244,6 +244,59 @@ def test_one_that_is_killed_does_not_keep_its_batch_from_ending(
     told = sent.get(timeout=PATIENCE)
     assert [one["status"] for one in told["results"]] == ["failed", "completed"]
     assert told["results"][0]["error"]["type"] == "revoked"
+    rows = {one.document_id: one.status for one in open_reviews(tmp_path / "out").measurements()}
+    assert rows == {"d1": "failed", "d2": "success"}
+
+
+def test_one_that_is_killed_alone_is_a_failed_document(
+    team: Team, llm: LlmStub, tmp_path: Path
+) -> None:
+    (document, *_) = documents_in(tmp_path / "in")
+    llm.behave(faults=[Fault("hangs")])
+    sent = process_document_task.delay(*document.values(), str(tmp_path / "out"))
+    wait_for(lambda: llm.calls(), "it to hang")
+    assert [one.status for one in open_reviews(tmp_path / "out").measurements()] == ["started"]
+    process_document_task.app.control.revoke(sent.id, terminate=True, signal="SIGKILL")
+    wait_for(lambda: open_reviews(tmp_path / "out").measurements()[0].status == "failed", "its end")
+
+
+@pytest.mark.usefixtures("llm")
+def test_one_that_cannot_be_saved_is_a_failed_document(team: Team, tmp_path: Path) -> None:
+    (document, *_) = documents_in(tmp_path / "in")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "parquet").write_text("no folder")
+    before = team.statuses()
+    sent = process_document_task.delay(*document.values(), str(out))
+    told = sent.get(timeout=PATIENCE)
+    assert (told["status"], told["steps"]["record_metrics"]["status"]) == ("FAILED", "COMPLETED")
+    assert [one.status for one in open_reviews(out).measurements()] == ["failed"]
+    assert team.statuses() == {**before, "failed": before["failed"] + 1}
+
+
+@pytest.fixture
+def handlers_of_documents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(known, "_handlers", [])
+    monkeypatch.delenv("DOVETAIL_LLM_BASE_URL", raising=False)
+    known.register_handlers("dovetail.documents")
+    yield
+    known.known_handlers.cache_clear()
+    known.compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("handlers_of_documents")
+def test_a_definition_that_run_dag_runs_counts_its_document_by_its_end(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("RECEIPT\nFirm Ltd\n2026-03-01\nTotal 3.00 EUR")
+    given = {"document_id": "a", "file_path": str(tmp_path / "a.txt")}
+    for name, status in (("fine", "success"), ("unsaved", "failed")):
+        out = tmp_path / name
+        out.mkdir()
+        if status == "failed":
+            (out / "parquet").write_text("no folder")
+        context = {**given, "out": str(out)}
+        told = run_dag.apply((PIPELINE.read_text(), context)).get()
+        assert told["status"] == ("COMPLETED" if status == "success" else "FAILED")
+        assert [one.status for one in open_reviews(out).measurements()] == [status]
 
 
 def test_one_that_takes_too_long_is_a_failed_document(

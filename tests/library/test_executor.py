@@ -425,3 +425,42 @@ def test_results_compare_with_plain_words() -> None:
     assert result.status == "COMPLETED"
     assert f"{result.status}" == "COMPLETED"
     assert result.steps["a"].status == "COMPLETED"
+
+
+class TestOnEnd:
+    @pytest.mark.parametrize(("fn", "status"), [(dict, "COMPLETED"), (int, "FAILED")])
+    async def test_it_is_called_once_with_the_status(self, fn: Any, status: str) -> None:
+        told: list[str] = []
+        dag = WorkflowDAG(on_end=told.append).add_step("a", fn)
+        result = await WorkflowExecutor().execute(dag)
+        assert (told, result.status) == ([status], status)
+
+    async def test_one_that_is_cancelled_has_ended_too(self) -> None:
+        told: list[str] = []
+        started = asyncio.Event()
+
+        async def hang(ctx: dict[str, Any]) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        dag = WorkflowDAG(on_end=told.append).add_step("a", hang)
+        task = asyncio.create_task(WorkflowExecutor().execute(dag))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert told == ["CANCELLED"]
+
+    async def test_its_failure_is_none_of_the_run(self, caplog: pytest.LogCaptureFixture) -> None:
+        def broken(status: str) -> None:
+            raise RuntimeError("not now")
+
+        result = await WorkflowExecutor().execute(WorkflowDAG(on_end=broken).add_step("a", dict))
+        assert result.status == "COMPLETED"
+        assert "on_end failed" in caplog.text
+
+    def test_it_is_a_plain_function(self) -> None:
+        async def later(status: str) -> None: ...
+
+        with pytest.raises(TypeError, match="on_end must be a plain function"):
+            WorkflowDAG(on_end=later)

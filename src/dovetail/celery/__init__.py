@@ -8,6 +8,7 @@ its own, and a lost worker costs one node instead of the whole DAG.
 from dovetail.extras import imports_of
 
 with imports_of("dovetail.celery", "celery"):
+    from dovetail.celery.driving import dag_ended
     from dovetail.celery.groups import DagGroup, DagGroupResult, result_of, run_dag_group
     from dovetail.celery.known import DagRefused, register_dag, register_handlers
     from dovetail.celery.task import DagTask, configure, run_dag
@@ -18,6 +19,7 @@ __all__ = [
     "DagRefused",
     "DagTask",
     "configure",
+    "dag_ended",
     "register_dag",
     "register_handlers",
     "result_of",

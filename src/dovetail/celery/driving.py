@@ -9,13 +9,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+from celery.utils.dispatch import Signal  # type: ignore[import-untyped]
 
 from dovetail.celery.known import (
     Dag,
@@ -29,6 +30,7 @@ from dovetail.celery.known import (
 )
 from dovetail.core.definition.params import apply_params
 from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.limits import LocalLimits
 from dovetail.engine.ports import Calls, Limits
@@ -39,10 +41,17 @@ from dovetail.wiring import LocalEngine, buckets, registry_versions, shared_limi
 log = logging.getLogger("dovetail.celery")
 
 
+dag_ended = Signal(name="dag_ended", providing_args={"run_id", "handlers", "params", "status"})
+"""Sent in the worker when a definition that `run_dag` was given has ended, with the id of its run
+(the task's), the names of its handlers, its params and its status. A graph of functions has
+`WorkflowDAG(on_end=…)`."""
+
+
 class Prepared(NamedTuple):
     submit: Submit
     calls: Calls
     isolate: bool
+    on_end: Callable[[RunStatus], object] | None
 
 
 def prepare(
@@ -61,7 +70,7 @@ def prepare(
         dag = _built(dag, dict(context or {}))
     if isinstance(dag, WorkflowDAG):
         submit, calls = submission(run_id, dag, context, resume=earlier)
-        return Prepared(submit, calls, isolate=False)
+        return Prepared(submit, calls, isolate=False, on_end=dag.on_end)
     graph, schema = compiled(text_of(dag))
     registry_calls = RegistryCalls(
         known_handlers(),
@@ -74,7 +83,17 @@ def prepare(
     params = apply_params(schema, dict(context or {}))
     reused = reusable(graph, earlier)
     submit = Submit(run_id, graph, params, logged=False, reused=reused)
-    return Prepared(submit, registry_calls, isolate=True)
+    return Prepared(submit, registry_calls, isolate=True, on_end=partial(_send_end, submit))
+
+
+def _send_end(submit: Submit, status: RunStatus) -> None:
+    dag_ended.send(
+        sender=None,
+        run_id=submit.run_id,
+        handlers=frozenset(spec.handler for spec in submit.graph.nodes),
+        params=submit.params,
+        status=status,
+    )
 
 
 def _earlier(resume: WorkflowResult | Mapping[str, Any] | None) -> WorkflowResult | None:

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -22,9 +23,10 @@ from dovetail.celery.known import Dag, DagRefused, sendable, settings
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.retry import DEFAULT_RETRY, delay
 from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
 from dovetail.core.values import NotJson, encode
 from dovetail.core.words import died_during
-from dovetail.executor import WorkflowResult
+from dovetail.executor import WorkflowResult, tell_end
 
 log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
@@ -69,20 +71,29 @@ class DagTask(Task):  # type: ignore[misc]
         task that is bound: what the surroundings did is raised as a retry of it."""
         request = self.request
         if (lost := self._crashed(request)) is not None:
+            with suppress(DovetailError):  # what cannot even be prepared has nothing to end
+                prepared = prepare(request.id, dag, context, resume)
+                tell_end(prepared.on_end, RunStatus.FAILED)
             return _told(None, lost)
         if isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
+        on_end = None
         try:
             prepared = prepare(request.id or os.urandom(8).hex(), dag, context, resume)
-            patience = _patience(request)
+            on_end, patience = prepared.on_end, _patience(request)
             run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
+            tell_end(on_end, RunStatus.FAILED if stopped else run.status)
             return _told(run, _timeout(request) if stopped else None)
         except SoftTimeLimitExceeded:  # where there is nothing to stop, or it would not stop
+            tell_end(on_end, RunStatus.FAILED)
             return _told(None, _timeout(request))
         except RETRIED as error:
+            if request.retries >= self.max_retries:
+                tell_end(on_end, RunStatus.FAILED)
             wait = delay(RETRY, request.retries + 1, random.random())  # noqa: S311
             raise self.retry(exc=error, countdown=wait) from error
         except DovetailError as problem:
+            tell_end(on_end, RunStatus.FAILED)
             raise DagRefused(str(problem), problem.type) from None
 
     def _crashed(self, request: Any) -> dict[str, Any] | None:

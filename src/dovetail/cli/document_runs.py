@@ -32,8 +32,10 @@ from dovetail.cli.text import clip, plain
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
+from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.documents.folder import Document, look, name_problem
+from dovetail.documents.metrics import run_ended
 from dovetail.documents.reviews import Reviews
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
@@ -254,8 +256,18 @@ class DocumentRuns:
                         await commands.retry(run_id)
             self._at_work[document.path] = run_id
             run = await lanes.see(run_id, just_made=is_new)
-            return None if run is None else _outcome(entry, commands.view(run))
+            if run is None:
+                return None
+            await asyncio.to_thread(self._count, document, run)
+            return _outcome(entry, commands.view(run))
         raise AssertionError("there is always another turn")
+
+    def _count(self, document: Document, run: RunState) -> None:
+        """Settle the document by how its run ended. Where services process it, its folder may be
+        on another machine: nothing is made here then."""
+        if self.shared and self._reviews.measured(document.id, run.id) is None:
+            return
+        run_ended(self.work.params(document), run.id, run.status.value, count=False)
 
     async def _trigger(
         self, commands: Commands, checked: Checked, document: Document, turn: int

@@ -19,6 +19,7 @@ from dovetail.documents.handlers import (
     save_json,
     save_parquet,
 )
+from dovetail.documents.metrics import hear_of_dags
 
 if TYPE_CHECKING:
     from dovetail.documents.dag import build_document_processing_dag
@@ -49,6 +50,8 @@ __all__ = [
     "save_json",
     "save_parquet",
 ]
+
+hear_of_dags()
 
 
 def __getattr__(name: str) -> Any:

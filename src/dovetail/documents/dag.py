@@ -43,8 +43,11 @@ def build_document_processing_dag(
         "file_path": str(Path(file_path).absolute()),
         "out": str(Path(out).absolute() if out is not None else default_out()),
     }
-    steps = _Steps(run_id or os.urandom(8).hex(), params)
-    dag = WorkflowDAG("document_routing" if routed else "document_processing")
+    run_id = run_id or os.urandom(8).hex()
+    steps = _Steps(run_id, params)
+    dag = WorkflowDAG(
+        "document_routing" if routed else "document_processing", on_end=_settling(run_id, params)
+    )
     dag.add_step(
         "extract",
         steps.waiting("extract", handlers.extract, _nothing),
@@ -108,6 +111,17 @@ class _Steps:
         return Context(
             run_id=self._run_id, node_id=name, attempt=self._starts[name], params=self._params
         )
+
+
+def _settling(run_id: str, params: dict[str, Any]) -> Callable[[str], None]:
+    """Counts the document by how its run ended."""
+
+    def on_end(status: str) -> None:
+        from dovetail.documents.metrics import run_ended
+
+        run_ended(params, run_id, status)
+
+    return on_end
 
 
 def _nothing(outputs: dict[str, Any]) -> dict[str, Any]:

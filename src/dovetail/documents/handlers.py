@@ -70,21 +70,16 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """
     from dovetail.documents.extraction import extract as fields_of
 
-    began = time.time()
     document = Document.of(ctx)
-    try:
-        found = await fields_of(
-            document.path,
-            document.out,
-            # Of the attempt: an endpoint that keeps to the key would repeat an answer of no use.
-            idempotency_key=f"{ctx.idempotency_key}:{ctx.attempt}",
-            sha256=config.get("sha256") or "",
-        )
-        _check_extractor(config, found)
-    except Exception as error:
-        if isinstance(error, PermanentError) or ctx.attempt > EXTRACT_RETRIES:
-            await asyncio.to_thread(_record_failure, document, ctx, time.time() - began)
-        raise
+    await asyncio.to_thread(_begin, document, ctx)
+    found = await fields_of(
+        document.path,
+        document.out,
+        # Of the attempt: an endpoint that keeps to the key would repeat an answer of no use.
+        idempotency_key=f"{ctx.idempotency_key}:{ctx.attempt}",
+        sha256=config.get("sha256") or "",
+    )
+    _check_extractor(config, found)
     if config.get("sha256") and config.get("extractor"):
         # Both were compared: equal content has this output, whichever document asks for it. So it
         # names none, or a duplicate would be given the name of another.
@@ -115,13 +110,18 @@ def save_json(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 @handler("documents.record_metrics", max_retries=SAVE_RETRIES)
 def record_metrics(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Counts the document, once: its status, how long it took, how sure it is."""
+    """Measures the document: how long its extraction took, how sure it is.
+
+    Provisional: whether the document counts as a success is for the end of the run to say.
+    """
+    from dovetail.documents.metrics import note
+
     document, found = Document.of(ctx), _extracted(config)
-    cached = found["run_id"] != ctx.run_id
+    cached, confidence = found["run_id"] != ctx.run_id, found["confidence"]
     seconds = None if cached else max(0.0, time.time() - found["started_at"])
-    status = "cached" if cached else "completed"
-    counted = _record(document, ctx, status, seconds, found["confidence"])
-    return {"status": status, "confidence": found["confidence"], "counted": counted}
+    note(document.out, document.id, ctx.run_id, seconds, confidence)
+    status = "cached" if cached else "success"
+    return {"status": status, "confidence": confidence, "seconds": seconds}
 
 
 @handler("documents.create_review", max_retries=SAVE_RETRIES)
@@ -226,25 +226,10 @@ def _check_extractor(config: dict[str, Any], found: dict[str, Any]) -> None:
         )
 
 
-def _record_failure(document: Document, ctx: Context, seconds: float) -> None:
+def _begin(document: Document, ctx: Context) -> None:
+    from dovetail.documents.metrics import begin
+
     try:
-        _record(document, ctx, "failed", seconds, None)
-    except DovetailError as error:  # must not take the place of what went wrong before
-        ctx.log.warning("the failure of %s could not be counted: %s", document.id, error)
-
-
-def _record(
-    document: Document, ctx: Context, status: str, seconds: float | None, confidence: float | None
-) -> bool:
-    from dovetail.documents.metrics import record
-    from dovetail.documents.reviews import Measurement
-
-    measured = Measurement(
-        document_id=document.id,
-        key=ctx.idempotency_key,
-        status=status,
-        seconds=seconds,
-        confidence=confidence,
-        finished_at=time.time(),
-    )
-    return record(document.out, measured)
+        begin(document.out, document.id, ctx.run_id)
+    except DovetailError as error:  # to count a document must not keep it from being processed
+        ctx.log.warning("the beginning of %s could not be counted: %s", document.id, error)

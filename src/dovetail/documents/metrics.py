@@ -1,49 +1,151 @@
 """What is measured of each document: a row beside its review, and three metrics for Prometheus.
 
-The row comes first and says whether this was measured before, so that a node which is delivered
-again is not counted again. The metrics are ordinary ones of `prometheus_client`: whoever serves
-`/metrics` of this process, or adds up a pool's, finds them there. What it must not know: what was
-extracted, or who looks.
+Steps write a row that is provisional, and the end of the run settles it. The metrics count ends of
+runs: where this process knows how its run ended, it settles the row and counts if that was news.
+In a service `DocumentRunEnds` counts what the engine's listener is told, and rows are settled by
+the reader of the statistics. The metrics are ordinary ones of `prometheus_client`: the page
+`/metrics` of this process, or of its pool, has them. What it must not know: what was extracted.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from dovetail.documents.reviews import Measurement
+from dovetail import DovetailError
+from dovetail.documents import measuring
+from dovetail.documents.files import checked_id, default_out
+from dovetail.documents.measuring import CACHED, FAILED, SUCCESS, Measurement
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 # Finer above 0.8, from where on a document may be approved without anybody looking.
 CONFIDENCE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
 
+HANDLERS = "documents."
+"""What the names of this package's handlers begin with."""
+MEASURING, EXTRACTING = "documents.record_metrics", "documents.extract"
+
+log = logging.getLogger("dovetail.documents")
 _making = threading.Lock()
 
 
-def record(out: str | Path, measured: Measurement) -> bool:
-    """Keep it, and count it unless it was kept before; whether it was new.
+def begin(out: str | Path, document_id: str, run_id: str) -> None:
+    """Before the extraction: a process that is killed in it leaves a row that says so."""
+    from dovetail.documents.reviews import open_reviews
 
-    In this order: who dies in between has counted one too few, which the rows make good.
+    hear_of_dags()
+    rule = measuring.begun(document_id, run_id, time.time())
+    open_reviews(out).measure(document_id, run_id, rule)
+
+
+def note(
+    out: str | Path, document_id: str, run_id: str, seconds: float | None, confidence: float
+) -> None:
+    """After the extraction. `seconds` are None where the content was known."""
+    from dovetail.documents.reviews import open_reviews
+
+    hear_of_dags()
+    rule = measuring.measured(document_id, run_id, seconds, confidence, time.time())
+    open_reviews(out).measure(document_id, run_id, rule)
+
+
+def settle(
+    out: str | Path,
+    document_id: str,
+    run_id: str,
+    *,
+    good: bool,
+    ended_at: float | None = None,
+    count: bool = True,
+) -> Measurement:
+    """The run has ended; the same end again changes nothing and is not counted again.
+
+    The row is written first: a process that dies in between has counted one too few, and the
+    statistics are made of rows. `count` is False where a service counts the ends of its runs.
     """
     from dovetail.documents.reviews import open_reviews
 
-    is_new = open_reviews(out).measure(measured)
-    if is_new:
-        observe(measured)
-    return is_new
+    at = time.time() if ended_at is None else ended_at
+    rule = measuring.settled(document_id, run_id, good=good, ended_at=at)
+    before, after = open_reviews(out).measure(document_id, run_id, rule)
+    if count and after is not before:
+        observe(after)
+    return after
+
+
+def run_ended(params: Mapping[str, Any], run_id: str, status: str, *, count: bool = True) -> None:
+    """Settle the document that a run with these params is about; never raises for what is wrong
+    with the params or the folder, because the run has said so already."""
+    try:
+        out = Path(params["out"]).absolute() if params.get("out") else default_out()
+        good = status == "COMPLETED"
+        settle(out, checked_id(params.get("document_id")), run_id, good=good, count=count)
+    except (DovetailError, TypeError, ValueError) as error:
+        log.warning("run %s ended %s, which could not be counted: %s", run_id, status, error)
+
+
+def hear_of_dags() -> None:
+    """Where `run_dag` runs definitions in this process: count their documents by their ends."""
+    ended = getattr(sys.modules.get("dovetail.celery"), "dag_ended", None)
+    if ended is not None:
+        ended.connect(_dag_ended, weak=False, dispatch_uid=__name__)
+
+
+def _dag_ended(
+    *, run_id: str, handlers: Collection[str], params: Mapping[str, Any], status: str, **_: object
+) -> None:
+    if any(name.startswith(HANDLERS) for name in handlers):
+        run_ended(params, run_id, status)
 
 
 def observe(measured: Measurement) -> None:
+    """Count one end of a run."""
     with _making:  # a handler is a thread, and a metric must not be registered twice
         metrics = _metrics()
     metrics.processed.labels(measured.status).inc()
-    if measured.status == "completed":  # else it took no time here, or was broken off
-        metrics.duration.observe(measured.seconds)
+    if measured.status == FAILED:
+        return
+    if measured.status == SUCCESS and measured.seconds is not None:
+        metrics.duration.observe(measured.seconds)  # a cached one took no time here
     if measured.confidence is not None:
         metrics.confidence.observe(measured.confidence)
+
+
+class DocumentRunEnds:
+    """Counts documents where a service drives their runs, whichever process ran the steps."""
+
+    def outputs_wanted(self, handlers: Mapping[str, str]) -> Sequence[str] | None:
+        """The nodes whose outputs `ended` needs, of a run with these handlers by node id; None if
+        the run is about no document."""
+        if not any(handler.startswith(HANDLERS) for handler in handlers.values()):
+            return None
+        nodes = {handler: node for node, handler in handlers.items()}
+        wanted = nodes.get(MEASURING) or nodes.get(EXTRACTING)
+        return () if wanted is None else (wanted,)
+
+    def ended(self, run_id: str, status: str, outputs: Mapping[str, Any]) -> None:
+        """A run of them has ended so."""
+        observe(_of_a_run(run_id, status, next(iter(outputs.values()), None)))
+
+
+def _of_a_run(run_id: str, status: str, found: Any) -> Measurement:
+    """`found` is the output of `documents.record_metrics`, or of `documents.extract`."""
+    told = found if status == "COMPLETED" and isinstance(found, dict) else {}
+    cached = told.get("status") == CACHED or told.get("run_id", run_id) != run_id
+    ended = FAILED if status != "COMPLETED" else CACHED if cached else SUCCESS
+    seconds, confidence = _number(told.get("seconds")), _number(told.get("confidence"))
+    return Measurement("", run_id, ended, seconds, confidence, 0.0)
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
 
 
 class _Metrics(NamedTuple):
@@ -58,10 +160,10 @@ def _metrics() -> _Metrics:
     from prometheus_client import Counter, Histogram
 
     return _Metrics(
-        Counter("documents_processed_total", "Documents by how they ended", labelnames=("status",)),
+        Counter("documents_processed_total", "Ends of documents' runs", labelnames=("status",)),
         Histogram(
             "processing_duration_seconds",
-            "From the beginning of a document's extraction to what is kept of it",
+            "Of documents that succeeded, from the extraction's beginning until it was recorded",
             buckets=SECONDS,
         ),
         Histogram(

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from dovetail import DovetailError, NotFound
 from dovetail.documents.files import is_result, remove
+from dovetail.documents.measuring import Measurement, MeasuringRule
 
 PENDING, APPROVED = "pending", "approved"
 STATUSES = (PENDING, APPROVED)
@@ -71,20 +72,11 @@ class Review:
         return {**told, "locked": list(self.locked)}
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One processing of a document. `key` is the same however often it is delivered."""
-
-    document_id: str
-    key: str
-    status: str
-    seconds: float | None
-    """None for one whose content was known: nothing was processed."""
-    confidence: float | None
-    finished_at: float
-
-
 Rule = Callable[[Review | None], Review]
+
+
+Change = tuple[Measurement | None, Measurement]
+"""A measurement before and after; the same object if nothing was written."""
 
 
 class Shelf(Protocol):
@@ -103,8 +95,10 @@ class Shelf(Protocol):
         What it raises is raised, and changes nothing.
         """
 
-    def add(self, measured: Measurement) -> bool:
-        """Keep it, unless the document has one with that key."""
+    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
+        """Put what the rule makes of a measurement in its place, as `change` does; both of them."""
+
+    def measured(self, document_id: str, key: str) -> Measurement | None: ...
 
     def measurements(self, since: float | None, until: float | None) -> list[Measurement]: ...
 
@@ -166,9 +160,13 @@ class Reviews:
         at = time.time() if now is None else now
         return self._decide(document_id, lambda before: approved(before, by, at))
 
-    def measure(self, measured: Measurement) -> bool:
-        """Keep it; False if that processing is known already."""
-        return self._shelf.add(measured)
+    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
+        """Change the measurement of one processing by a rule; gives it before and after."""
+        return self._shelf.measure(document_id, key, rule)
+
+    def measured(self, document_id: str, key: str) -> Measurement | None:
+        """The measurement of one processing; to look makes no file."""
+        return self._shelf.measured(document_id, key)
 
     def measurements(
         self, *, since: float | None = None, until: float | None = None

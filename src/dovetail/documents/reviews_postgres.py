@@ -11,13 +11,15 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from dovetail import DovetailError, RetryableError, StoreError
-from dovetail.documents.reviews import Measurement, Review, Rule
+from dovetail.documents.measuring import Measurement, MeasuringRule
+from dovetail.documents.reviews import Change, Review, Rule
 from dovetail.documents.statements import statements
 from dovetail.postgres_url import connect_arguments, shown
 
@@ -65,16 +67,24 @@ class PostgresShelf:
 
         return _database(self._url).use(work)
 
-    def add(self, measured: Measurement) -> bool:
-        async def work(connection: Any) -> bool:
-            row = await connection.fetchrow(
-                statements(SQL)["measure"],
-                *(self._owner, measured.document_id, measured.key, measured.status),
-                *(measured.seconds, measured.confidence, measured.finished_at),
-            )
-            return row is not None
+    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
+        sql = statements(SQL)
+
+        async def work(connection: Any) -> Change:
+            async with connection.transaction():
+                await connection.execute(sql["alone"], self._owner, document_id)
+                row = await connection.fetchrow(sql["measured"], self._owner, document_id, key)
+                before = None if row is None else Measurement(*row)
+                after = rule(before)
+                if after is not before:
+                    await connection.execute(sql["measure"], self._owner, *astuple(after))
+            return before, after
 
         return _database(self._url).use(work)
+
+    def measured(self, document_id: str, key: str) -> Measurement | None:
+        rows = self._read("measured", document_id, key)
+        return Measurement(*rows[0]) if rows else None
 
     def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
         first = float("-inf") if since is None else since

@@ -81,12 +81,18 @@ ON CONFLICT (owner, document_id) DO UPDATE SET file_path = excluded.file_path,
   created_at = excluded.created_at, updated_at = excluded.updated_at,
   corrected_at = excluded.corrected_at;
 
+-- name: measured
+-- The measurement of one processing.
+SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
+WHERE owner = $1 AND document_id = $2 AND key = $3;
+
 -- name: measure
--- A measurement, unless it is there already; a row comes back only if it was not.
+-- A measurement in the place of the one before.
 INSERT INTO document_measurements
   (owner, document_id, key, status, seconds, confidence, finished_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (owner, document_id, key) DO NOTHING
-RETURNING 1;
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (owner, document_id, key) DO UPDATE SET status = excluded.status,
+  seconds = excluded.seconds, confidence = excluded.confidence, finished_at = excluded.finished_at;
 
 -- name: measurements
 -- Those of a time.

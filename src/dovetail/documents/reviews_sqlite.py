@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import orjson
 from dovetail import DovetailError, PermanentError, RetryableError, StoreError
 from dovetail.documents.confinement import is_file, opened_folder, refused
 from dovetail.documents.files import explained
-from dovetail.documents.reviews import Measurement, Review, Rule
+from dovetail.documents.measuring import Measurement, MeasuringRule
+from dovetail.documents.reviews import Change, Review, Rule
 from dovetail.documents.statements import statements
 
 SQL = "reviews_sqlite.sql"
@@ -69,13 +71,23 @@ class SqliteShelf:
         review: Review = self._write(work)
         return review
 
-    def add(self, measured: Measurement) -> bool:
-        sql = statements(SQL)["measure"]
-        values = (
-            *(measured.document_id, measured.key, measured.status),
-            *(measured.seconds, measured.confidence, measured.finished_at),
-        )
-        return bool(self._write(lambda connection: connection.execute(sql, values).rowcount))
+    def measure(self, document_id: str, key: str, rule: MeasuringRule) -> Change:
+        sql = statements(SQL)
+
+        def work(connection: sqlite3.Connection) -> Change:
+            row = connection.execute(sql["measured"], (document_id, key)).fetchone()
+            before = None if row is None else Measurement(*row)
+            after = rule(before)
+            if after is not before:
+                connection.execute(sql["measure"], astuple(after))
+            return before, after
+
+        change: Change = self._write(work)
+        return change
+
+    def measured(self, document_id: str, key: str) -> Measurement | None:
+        rows = self._read("measured", document_id, key)
+        return Measurement(*rows[0]) if rows else None
 
     def measurements(self, since: float | None, until: float | None) -> list[Measurement]:
         first = float("-inf") if since is None else since

@@ -61,10 +61,17 @@ ON CONFLICT (document_id) DO UPDATE SET file_path = excluded.file_path,
   created_at = excluded.created_at, updated_at = excluded.updated_at,
   corrected_at = excluded.corrected_at;
 
+-- name: measured
+-- The measurement of one processing.
+SELECT document_id, key, status, seconds, confidence, finished_at FROM document_measurements
+WHERE document_id = ? AND key = ?;
+
 -- name: measure
--- A measurement, unless it is there already.
+-- A measurement in the place of the one before.
 INSERT INTO document_measurements (document_id, key, status, seconds, confidence, finished_at)
-VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (document_id, key) DO NOTHING;
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (document_id, key) DO UPDATE SET status = excluded.status, seconds = excluded.seconds,
+  confidence = excluded.confidence, finished_at = excluded.finished_at;
 
 -- name: measurements
 -- Those of a time.

@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from dovetail.documents.measuring import CACHED, COMPLETED, FAILED, PROVISIONAL, SUCCESS
+
 TARGET = 5000.0
 """Documents an hour."""
 PAUSE_SECONDS = 60.0
 """Nothing began or ended for so long: nothing was there to do."""
 FEW_DOCUMENTS = 30
 SHORT_SECONDS = 10.0
-"""Below either, a rate says little of what an hour would bring."""
+"""Below either, what an hour would bring is not said."""
 
 
 class Measured(Protocol):
@@ -40,11 +42,14 @@ class Statistics:
     """None is what cannot be known of these documents."""
 
     documents: int
+    """Those whose runs have ended."""
     completed: int
     failed: int
     cached: int
+    unfinished: int
+    """Those whose runs are not known to have ended: they go on, or their process was killed."""
     docs_per_hour: float | None
-    """Completed and cached ones, over `busy_seconds`."""
+    """Completed and cached ones, over `busy_seconds`; None if these are too few to say so."""
     target: float
     met: bool | None
     busy_seconds: float
@@ -68,26 +73,37 @@ class Statistics:
 
     def sentences(self) -> list[str]:
         """For people, the answer first."""
-        if self.docs_per_hour is None:
-            return ["nothing has been measured here"]
-        return [self._speed(), *self._doubts(), self._ends(), *self._qualities()]
+        if not self.documents:
+            return self._waiting() or ["nothing has been measured here"]
+        return [self._speed(), *self._known(), self._ends(), *self._waiting(), *self._qualities()]
 
     def _speed(self) -> str:
-        verdict = "met" if self.met else "not met"
         stretches = "" if self.windows == 1 else f", in {self.windows} stretches"
+        work = (
+            f"{_counted(self.completed + self.cached)} in {_lasting(self.busy_seconds)} "
+            f"of work{stretches}"
+        )
+        if self.docs_per_hour is None:
+            return f"{work}: that is too little to say what an hour would bring"
+        verdict = "met" if self.met else "not met"
         return (
             f"{self.docs_per_hour:,.0f} documents an hour; the target of {self.target:,.0f} is "
-            f"{verdict} ({_counted(self.completed + self.cached)} in {_lasting(self.busy_seconds)} "
-            f"of work{stretches})"
+            f"{verdict} ({work})"
         )
 
-    def _doubts(self) -> list[str]:
-        found = []
-        if self.documents < FEW_DOCUMENTS or self.busy_seconds < SHORT_SECONDS:
-            found.append("that is too little to tell what an hour would bring")
-        if self.cached:
-            found.append(f"{self.cached:,} of them were known already, and took no extraction")
-        return found
+    def _known(self) -> list[str]:
+        if not self.cached:
+            return []
+        return [f"{self.cached:,} of them were known already, and took no extraction"]
+
+    def _waiting(self) -> list[str]:
+        if not self.unfinished:
+            return []
+        verb = "has" if self.unfinished == 1 else "have"
+        return [
+            f"{_counted(self.unfinished)} {verb} not ended: still running, or killed and not "
+            "resumed, or run where this command cannot ask"
+        ]
 
     def _ends(self) -> str:
         rate = 100 * (self.success_rate or 0.0)
@@ -113,28 +129,37 @@ def of(
     since: float | None = None,
     until: float | None = None,
 ) -> Statistics:
-    """Of documents that ended from `since` to `until`, if they are given; one that was processed
-    more than once counts as often, because each time was work."""
-    rows = [
+    """Of documents that ended from `since` to `until`, if they are given, by how their runs ended;
+    one that was processed more than once counts as often, because each time was work."""
+    found = [
         row
         for row in measured
         if (since is None or since <= row.finished_at)
         and (until is None or row.finished_at <= until)
     ]
-    many = dict.fromkeys(("completed", "failed", "cached"), 0)
-    for row in rows:
-        many[row.status] += 1
-    good = many["completed"] + many["cached"]
+    rows = [row for row in found if row.status not in PROVISIONAL]
+    cached = sum(row.status == CACHED for row in rows)
+    failed = sum(row.status == FAILED for row in rows)
+    completed = len(rows) - cached - failed
+    good = completed + cached
     stretches = _given(rows, since, until) or _stretches(rows)
     busy = sum(end - begin for begin, end in stretches)
-    rate = None if not rows else 3600 * good / max(busy, 1e-3)
+    enough = len(rows) >= FEW_DOCUMENTS and busy >= SHORT_SECONDS
+    rate = 3600 * good / busy if enough else None
     seconds = sorted(
-        row.seconds for row in rows if row.status == "completed" and row.seconds is not None
+        row.seconds
+        for row in rows
+        if row.status in (SUCCESS, COMPLETED) and row.seconds is not None
     )
-    confidences = [row.confidence for row in rows if row.confidence is not None]
+    confidences = [
+        row.confidence for row in rows if row.confidence is not None and row.status != FAILED
+    ]
     return Statistics(
         documents=len(rows),
-        **many,
+        completed=completed,
+        failed=failed,
+        cached=cached,
+        unfinished=len(found) - len(rows),
         docs_per_hour=rate,
         target=target,
         met=None if rate is None else rate >= target,
@@ -146,7 +171,7 @@ def of(
         p95_seconds=_percentile(seconds, 0.95),
         success_rate=good / len(rows) if rows else None,
         mean_confidence=math.fsum(confidences) / len(confidences) if confidences else None,
-        cached_share=many["cached"] / len(rows) if rows else None,
+        cached_share=cached / len(rows) if rows else None,
     )
 
 

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from celery import group, shared_task, states  # type: ignore[import-untyped]
 from celery.backends.base import DisabledBackend  # type: ignore[import-untyped]
+from celery.signals import task_revoked  # type: ignore[import-untyped]
 
 from dovetail import PermanentError, WorkflowDAG, WorkflowResult
 from dovetail.celery import DagGroup, DagRefused, DagTask, result_of
-from dovetail.documents.files import checked_id, default_out
+from dovetail.documents.files import checked_id
+from dovetail.documents.metrics import hear_of_dags, run_ended
 
 OF_A_BATCH = "dovetail.documents.batch_process_task"
 OF_A_DOCUMENT = "dovetail.documents.process_document_task"
@@ -27,6 +29,9 @@ SHORTEST_LOOK, LONGEST_LOOK = 0.1, 5.0
 LONGEST_WAIT = 24 * 3600.0
 """As long as Celery keeps a result, unless it is told otherwise."""
 _SHAPE = 'a document is {"document_id": …, "file_path": …} or the pair of both'
+
+
+hear_of_dags()  # whichever of the two packages was imported first
 
 
 class Document(NamedTuple):
@@ -50,25 +55,22 @@ def process_document_task(
         return build_document_processing_dag(document_id, file_path, out=out, run_id=task_id)
 
     told = self.run_here(build, {"doc_id": document_id})
-    if (told["error"] or {}).get("type") == "timeout" and "record_metrics" not in told["outputs"]:
-        _record_timeout(document_id, out, f"{task_id}:extract:1", told["duration"])
     return {"document_id": document_id, **told}
 
 
-def _record_timeout(document_id: str, out: str | None, key: str, seconds: float) -> None:
-    """The step was stopped from outside and could not; under the key that it would have used."""
-    from dovetail.documents.metrics import record
-    from dovetail.documents.reviews import Measurement
+@task_revoked.connect(sender=process_document_task, weak=False)  # type: ignore[untyped-decorator]
+def _terminated(request: Any = None, terminated: bool = False, **_: object) -> None:
+    """In the worker's own process, when it has killed the one that had the document."""
+    if terminated and (document := _document_of(request)) is not None:
+        run_ended(document, request.id, "CANCELLED")
 
-    measured = Measurement(
-        document_id=document_id,
-        key=key,
-        status="failed",
-        seconds=seconds,
-        confidence=None,
-        finished_at=time.time(),
-    )
-    record(out or default_out(), measured)
+
+def _document_of(request: Any) -> dict[str, Any] | None:
+    """The arguments of a message, which may be anything: the task itself has not checked them."""
+    args, kwargs = request.args, request.kwargs
+    if not isinstance(args, list | tuple) or not isinstance(kwargs, dict):
+        return None
+    return {**dict(zip(("document_id", "file_path", "out"), args, strict=False)), **kwargs}
 
 
 @shared_task(  # type: ignore[untyped-decorator]
@@ -109,7 +111,21 @@ def batch_process_task(
             kwargs={"out": out, "waiting": {"since": since, "ended": ended}},
             countdown=min(max(SHORTEST_LOOK, LOOK_AGAIN_SHARE * waited), LONGEST_LOOK),
         )
-    return _aggregate(batch, DagGroup(self.request.id, task_ids).collect().results, waited)
+    results = DagGroup(self.request.id, task_ids).collect().results
+    _settle_failures(batch, task_ids, out, results)
+    return _aggregate(batch, results, waited)
+
+
+def _settle_failures(
+    batch: list[Document],
+    task_ids: list[str],
+    out: str | None,
+    results: Sequence[WorkflowResult | None],
+) -> None:
+    """A document whose task was killed could not settle itself; one that did is not changed."""
+    for document, task_id, result in zip(batch, task_ids, results, strict=True):
+        if result is not None and result.status != "COMPLETED":
+            run_ended({"document_id": document.document_id, "out": out}, task_id, result.status)
 
 
 def _read(documents: Any) -> list[Document]:
@@ -187,7 +203,7 @@ def _told(document: Document, result: WorkflowResult | None) -> dict[str, Any]:
     if result is None:
         status = "lost"
     elif result.status == "COMPLETED":
-        status = measured.get("status", "completed")
+        status = "cached" if measured.get("status") == "cached" else "completed"
     else:
         status = "failed"
     return {

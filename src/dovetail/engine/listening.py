@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
+from dovetail.core.states import RunStatus
 from dovetail.engine.ports import Calls, Sender
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("dovetail_request_id", default=None)
@@ -20,6 +21,17 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("dovetail_request_id", default=N
 
 CallersOf = Callable[[Sequence[str]], Awaitable[Sequence[str | None]]]
 """Of each of these runs the `traceparent` that it was asked for under, if there was one."""
+
+_ENDS = {
+    "run.completed": RunStatus.COMPLETED,
+    "run.failed": RunStatus.FAILED,
+    "run.cancelled": RunStatus.CANCELLED,
+}
+
+
+def end_in(events: Sequence[Event]) -> RunStatus | None:
+    """How a run ended, if these events end it."""
+    return next((_ENDS[event.type] for event in events if event.type in _ENDS), None)
 
 
 class Listener(Protocol):
@@ -42,6 +54,17 @@ class Listener(Protocol):
 
     def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
         """A run has ended: all that happened to it, and the `traceparent` it was asked under."""
+        ...
+
+    def outputs_wanted(self, graph: Graph) -> Sequence[str] | None:
+        """The nodes whose outputs `ended` is to be given; None if it need not be called."""
+        ...
+
+    def ended(
+        self, run_id: str, graph: Graph, status: RunStatus, outputs: Mapping[str, Any]
+    ) -> None:
+        """A run has ended so. Of one that completed `outputs` has what was wanted; what can no
+        longer be read is not in it. A run that is retried ends again."""
         ...
 
     def sender(self, sender: Sender, callers_of: CallersOf) -> Sender:

@@ -15,8 +15,9 @@ from typing import Any
 from dovetail.core.dag import Graph
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Decision, Submit, Transition
-from dovetail.engine.listening import Listener
+from dovetail.engine.listening import Listener, end_in
 from dovetail.engine.ports import Sender
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis import RedisStore, keys_of
@@ -96,6 +97,12 @@ class HeardRedisStore(RedisStore):
         if self._ended and self._alarm is None:
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(MEASURE_SECONDS, self._measure)
+        status = end_in(decision.events)
+        if status is not None and (wanted := self._listener.outputs_wanted(graph)) is not None:
+            if wanted and status is RunStatus.COMPLETED:
+                self._spawn(self._read_end(run_id, graph, wanted))
+            else:
+                self._listener.ended(run_id, graph, status, {})
         if decision.ended and self._listener.whole_logs:
             self._spawn(self._read_log(run_id))
 
@@ -116,6 +123,13 @@ class HeardRedisStore(RedisStore):
                 if started and finished:
                     handler = graph.nodes[place].handler
                     self._listener.took(handler, float(finished) - float(started))
+
+    async def _read_end(self, run_id: str, graph: Graph, wanted: Sequence[str]) -> None:
+        outputs: dict[str, Any] = {}
+        with suppress(StoreError, NotFound):  # archived and dropped since: it ended all the same
+            nodes = (await self.load(run_id)).nodes
+            outputs = {name: nodes[graph.index[name]].output for name in wanted}
+        self._listener.ended(run_id, graph, RunStatus.COMPLETED, outputs)
 
     async def _read_log(self, run_id: str) -> None:
         graph = (await self._known(run_id)).run.graph

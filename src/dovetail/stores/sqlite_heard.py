@@ -14,8 +14,9 @@ from typing import Any
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
+from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Decision, Submit
-from dovetail.engine.listening import Listener
+from dovetail.engine.listening import Listener, end_in
 from dovetail.stores.journal import Staged
 from dovetail.stores.sqlite import SqliteStore
 from dovetail.stores.sqlite_writer import PIECES, piece
@@ -70,6 +71,9 @@ class HeardSqliteStore(SqliteStore):
         for one in staged:
             decision = one.decision
             self._pass_on(run.id, run.graph, decision.events, ended=decision.ended)
+            status = end_in(decision.events)
+            if status is not None:
+                self._end(run, status)
 
     def _pass_on(self, run_id: str, graph: Graph, events: Sequence[Event], *, ended: bool) -> None:
         if events:
@@ -89,6 +93,14 @@ class HeardSqliteStore(SqliteStore):
         if ended and self._listener.whole_logs:
             log = self._log(run_id)
             self._listener.over(run_id, graph, log, self._callers.get(run_id))
+
+    def _end(self, run: RunState, status: RunStatus) -> None:
+        wanted = self._listener.outputs_wanted(run.graph)
+        if wanted is None:
+            return
+        places = run.graph.index
+        outputs = {name: run.nodes[places[name]].output for name in wanted}
+        self._listener.ended(run.id, run.graph, status, outputs)
 
     def _log(self, run_id: str) -> list[Event]:
         number, _ = self._query("is_finished", run_id)

@@ -14,13 +14,14 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
 from dovetail.config import Settings, SettingsError
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
+from dovetail.core.states import RunStatus
 from dovetail.engine.listening import CallersOf
 from dovetail.engine.ports import Calls, Sender
 from dovetail.telemetry.routes import route_of
@@ -43,10 +44,21 @@ App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 """An application as ASGI has it."""
 
 
-class Telemetry:
-    """The `Listener` of a process."""
+class RunEnds(Protocol):
+    """An application that counts the ends of its own runs."""
 
-    def __init__(self, tracing: Tracing | None = None) -> None:
+    def outputs_wanted(self, handlers: Mapping[str, str]) -> Sequence[str] | None:
+        """Of a run with these handlers by node id; None if it is not one of its own."""
+        ...
+
+    def ended(self, run_id: str, status: str, outputs: Mapping[str, Any]) -> None: ...
+
+
+class Telemetry:
+    """The `Listener` of a process. `run_ends` is told of the ends of runs that it wants."""
+
+    def __init__(self, tracing: Tracing | None = None, run_ends: RunEnds | None = None) -> None:
+        self.run_ends = run_ends
         self.tally = Tally()
         self.tracing = tracing
         self.whole_logs = tracing is not None
@@ -84,6 +96,17 @@ class Telemetry:
     def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
         if self.tracing is not None:
             self.tracing.over(run_id, graph, log, caller)
+
+    def outputs_wanted(self, graph: Graph) -> Sequence[str] | None:
+        if self.run_ends is None:
+            return None
+        return self.run_ends.outputs_wanted({spec.id: spec.handler for spec in graph.nodes})
+
+    def ended(
+        self, run_id: str, graph: Graph, status: RunStatus, outputs: Mapping[str, Any]
+    ) -> None:
+        if self.run_ends is not None:
+            self.run_ends.ended(run_id, status.value, outputs)
 
     def sender(self, sender: Sender, callers_of: CallersOf) -> Sender:
         if self.tracing is None:
@@ -187,7 +210,9 @@ class Telemetry:
             pass
 
 
-def open_telemetry(settings: Settings, service: str) -> Telemetry | None:
+def open_telemetry(
+    settings: Settings, service: str, run_ends: RunEnds | None = None
+) -> Telemetry | None:
     """None if nobody watches: no port for metrics, nowhere to send traces.
 
     Raises `SettingsError` where traces are wanted and cannot be made.
@@ -195,7 +220,7 @@ def open_telemetry(settings: Settings, service: str) -> Telemetry | None:
     tracing = open_tracing(service)
     if tracing is None and settings.metrics_port is None:
         return None
-    return Telemetry(tracing)
+    return Telemetry(tracing, run_ends)
 
 
 def open_tracing(service: str) -> Tracing | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import shutil
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,25 @@ from dovetail.cli.ending import command
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File
 from dovetail.cli.json_output import document_if, json_bytes, print_json
-from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli.places import is_shared, looking, settings_of_this_place
 from dovetail.cli.text import plain
 from dovetail.config import Settings
-from dovetail.core.errors import PermanentError
+from dovetail.core.errors import DovetailError, NotFound, PermanentError
+from dovetail.core.states import RunStatus
 from dovetail.documents import PIPELINE, ROUTED
 from dovetail.documents.confinement import allow
 from dovetail.documents.files import default_out
 from dovetail.documents.folder import find
+from dovetail.documents.measuring import FAILED, Measurement
+from dovetail.documents.metrics import settle
 from dovetail.documents.reviews import open_reviews
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.wiring import definition_limits
 
 OCR = "tesseract"
+ASKED_AT_ONCE = 32
+"""Runs that `documents stats` asks about at the same time."""
 _LIBRARIES = ("pyarrow", "pypdfium2", "lxml")
 
 
@@ -135,16 +142,51 @@ def show_statistics(out: str | None, target: float, *, as_json: bool) -> None:
     from dovetail.documents import statistics
 
     folder = folder_of(out)
-    measured = statistics.of(open_reviews(folder).measurements(), target=target)
+    reviews = open_reviews(folder)
+    rows = reviews.measurements()
+    if asked := [row for row in rows if row.may_change]:
+        try:
+            asyncio.run(settle_by_runs(settings_of_this_place(), folder, asked))
+        except DovetailError as error:
+            streams.complain(f"how these runs ended cannot be asked: {plain(str(error))}")
+        rows = reviews.measurements()
+    measured = statistics.of(rows, target=target)
     if as_json:
         print_json({"out": str(folder), **measured.as_data()})
         return
     verdict, *more = measured.sentences()
-    if measured.met is None:
+    if not measured.documents and not measured.unfinished:
         processing = command("documents", "process", "PATH", *typed_out(out))
         streams.say(f"{verdict}: {plain(str(folder))}")
         streams.say([("process some with:  ", "dim"), (processing, "bold")])
         return
-    streams.say([(verdict, "bold good" if measured.met else "bold wait")])
+    style = "bold" if measured.met is None else "bold good" if measured.met else "bold wait"
+    streams.say([(verdict, style)])
     for sentence in more:
         streams.say(sentence)
+
+
+async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measurement]) -> None:
+    """Ask how the runs of these documents ended; a run that is not known here stays as it is.
+
+    Those that failed are asked, too: a retry may have succeeded since.
+    """
+    async with looking(settings) as commands:
+
+        async def settle_one(row: Measurement) -> None:
+            try:
+                run = await commands.get_run(row.key, nodes=False)
+            except NotFound:
+                return
+            if run["finished_at"] is None:
+                return
+            good = run["status"] == RunStatus.COMPLETED
+            if row.status == FAILED and not good:
+                return
+            ended_at = datetime.fromisoformat(run["finished_at"]).timestamp()
+            await asyncio.to_thread(
+                settle, folder, row.document_id, row.key, good=good, ended_at=ended_at, count=False
+            )
+
+        for first in range(0, len(rows), ASKED_AT_ONCE):
+            await asyncio.gather(*map(settle_one, rows[first : first + ASKED_AT_ONCE]))

@@ -10,6 +10,7 @@ from typing import Any
 
 from dovetail.cli.services import Service, redis_client, run_service
 from dovetail.config import Settings, load_settings
+from dovetail.documents.metrics import DocumentRunEnds
 from dovetail.engine.listening import Listener
 from dovetail.telemetry.service import open_telemetry
 
@@ -21,7 +22,7 @@ LAST_RESULTS_SECONDS = 3.0
 
 def run_orchestrator() -> int:
     settings = load_settings()
-    telemetry = open_telemetry(settings, "orchestrator")
+    telemetry = open_telemetry(settings, "orchestrator", DocumentRunEnds())
     return run_service("orchestrator", orchestrating(settings, telemetry), settings, telemetry)
 
 

@@ -32,6 +32,7 @@ from dovetail.cli.services import (
 )
 from dovetail.cli.stage import Stopping, perform
 from dovetail.config import Settings, load_settings
+from dovetail.documents.metrics import DocumentRunEnds
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.telemetry.metrics import CONTENT_TYPE
@@ -59,7 +60,7 @@ def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None)
     Tokens(settings.tokens)
     host_names(settings.allowed_hosts)
     registry = load_registry(settings, handlers)
-    telemetry = Telemetry(open_tracing("api"))
+    telemetry = Telemetry(open_tracing("api"), DocumentRunEnds())
     behind: AbstractAsyncContextManager[Behind]
     if settings.redis_url is None:
         behind = this_process(settings, registry, telemetry)

@@ -14,6 +14,7 @@ from dovetail.cli.text import counted
 from dovetail.cli.watched import counted_together, watched_pool
 from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.errors import StoreError
+from dovetail.documents.metrics import DocumentRunEnds
 from dovetail.engine.listening import Listener
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
@@ -27,7 +28,7 @@ PAUSE_SECONDS = 1.0
 
 def run_worker(concurrency: int | None, handlers: Sequence[str]) -> int:
     settings = load_settings(concurrency=concurrency)
-    telemetry = open_telemetry(settings, "worker")
+    telemetry = open_telemetry(settings, "worker", DocumentRunEnds())
     if settings.transport == "celery":
         with counted_together(telemetry):
             return _run_celery(settings, load_registry(settings, handlers), telemetry)

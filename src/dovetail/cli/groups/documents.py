@@ -65,12 +65,17 @@ def process(
 
 
 @app.command()
+@at_a_place
 def stats(
     out: Out = None,
     target: Annotated[float, typer.Option(metavar="N", min=0, help="Documents an hour.")] = 5000,
     as_json: AsJson = False,
 ) -> None:
-    """Tell documents an hour, how long they took, how well it went."""
+    """Tell documents an hour, how long they took, how well it went.
+
+    A document counts by how its run ended. Where that is not known yet, it is asked: on the
+    server or Redis that is set, else in the file of runs.
+    """
     from dovetail.cli.commands.documents import show_statistics
 
     show_statistics(out, target, as_json=as_json)
