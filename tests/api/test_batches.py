@@ -36,6 +36,19 @@ def test_a_batch_is_one_run_per_item(api: Api, name: str) -> None:
     assert len(api.get(f"/runs?batch={made['batch_id']}")["items"]) == 5
 
 
+def test_items_with_params_that_the_schema_does_not_name_give_warnings(api: Api, name: str) -> None:
+    api.register(flow(name, params=PARAMS))
+    body = {"items": [{"n": 1}, {"n": 2, "nn": 3}]}
+    made = api.post(f"/workflows/{name}/batches", body)
+    message = "'nn' is not in the params schema; did you mean 'n'?"
+    assert made["warnings"] == [
+        {"code": "unknown_param", "message": message, "path": "items[1].nn"}
+    ]
+    ad_hoc = api.post("/batches", {"definition": flow(name, params=PARAMS), **body})
+    assert ad_hoc["warnings"] == made["warnings"]
+    assert "warnings" not in api.post(f"/workflows/{name}/batches", {"items": [{"n": 1}]})
+
+
 def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
     api.register(flow(name))
     made = api.post(f"/workflows/{name}/batches", {"items": [{}] * 5})

@@ -1145,3 +1145,24 @@ def test_every_public_name_is_there_and_nothing_else_is() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Dovetale'"):
         dovetail.Dovetale  # noqa: B018
     assert dovetail.Run is Run
+
+
+async def test_params_that_the_schema_does_not_name_are_warnings_of_the_answer(
+    dt: Dovetail,
+) -> None:
+    lenient = {**GREET, "params": {"properties": {"who": {"type": "string", "default": "x"}}}}
+    message = "'whom' is not in the params schema; did you mean 'who'?"
+    warning = {"code": "unknown_param", "message": message, "path": "params.whom"}
+    run = await dt.run(lenient, {"whom": "Ada"}, timeout=20)
+    assert (run.status, run.warnings, run.to_dict()["warnings"]) == (
+        "COMPLETED",
+        [warning],
+        [warning],
+    )
+    assert (await dt.trigger(lenient, {"whom": "Ada"})).warnings == [warning]
+    again = await dt.get_run(run.run_id)
+    assert again.warnings == []
+    assert "warnings" not in again.to_dict()
+    batch = await dt.batch(lenient, [{"who": "a"}, {"whom": "b"}])
+    assert batch.warnings == [{**warning, "path": "items[1].whom"}]
+    assert (await dt.wait_batch(batch.batch_id, timeout=20)).warnings == []

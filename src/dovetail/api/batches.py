@@ -76,7 +76,7 @@ async def make_batch_of_definition(
 
 
 def _made(made: dict[str, Any]) -> Response:
-    told = {"batch_id": made["batch_id"], "count": made["count"]}
+    told = {name: made[name] for name in ("batch_id", "count", "warnings") if name in made}
     headers = {"Location": f"{PREFIX}/batches/{made['batch_id']}"}
     return json_answer(told, 202 if made["created"] else 200, headers)
 

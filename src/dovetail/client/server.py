@@ -31,7 +31,7 @@ from dovetail.core.findings import shown
 from dovetail.core.outputs import Room, looks_like_a_reference
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
-from dovetail.engine.commands import Accepted, Commands, Given
+from dovetail.engine.commands import Accepted, Commands, Given, with_warnings
 from dovetail.engine.ports import Seen, WorkflowVersion
 from dovetail.engine.views import receipt_view
 from dovetail.wiring import definition_limits
@@ -224,7 +224,7 @@ class ServerCommands(Commands):
         given = apply_params(None, params)
         body: dict[str, Any] = {"params": given}
         made, created = await self._make("runs", workflow, body, version, idempotency_key)
-        return Accepted(made["run_id"], created)
+        return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
 
     async def _make(
         self,
@@ -316,7 +316,8 @@ class ServerCommands(Commands):
     ) -> dict[str, Any]:
         body = {"items": apply_to_items(None, items)}
         made, created = await self._make("batches", workflow, body, version, idempotency_key)
-        return {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+        answer = {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+        return with_warnings(answer, findings_of(made.get("warnings", ())))
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""

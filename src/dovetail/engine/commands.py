@@ -27,7 +27,7 @@ import orjson
 from dovetail.core.audit import audit, inconsistencies
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import LONGEST_LABEL, Workflow
-from dovetail.core.definition.params import apply_params, apply_to_items
+from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import (
@@ -95,6 +95,8 @@ class Accepted(NamedTuple):
 
     run_id: str
     created: bool
+    warnings: Sequence[Problem] = ()
+    """Of its params."""
 
 
 class _Compiled(NamedTuple):
@@ -249,7 +251,7 @@ class Commands:
         request = Request("run", _name(workflow), version, params, idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
-            given = apply_params(compiled.params, params)
+            given, warnings = check_params(compiled.params, params)
         except (InvalidDefinition, NotFound) as refusal:
             known_run = await self._made_before(request, workflow, refusal)
             return Accepted(known_run, created=False)
@@ -260,8 +262,8 @@ class Commands:
         try:
             await self.orchestrator.submit(submit)
         except KeyUsed as known:
-            return Accepted(request.answer(known), created=False)
-        return Accepted(run_id, created=True)
+            return Accepted(request.answer(known), created=False, warnings=warnings)
+        return Accepted(run_id, created=True, warnings=warnings)
 
     async def _made_before(
         self, request: Request, given: Given, refusal: InvalidDefinition | NotFound
@@ -552,11 +554,14 @@ class Commands:
         version: int | str | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        """One run per item: all of them, or none if one item is invalid."""
+        """One run per item: all of them, or none if one item is invalid.
+
+        `warnings` are there if there are some.
+        """
         request = Request("batch", _name(workflow), version, list(items), idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
-            given = apply_to_items(compiled.params, items)
+            given, warnings = check_items(compiled.params, items)
         except (InvalidDefinition, NotFound) as refusal:
             known_batch = await self._made_before(request, workflow, refusal)
             return {"batch_id": known_batch, "count": len(items), "created": False}
@@ -565,11 +570,15 @@ class Commands:
         key = request.key(compiled.sha256)
         batch_id = new_id()
         try:
-            decisions = await self.store.create_batch(batch_id, submits, key, self.clock())
+            decisions: Sequence[Any] | None = await self.store.create_batch(
+                batch_id, submits, key, self.clock()
+            )
         except KeyUsed as known:
-            return {"batch_id": request.answer(known), "count": len(items), "created": False}
-        await self.orchestrator.follow(decisions)
-        return {"batch_id": batch_id, "count": len(items), "created": True}
+            batch_id, decisions = request.answer(known), None
+        if decisions is not None:
+            await self.orchestrator.follow(decisions)
+        made = {"batch_id": batch_id, "count": len(items), "created": decisions is not None}
+        return with_warnings(made, warnings)
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
@@ -687,6 +696,13 @@ def _wrong_with_alias(alias: str) -> str | None:
     if len(alias) > _LONGEST_ALIAS:
         return f"it has {len(alias):,} characters, and {_LONGEST_ALIAS} are allowed"
     return None
+
+
+def with_warnings(answer: dict[str, Any], warnings: Sequence[Problem]) -> dict[str, Any]:
+    """An answer that has `warnings` only if there are some."""
+    if warnings:
+        answer["warnings"] = [problem.as_dict() for problem in warnings]
+    return answer
 
 
 def _name(given: Given) -> str | None:
