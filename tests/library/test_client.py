@@ -1166,3 +1166,20 @@ async def test_params_that_the_schema_does_not_name_are_warnings_of_the_answer(
     batch = await dt.batch(lenient, [{"who": "a"}, {"whom": "b"}])
     assert batch.warnings == [{**warning, "path": "items[1].whom"}]
     assert (await dt.wait_batch(batch.batch_id, timeout=20)).warnings == []
+
+
+async def test_batches_are_listed_and_found_and_an_alias_is_deleted(dt: Dovetail) -> None:
+    first, second = [await dt.batch(GREET, [{"who": who}] * 2) for who in ("a", "b")]
+    page = await dt.list_batches(limit=1)
+    assert [batch.batch_id for batch in page] == [second.batch_id]
+    assert page.items[0].runs == ()
+    rest = await dt.list_batches(cursor=page.next_cursor)
+    assert rest.items[0].batch_id == first.batch_id
+    assert await dt.find_batch(first.batch_id[:10]) == first.batch_id
+    with pytest.raises(NotFound, match="no batch 'nobody'"):
+        await dt.find_batch("nobody")
+    await dt.register(GREET)
+    with pytest.raises(Conflict, match="cannot be deleted"):
+        await dt.delete_alias("greet", "latest")
+    with pytest.raises(NotFound, match="has no alias 'prod'"):
+        await dt.delete_alias("greet", "prod")

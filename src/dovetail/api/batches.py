@@ -93,6 +93,23 @@ def _check_items(items: list[Any]) -> None:
         raise InvalidRequest(found)
 
 
+@router.get(
+    "/batches", summary="List batches, newest first, without runs", response_model=schemas.Batches
+)
+async def list_batches(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    found = await here.commands.list_batches(limit=page_size(limit), cursor=cursor or None)
+    return json_answer(found)
+
+
+@router.get(
+    "/batch-ids/{beginning}",
+    summary="The whole id of the one batch whose id begins so",
+    response_model=schemas.BatchId,
+)
+async def find_batch(beginning: str, here: Here) -> Response:
+    return json_answer({"batch_id": await here.commands.find_batch(beginning)})
+
+
 @router.get("/batches/{batch_id}", summary="A batch and its runs", response_model=schemas.Batch)
 async def get_batch(
     batch_id: str, here: Here, limit: Limit = 100, cursor: Cursor = None

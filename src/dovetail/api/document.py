@@ -38,10 +38,12 @@ _KINDS = {**KIND_OF, 409: "conflict", 422: "invalid_request", 503: "store_error"
 _CONFLICTS = {
     "DELETE /workflows/{name}",
     "PUT /workflows/{name}/aliases/{alias}",
+    "DELETE /workflows/{name}/aliases/{alias}",
     "POST /workflows/{name}/runs",
     "POST /runs",
     "POST /workflows/{name}/batches",
     "POST /batches",
+    "GET /batch-ids/{beginning}",
     "GET /runs/{run_id}/results",
     "GET /runs/{run_id}/result",
     "GET /runs/{run_id}/nodes/{node_id}/output",
@@ -55,6 +57,7 @@ _CHANGED = {
     "POST /workflows",
     "DELETE /workflows/{name}",
     "PUT /workflows/{name}/aliases/{alias}",
+    "DELETE /workflows/{name}/aliases/{alias}",
 }
 _TAGGED = {
     "GET /workflows/{name}",

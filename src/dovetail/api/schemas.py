@@ -240,13 +240,25 @@ class BatchRun(Answer):
     status: RunState
 
 
-class Batch(Answer):
+class BatchItem(Answer):
     batch_id: str
     workflow: str
     count: int
     counts: dict[RunState, int]
     created_at: Time
     finished_at: Time | None
+
+
+class Batches(Answer):
+    items: list[BatchItem]
+    next_cursor: str | None
+
+
+class BatchId(Answer):
+    batch_id: str
+
+
+class Batch(BatchItem):
     runs: list[BatchRun]
     next_cursor: str | None
 

@@ -31,6 +31,7 @@ import orjson
 
 from dovetail.client.answers import (
     Batch,
+    BatchPage,
     BatchRun,
     Event,
     Page,
@@ -158,6 +159,10 @@ class Dovetail:
             await definition_meant_by(definition, self._limits)
         )
         return WorkflowVersion(name, version, created)
+
+    async def delete_alias(self, name: str, alias: str) -> None:
+        """Forget an alias of a workflow. Raises `NotFound`; `Conflict` for `latest`."""
+        await self._commands.delete_alias(text("name", name), text("alias", alias))
 
     # --- runs --------------------------------------------------------------------------------
 
@@ -342,6 +347,17 @@ class Dovetail:
             cursor=text_or_none("cursor", cursor),
         )
         return Batch.from_api(_own(found))
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
+        """Batches, newest first, without their runs; at most 100 at a time."""
+        page = await self._commands.list_batches(
+            limit=whole_number("limit", limit, least=1), cursor=text_or_none("cursor", cursor)
+        )
+        return BatchPage.from_api(_own(page))
+
+    async def find_batch(self, beginning: str) -> str:
+        """The id of the one batch whose id begins so. Raises `NotFound`, `Conflict`."""
+        return await self._commands.find_batch(text("beginning", beginning))
 
     async def wait_batch(
         self,

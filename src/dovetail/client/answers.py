@@ -187,6 +187,25 @@ class Batch(_Answer):
         return self._shown("batch_id", "workflow", "count", "counts", "finished_at")
 
 
+@dataclass(frozen=True)
+class BatchPage(_Answer):
+    """Some batches, newest first, without their runs: `get_batch` has these."""
+
+    items: tuple[Batch, ...]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        listed = ({**item, "runs": (), "next_cursor": None} for item in fields["items"])
+        return super().from_api({**fields, "items": tuple(map(Batch.from_api, listed))})
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
 @dataclass(frozen=True, repr=False)
 class Event(_Answer):
     """One line of a run's log. What else its type tells, such as `error`, is an attribute too."""

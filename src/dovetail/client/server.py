@@ -151,6 +151,9 @@ class Reading:
     ) -> dict[str, Any]:
         return await self._get(at("batches", batch_id), limit=limit, cursor=cursor)
 
+    async def find_batch(self, prefix: str) -> str:
+        return str((await self._get(at("batch-ids", prefix)))["batch_id"])
+
     # ── workflows ────────────────────────────────────────────────────────────────────────
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
@@ -172,6 +175,10 @@ class Reading:
         _without(seen)
         path = at("workflows", name, "aliases", alias)
         return dict(await self._connection.call("PUT", path, body=_json({"version": version})))
+
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        _without(seen)
+        await self._connection.call("DELETE", at("workflows", name, "aliases", alias))
 
     async def _get(self, path: str, **query: Any) -> dict[str, Any]:
         return dict(await self._connection.call("GET", path, query=query))
@@ -323,6 +330,10 @@ class ServerCommands(Commands):
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
     ) -> dict[str, Any]:
         raise DovetailError("a batch on a server is made with all its items at once")
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        query: Query = {"limit": limit, "cursor": cursor}
+        return dict(await self.connection.call("GET", at("batches"), query=query))
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         pause = FIRST_LOOK

@@ -78,6 +78,8 @@ WAITED_FOR = 20
 """Runs of a batch at a time."""
 RETRIED_AT_ONCE = 100
 """Of a batch: they share commits, and nobody else waits for long."""
+MOST_BATCHES = 100
+"""Of a page."""
 MOST_AUDITED = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 MOST_TRIES = 3
@@ -189,6 +191,10 @@ class Commands:
             message = f"'{alias[:40]}' cannot be an alias: {wrong}"
             raise InvalidParams([Problem("invalid_field", message, "alias")])
         return await self.records.set_alias(name, alias, version, seen)
+
+    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
+        """Raises `NotFound`, `Changed`, or `Conflict` for `latest`."""
+        await self.records.delete_alias(name, alias, seen)
 
     async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
         await self.learn_handlers()
@@ -603,6 +609,25 @@ class Commands:
     ) -> dict[str, Any]:
         """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
         return await self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
+
+    async def find_batch(self, prefix: str) -> str:
+        """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
+        return await self.records.find_batch(prefix)
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Newest first, without runs; no more than `MOST_BATCHES`, because each is counted."""
+        limit = min(limit, MOST_BATCHES)
+        batch_ids, more = await self.records.batch_ids(limit=limit, cursor=cursor)
+        found = await asyncio.gather(*map(self._listed_batch, batch_ids))
+        return {"items": [batch for batch in found if batch is not None], "next_cursor": more}
+
+    async def _listed_batch(self, batch_id: str) -> dict[str, Any] | None:
+        try:
+            batch = await self.get_batch(batch_id, limit=1)
+        except NotFound:  # it went in this very moment
+            return None
+        del batch["runs"], batch["next_cursor"]
+        return batch
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
