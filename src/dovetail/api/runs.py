@@ -122,7 +122,7 @@ async def list_runs(
     cursor: Cursor = None,
 ) -> Response:
     found = await here.commands.list_runs(
-        status=status or None,
+        status=status,
         workflow=workflow or None,
         batch=batch or None,
         limit=page_size(limit),

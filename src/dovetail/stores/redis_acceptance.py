@@ -219,13 +219,14 @@ class Acceptance:
         await self.no_longer_opened(batch_id)
 
     async def drop_batch(self, batch_id: str) -> None:
-        """The batch itself and where it is listed; a crash on the way, and it is listed still and
-        dropped again."""
+        """The batch itself and where it is listed. Safe to repeat: a crash on the way leaves the
+        batch, and so it is dropped again."""
         name = batch_key(batch_id)
         created_at = await self._pipe.call("HGET", name, "created_at")
+        commands: list[Command] = [("ZREM", BATCH_IDS, batch_id)]
         if created_at is not None:
-            entry = batch_entry(batch_id, float(created_at))
-            await self._pipe.many([("ZREM", ALL_BATCHES, entry), ("ZREM", BATCH_IDS, batch_id)])
+            commands.append(("ZREM", ALL_BATCHES, batch_entry(batch_id, float(created_at))))
+        await self._pipe.many(commands)
         await self._pipe.call("DEL", name, f"{name}:places")
 
     async def opened(self, before: float, limit: int) -> list[str]:
