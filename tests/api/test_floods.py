@@ -330,7 +330,7 @@ class Waiting:
         self.checked.append(source.data)
         return Checked(None, (), (), [])
 
-    async def cancel(self, run_id: str) -> Any:
+    async def cancel(self, run_id: str, **_: Any) -> Any:
         raise service.Overloaded("not under test")
 
 
