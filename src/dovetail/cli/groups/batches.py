@@ -41,7 +41,7 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a batch: how many runs have which status, and its runs in the order of the items."""
+    """Show a batch: its counts, and its runs in the order of the items."""
     from dovetail.cli.commands.batches import show_batch
 
     show_batch(batch, limit, cursor, as_json=as_json)

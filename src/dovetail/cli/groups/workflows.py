@@ -72,7 +72,7 @@ def alias(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias name a version, or forget it; `latest` always names the newest."""
+    """Let an alias name a version, or forget the alias."""
     from dovetail.cli.commands.workflows import delete_alias, set_alias
 
     if delete == (version is not None):
