@@ -22,7 +22,7 @@ import pytest
 import dovetail
 
 ROOT = Path(__file__).resolve().parent.parent
-SETS = ["boot", "run", "test", "bench"]
+SETS = ["boot", "client", "run", "test", "bench"]
 COMMANDS = ["run", "test", "bench", "cases", "faults", "lint", "lock", "clean"]
 
 

@@ -52,6 +52,8 @@ def request(
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     if token is not None:
         lines.append(f"Authorization: Bearer {token}")
+    if path.endswith("/events"):
+        lines.append("Accept: text/event-stream")
     if body:
         lines.append("Content-Type: application/json")
     if close:

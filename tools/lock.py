@@ -26,6 +26,7 @@ PROJECT = ["pyproject.toml", "--all-extras", "requirements/build.in"]
 # In this order: a later set is held to the versions of an earlier one.
 SETS = {
     "boot": ["requirements/boot.in"],
+    "client": ["requirements/client.in"],
     "run": PROJECT,
     "test": [*PROJECT, "requirements/test.in", "-c", "requirements/run.txt"],
     "bench": [*PROJECT, "requirements/bench.in", "-c", "requirements/test.txt"],

@@ -36,6 +36,44 @@ def test_a_batch_is_one_run_per_item(api: Api, name: str) -> None:
     assert len(api.get(f"/runs?batch={made['batch_id']}")["items"]) == 5
 
 
+def test_items_with_params_that_the_schema_does_not_name_give_warnings(api: Api, name: str) -> None:
+    api.register(flow(name, params=PARAMS))
+    body = {"items": [{"n": 1}, {"n": 2, "nn": 3}]}
+    made = api.post(f"/workflows/{name}/batches", body)
+    message = "'nn' is not in the params schema; did you mean 'n'?"
+    assert made["warnings"] == [
+        {"code": "unknown_param", "message": message, "path": "items[1].nn"}
+    ]
+    ad_hoc = api.post("/batches", {"definition": flow(name, params=PARAMS), **body})
+    assert ad_hoc["warnings"] == made["warnings"]
+    assert "warnings" not in api.post(f"/workflows/{name}/batches", {"items": [{"n": 1}]})
+
+
+def test_batches_are_listed_newest_first_without_runs_and_in_pages(api: Api, name: str) -> None:
+    api.register(flow(name))
+    made = [api.post(f"/workflows/{name}/batches", {"items": [{}] * n})["batch_id"] for n in (1, 2)]
+    whole = {batch_id: finished(api, batch_id) for batch_id in made}
+    page = api.get("/batches?limit=1")
+    assert page["items"] == [without_runs(whole[made[1]])]
+    page = api.get(f"/batches?limit=1&cursor={page['next_cursor']}")
+    assert page["items"] == [without_runs(whole[made[0]])]
+    assert api.get("/batches")["items"][:2] == [without_runs(whole[made[at]]) for at in (1, 0)]
+    assert api("GET", "/batches?cursor=x").status_code == 422
+
+
+def without_runs(batch: dict[str, Any]) -> dict[str, Any]:
+    return {key: batch[key] for key in batch if key not in ("runs", "next_cursor")}
+
+
+def test_a_batch_is_found_by_the_beginning_of_its_id(api: Api, name: str) -> None:
+    api.register(flow(name))
+    batch_id = api.post(f"/workflows/{name}/batches", {"items": [{}]})["batch_id"]
+    assert api.get(f"/batch-ids/{batch_id[:12]}") == {"batch_id": batch_id}
+    assert api.get(f"/batch-ids/{batch_id}") == {"batch_id": batch_id}
+    for beginning in (batch_id[:3], "nobody", f"{batch_id}0"):
+        assert api("GET", f"/batch-ids/{beginning}").status_code == 404
+
+
 def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
     api.register(flow(name))
     made = api.post(f"/workflows/{name}/batches", {"items": [{}] * 5})

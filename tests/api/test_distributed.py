@@ -112,7 +112,8 @@ def test_three_services_and_a_run_through_all_of_them(
     api.register(flow(name))
     wait_for(lambda: not refusal(alone, name), "what waited was worked off")
     run_id = waiting_run(alone, f"{name}-waits")
-    with api.http.stream("GET", f"/api/v1/runs/{run_id}/events") as answer:
+    accept = {"accept": "text/event-stream"}
+    with api.http.stream("GET", f"/api/v1/runs/{run_id}/events", headers=accept) as answer:
         events = frames(answer)
         types = [next(events)[1]["type"] for _ in range(4)]
         assert types[-1] == "node.started"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dovetail.api.examples import EXAMPLES
 from dovetail.api.problems import KIND_OF, STATUS_OF
+from dovetail.core.states import NodeStatus, RunStatus
 
 from ..pages import ROOT, typed, write_files
-from .conftest import Api, Server
+from .conftest import Api, Server, flow
 
 PAGE = ROOT / "docs" / "api.md"
 TEXT = PAGE.read_text()
@@ -127,3 +130,50 @@ def test_the_page_of_the_server_fits_a_small_screen_and_shows_code_as_code(api: 
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
     assert "`" not in page
     assert "<code>*</code>: register only a name that is new" in page
+
+
+def test_the_document_names_what_generated_clients_need_names_for(api: Api) -> None:
+    document = api.get("//openapi.json")
+    named = document["components"]["schemas"]
+    assert named["RunStatus"]["enum"] == list(RunStatus)
+    assert named["NodeStatus"]["enum"] == list(NodeStatus)
+    assert {"Event", "EventFrame", "TriggerRequest", "RetryRequest", "AliasRequest"} <= set(named)
+    assert document["servers"] == [
+        {"url": "/", "description": "the server that gives this document"}
+    ]
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            for content in call.get("requestBody", {}).get("content", {}).values():
+                assert "$ref" in content["schema"], (method, path)
+            for answer in call["responses"].values():
+                for content in answer.get("content", {}).values():
+                    schema = content["schema"]
+                    whole = schema.get("items", schema)
+                    assert not whole.get("properties"), (method, path)
+
+
+def test_the_document_has_the_bounds_of_the_server_and_no_parameter_that_is_null(api: Api) -> None:
+    document = api.get("//openapi.json")
+    found: dict[str, Any] = {}
+    for calls in document["paths"].values():
+        for call in calls.values():
+            for parameter in call.get("parameters", ()):
+                assert "null" not in json.dumps(parameter["schema"]), parameter
+                found[parameter["name"]] = parameter["schema"]
+    key = found["Idempotency-Key"]
+    assert (key["minLength"], key["maxLength"]) == (1, 255)
+    assert found["Last-Event-ID"]["pattern"] == "^[0-9]{1,15}$"
+    assert found["status"]["$ref"] == "#/components/schemas/RunStatus"
+    rate = document["components"]["schemas"]["RateLimitRequest"]["properties"]["rate_per_second"]
+    for value, status in (
+        (rate["minimum"], 200),
+        (rate["maximum"], 200),
+        (rate["minimum"] / 2, 422),
+        (rate["maximum"] * 2, 422),
+    ):
+        answer = api("PUT", "/rate-limits/bounds", json={"rate_per_second": value})
+        assert answer.status_code == status
+    for length, status in ((255, 202), (256, 422)):
+        headers = {"Idempotency-Key": "k" * length}
+        body = {"definition": flow("keyed")}
+        assert api("POST", "/runs", json=body, headers=headers).status_code == status

@@ -25,7 +25,8 @@ def frames(answer: httpx2.Response) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def stream(api: Api, path: str, **headers: str) -> Any:
-    return api.http.stream("GET", f"/api/v1{path}", headers=headers)
+    accept = {"accept": "text/event-stream"}
+    return api.http.stream("GET", f"/api/v1{path}", headers={**accept, **headers})
 
 
 def made_run(api: Api, name: str) -> str:
@@ -99,7 +100,7 @@ def test_a_client_that_drops_the_stream_again_and_again_sees_each_event_once_in_
 def test_a_browser_that_comes_back_after_the_end_is_told_not_to(api: Api, name: str) -> None:
     run_id = made_run(api, name)
     last = len(api.get(f"/runs/{run_id}/events", headers=AS_JSON))
-    headers = {"last-event-id": str(last)}
+    headers = {"last-event-id": str(last), "accept": "text/event-stream"}
     assert api("GET", f"/runs/{run_id}/events", headers=headers).status_code == 204
     with stream(api, f"/runs/{run_id}/events", **{"last-event-id": str(last - 1)}) as answer:
         assert [number for number, _ in frames(answer)] == [last]
@@ -130,12 +131,18 @@ def test_a_stream_of_a_failed_run_waits_for_what_still_runs(
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
-        ("*/*", "text/event-stream"),
+        ("*/*", "application/json"),
+        ("", "application/json"),
+        ("text/*", "application/json"),
+        ("text/event-stream;q=0", "application/json"),
+        ("application/json, text/event-stream;q=0.5", "application/json"),
+        ("text/event-stream, */*;q=0.1", "text/event-stream"),
+        ("Text/Event-Stream, application/json", "text/event-stream"),
         ("text/event-stream", "text/event-stream"),
         ("application/json", "application/json"),
         ("text/html, application/json;q=0.9", "application/json"),
         ("application/json;q=0.5, text/event-stream", "text/event-stream"),
-        ("application/json;q=x", "text/event-stream"),
+        ("text/event-stream;q=x", "application/json"),
     ],
 )
 def test_the_client_chooses_between_a_stream_and_a_list(
@@ -144,6 +151,12 @@ def test_the_client_chooses_between_a_stream_and_a_list(
     run_id = made_run(api, name)
     answer = api.http.get(f"/api/v1/runs/{run_id}/events", headers={"accept": accept})
     assert answer.headers["content-type"].split(";")[0] == kind
+
+
+def test_a_client_that_says_nothing_of_what_it_takes_gets_a_list(api: Api, name: str) -> None:
+    run_id = made_run(api, name)
+    del api.http.headers["accept"]
+    assert api.get(f"/runs/{run_id}/events")[-1]["type"] == "run.completed"
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "9" * 30, "1.5", str(2**63)])

@@ -163,7 +163,7 @@ async def test_a_silent_stream_says_that_it_is_still_there(
         await asyncio.sleep(0.1)
 
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.03)
-    answer = await get(service(OneRun(feed())), "/api/v1/runs/x/events")
+    answer = await get(service(OneRun(feed())), "/api/v1/runs/x/events", accept=events.STREAM)
     assert answer.text.count(": still here\n\n") >= 2
     assert answer.text.count("id: ") == 1
 
@@ -189,7 +189,8 @@ async def test_a_stream_whose_store_is_lost_breaks_off_instead_of_ending(
 
     scope = {
         "type": "http", "method": "GET", "path": "/api/v1/runs/x/events", "raw_path": b"",
-        "query_string": b"", "headers": [(b"host", b"localhost")], "root_path": "",
+        "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"localhost"), (b"accept", b"text/event-stream")],
         "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
         "scheme": "http", "server": ("localhost", 80), "client": ("localhost", 1),
     }  # fmt: skip

@@ -330,7 +330,7 @@ class Waiting:
         self.checked.append(source.data)
         return Checked(None, (), (), [])
 
-    async def cancel(self, run_id: str) -> Any:
+    async def cancel(self, run_id: str, **_: Any) -> Any:
         raise service.Overloaded("not under test")
 
 
@@ -358,6 +358,8 @@ async def asking(**settings: Any) -> AsyncIterator[tuple[Waiting, Callable[..., 
             method: str, path: str, token: str = READER, **more: Any
         ) -> asyncio.Task[httpx2.Response]:
             headers = {"authorization": f"Bearer {token}", **more.pop("headers", {})}
+            if path == WAITS["events"]:
+                headers["accept"] = "text/event-stream"
             task = asyncio.create_task(client.request(method, path, headers=headers, **more))
             started.append(task)
             return task
@@ -502,7 +504,7 @@ def test_while_runs_are_waited_for_others_are_triggered(
     wait_for(
         lambda: reader("GET", f"/runs/{run_id}?wait=0.01").status_code == 429, "both of them wait"
     )
-    answer = reader("GET", f"/runs/{run_id}/events")
+    answer = reader("GET", f"/runs/{run_id}/events", headers={"accept": "text/event-stream"})
     assert answer.status_code == 429
     for _ in range(3):
         api.post(f"/workflows/{name}/runs")

@@ -391,3 +391,26 @@ def test_a_run_that_is_not_there(api: Api, method: str, path: str, run_id: str) 
     answer = api(method, f"/runs/{run_id}{path}")
     assert answer.status_code == 404
     assert "dovetail.db" not in answer.text
+
+
+def test_a_param_that_the_schema_does_not_name_gives_a_warning_in_the_answer(
+    api: Api, name: str
+) -> None:
+    definition = flow(name, params={"type": "object", "properties": {"who": {"type": "string"}}})
+    api.register(definition)
+    warning = {
+        "code": "unknown_param",
+        "message": "'whom' is not in the params schema; did you mean 'who'?",
+        "path": "params.whom",
+    }
+    key = {"Idempotency-Key": f"{name} 1"}
+    body = {"params": {"whom": "Ada"}}
+    answers = [
+        api("POST", f"/workflows/{name}/runs", json=body, headers=key),
+        api("POST", f"/workflows/{name}/runs", json=body, headers=key),
+        api("POST", "/runs", json={"definition": definition, **body}),
+    ]
+    assert [answer.status_code for answer in answers] == [202, 200, 202]
+    assert [answer.json()["warnings"] for answer in answers] == [[warning]] * 3
+    assert answers[0].json() == answers[1].json()
+    assert "warnings" not in api.post(f"/workflows/{name}/runs", {"params": {"who": "Ada"}})

@@ -199,7 +199,7 @@ def test_nothing_is_guessed_or_framed_or_kept(guarded: Server, name: str) -> Non
     answers = [
         full("GET", f"/runs/{run_id}"),
         full("GET", f"/runs/{run_id}/results"),
-        full.http.get(f"/api/v1/runs/{run_id}/events"),
+        full.http.get(f"/api/v1/runs/{run_id}/events", headers={"accept": "text/event-stream"}),
         full("GET", f"/runs/{run_id}/events", headers={"accept": "application/json"}),
         full("GET", "//openapi.json"),
         full("GET", "//docs"),

@@ -305,6 +305,8 @@ def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
     for run_id in (first, second):
         paths = ("", "/results", "/explain", "/results?partial=true", "/verify", "/events")
         found += [api("GET", f"/runs/{run_id}{path}").content for path in paths]
+        accept = {"accept": "text/event-stream"}
+        found.append(api("GET", f"/runs/{run_id}/events", headers=accept).content)
     kinds = {
         json.loads(line[6:])["type"]
         for line in b"\n".join(found).split(b"\n")  # of both: progress may be overtaken by the end

@@ -241,7 +241,8 @@ def test_streams_and_waits_end_cleanly_with_the_server(start: Start) -> None:
     api = server.client()
 
     def follow() -> list[str]:
-        with api.http.stream("GET", f"/api/v1/runs/{run_id}/events") as answer:
+        accept = {"accept": "text/event-stream"}
+        with api.http.stream("GET", f"/api/v1/runs/{run_id}/events", headers=accept) as answer:
             return [event["type"] for _, event in frames(answer)]  # raises if it breaks off
 
     def wait() -> Any:
@@ -313,7 +314,8 @@ def test_a_client_that_sends_nothing_or_reads_nothing_does_not_hold_the_server(
             b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
         )
         deaf.sendall(
-            f"GET /api/v1/runs/{run_id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            f"GET /api/v1/runs/{run_id}/events HTTP/1.1\r\nHost: localhost\r\n"
+            "Accept: text/event-stream\r\n\r\n".encode()
         )
         time.sleep(0.3)
         before = time.monotonic()
@@ -337,8 +339,8 @@ def test_a_client_that_leaves_is_not_waited_for(start: Start) -> None:
     address = urlsplit(server.url)
     for path in ("?wait=600", "/events"):
         with socket.create_connection((address.hostname, address.port)) as leaving:
-            request = f"GET /api/v1/runs/{run_id}{path} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            leaving.sendall(request.encode())
+            request = f"GET /api/v1/runs/{run_id}{path} HTTP/1.1\r\nHost: localhost\r\n"
+            leaving.sendall(f"{request}Accept: text/event-stream\r\n\r\n".encode())
             time.sleep(0.2)
     with socket.create_connection((address.hostname, address.port)) as leaving:
         leaving.sendall(

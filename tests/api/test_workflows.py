@@ -159,3 +159,22 @@ def test_deleting_waits_for_runs_and_version_numbers_go_on(
     assert api("POST", f"/workflows/{name}/runs").status_code == 404
     assert api.get(f"/runs/{run_id}")["status"] == "COMPLETED"
     assert api("POST", "/workflows", json=flow(name)).json()["version"] == 2
+
+
+def test_an_alias_can_be_deleted(api: Api, name: str) -> None:
+    api.register(flow(name))
+    api("PUT", f"/workflows/{name}/aliases/prod", json={"version": 1})
+    tag = api("GET", f"/workflows/{name}").headers["etag"]
+    path = f"/workflows/{name}/aliases/prod"
+    assert api("DELETE", path, headers={"If-Match": '"another"'}).status_code == 412
+    answer = api("DELETE", path, headers={"If-Match": tag})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert api.get(f"/workflows/{name}")["aliases"] == {"latest": 1}
+    assert api("POST", f"/workflows/{name}/runs", json={"version": "prod"}).status_code == 404
+    gone = api("DELETE", path)
+    assert (gone.status_code, gone.json()["detail"]) == (
+        404,
+        f"workflow '{name}' has no alias 'prod'; aliases: latest",
+    )
+    assert api("DELETE", f"/workflows/{name}/aliases/latest").status_code == 409
+    assert api("DELETE", f"/workflows/{name}-none/aliases/prod").status_code == 404

@@ -346,3 +346,42 @@ def test_a_log_gets_a_line_every_few_seconds(
     progress.refresh()
     progress.refresh()
     assert capsys.readouterr().out.splitlines() == ["1 of 10 done", "1 of 10 done, 5.0s passed"]
+
+
+def test_batches_are_listed_and_shown_by_the_beginning_of_their_id(shell: Shell) -> None:
+    assert shell("batches", "list").out.startswith("no batch here yet")
+    shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
+    shell.write("items.jsonl", '{"n": 1}\n{"n": 2}\n')
+    told = json.loads(shell("batch", "flow.yaml", "--items", "items.jsonl", "--json").out)
+    assert [(run["index"], run["result"], run["error"]) for run in told["runs"]] == [
+        (0, {"start": {"n": 1}}, None),
+        (1, {"start": {"n": 2}}, None),
+    ]
+    short = told["batch_id"][:6]
+    listed = shell("batches", "list").out.splitlines()
+    assert listed[1].split()[:3] == [short, "COMPLETED", "flow"]
+    assert listed[1].endswith("2: 2 completed")
+    page = json.loads(shell("batches", "list", "--json").out)
+    assert [batch["batch_id"] for batch in page["items"]] == [told["batch_id"]]
+    for beginning in ([short], []):
+        shown = shell("batches", "show", *beginning).out.splitlines()
+        assert shown[0] == f"COMPLETED batch {short} of flow, 2 runs"
+        assert shown[3].split() == ["0", told["runs"][0]["run_id"][:6], "COMPLETED"]
+    found = json.loads(shell("batches", "show", short, "--json").out)
+    assert found["batch_id"] == told["batch_id"]
+    assert len(json.loads(shell("runs", "list", "--batch", short, "--json").out)["items"]) == 2
+    refused = shell("batches", "show", "nobody")
+    assert (refused.code, "no batch 'nobody'" in refused.err) == (1, True)
+
+
+def test_an_alias_is_deleted(shell: Shell) -> None:
+    shell.write("flow.yaml", "name: flow\nnodes: [{id: start, handler: input}]\n")
+    shell("workflows", "register", "flow.yaml")
+    shell("workflows", "alias", "flow", "prod", "1")
+    assert shell("workflows", "alias", "flow", "prod", "--delete").out == "flow prod deleted\n"
+    again = shell("workflows", "alias", "flow", "prod", "--delete", "--json")
+    assert (again.code, "has no alias 'prod'" in again.err) == (1, True)
+    assert shell("workflows", "alias", "flow", "latest", "--delete").code == 1
+    for wrong in ([], ["1", "--delete"]):
+        done = shell("workflows", "alias", "flow", "prod", *wrong)
+        assert (done.code, "give a version, or --delete" in done.err) == (2, True)

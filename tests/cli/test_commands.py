@@ -111,7 +111,8 @@ def test_the_version_is_that_of_the_package(command: Command) -> None:
 def test_help_names_every_command(command: Command) -> None:
     done = command("--help")
     assert done.code == 0
-    names = "run trigger batch validate graph new schema handlers doctor runs workflows limits"
+    names = "run trigger batch batches validate graph new schema handlers doctor runs"
+    names += " workflows limits"
     for name in names.split():
         assert f"\n  {name} " in done.out
 
@@ -119,7 +120,8 @@ def test_help_names_every_command(command: Command) -> None:
 @pytest.mark.parametrize(
     ("group", "names"),
     [
-        ("runs", "list show why watch retry resume cancel results events verify"),
+        ("runs", "list show why watch retry resume cancel repair results events verify"),
+        ("batches", "list show"),
         ("workflows", "register list show delete alias"),
         ("limits", "list set"),
     ],

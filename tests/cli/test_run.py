@@ -342,3 +342,30 @@ def test_logs_can_be_json_lines(shell: Shell) -> None:
     said = json.loads(done.err.splitlines()[0])
     assert (said["node_id"], said["attempt"]) == ("save_parquet", 1)
     assert said["message"] == "logged by a handler"
+
+
+LENIENT = TYPED.replace("  additionalProperties: false\n", "")
+
+
+def test_a_param_that_the_schema_does_not_name_is_a_warning_on_stderr(shell: Shell) -> None:
+    shell.write("typed.yaml", LENIENT)
+    warning = "warning: params.dept: 'dept' is not in the params schema; did you mean 'depth'?\n"
+    done = shell("run", "typed.yaml", "-p", "topic=x", "-p", "dept=3")
+    assert (done.code, done.err) == (0, warning)
+    shell("workflows", "register", "typed.yaml")
+    done = shell("trigger", "typed", "-p", "topic=x", "-p", "dept=3", "--json")
+    assert (done.code, done.err) == (0, warning)
+    assert json.loads(done.out)["params"] == {"topic": "x", "dept": "3", "depth": 2}
+
+
+def test_a_batch_warns_of_each_line_with_params_that_the_schema_does_not_name(
+    shell: Shell,
+) -> None:
+    shell.write("typed.yaml", LENIENT)
+    line = json.dumps({"topic": "x", "dept": 1})
+    shell.write("items.jsonl", "\n".join([line] * 22))
+    done = shell("batch", "typed.yaml", "--items", "items.jsonl")
+    told = done.err.splitlines()
+    assert (done.code, len(told)) == (0, 21)
+    assert told[1].startswith("warning: items.jsonl:2: params.dept: 'dept' is not in the params")
+    assert told[-1] == "warning: items.jsonl: and 2 more warnings"

@@ -308,6 +308,9 @@ def test_a_batch_is_sent_followed_and_retried(shell: Shell, server: Served, name
     assert again.code == 0, again.err
     batch = json.loads(again.out)
     assert (batch["count"], batch["counts"]) == (2, {"COMPLETED": 2})
+    assert [(run.pop("result"), run.pop("error")) for run in batch["runs"]] == [
+        ({"a": "found"}, None)
+    ] * 2
     assert batch == server.get(f"/batches/{batch['batch_id']}?limit=1000")
     assert len(server.get(f"/runs?workflow={name}")["items"]) == 2
     shell.write("many.jsonl", (json.dumps({"n": 1, "text": "x" * 600_000}) + "\n") * 2)

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.core.definition.params import apply_params, check_schema, typed
+from dovetail.core.definition.params import (
+    apply_params,
+    check_items,
+    check_params,
+    check_schema,
+    typed,
+)
 from dovetail.core.errors import InvalidParams
 
 from .pace import at_most
@@ -52,6 +58,11 @@ def violations(schema: dict[str, Any] | None, params: Any, **limits: int) -> lis
         props(a={"enum": [{"$ref": "http://not.a/reference"}], "x-unknown": {"$id": "y"}}),
         props(**{"$ref": {"type": "string"}, "$id": {"type": "string"}}),
         props(a={"type": "string", "pattern": "^.{1,255}$"}),
+        {"$id": "https://example.com/s", **CONTRACT},
+        {"$id": "urn:x", "$defs": {"n": {}}, "properties": {"a": {"$ref": "#/$defs/n"}}},
+        {"$defs": {"any": True, "none": False}, "properties": {"a": {"$ref": "#/$defs/any"}}},
+        {"properties": {"a": True, "b": {"$ref": "#/properties/a"}}},
+        {"prefixItems": [True], "not": {"$ref": "#/prefixItems/0"}},
         CONTRACT,
     ],
 )  # fmt: skip
@@ -109,7 +120,10 @@ REFUSED = [
         'params["$defs"].a',
         "contains itself",
     ),
-    ({"$id": "http://x/y"}, "invalid_field", 'params["$id"]', "not supported"),
+    (props(a={"$id": "http://x/y"}), "invalid_field", 'params.properties.a["$id"]', "as a whole"),
+    ({"$id": 5}, "invalid_field", 'params["$id"]', "string"),
+    ({"$id": "http://x/y#z"}, "invalid_field", 'params["$id"]', "does not match"),
+    ({"$id": "http://x/y", "$ref": "y#/$defs/a"}, "invalid_field", 'params["$ref"]', "is remote"),
     (props(a={"$anchor": "b"}), "invalid_field", 'params.properties.a["$anchor"]', "by its place"),
     ({"$dynamicRef": "#"}, "invalid_field", 'params["$dynamicRef"]', "use '$ref'"),
     ({"$recursiveRef": "#"}, "invalid_field", 'params["$recursiveRef"]', "use '$ref'"),
@@ -207,14 +221,14 @@ def test_everything_wrong_with_a_schema_is_reported_at_once() -> None:
     schema = {
         "type": "array",
         "properties": {"a": {"type": 5, "pattern": "("}, "b": {"$ref": "#/x"}},
-        "$id": "y",
+        "$anchor": "y",
     }
     assert sorted(problem.path for problem in check_schema(schema)) == [
         "params.properties.a.pattern",
         "params.properties.a.type",
         'params.properties.b["$ref"]',
         "params.type",
-        'params["$id"]',
+        'params["$anchor"]',
     ]
 
 
@@ -432,6 +446,127 @@ def test_any_schema_is_accepted_and_usable_or_refused(schema: Any) -> None:
         typed(schema, "a", "1")
         with contextlib.suppress(InvalidParams):
             assert set(apply_params(schema, params)) >= set(params)
+
+
+# References to true and false, and a name of the whole
+
+
+def test_a_reference_to_a_boolean_holds_as_the_boolean_does() -> None:
+    schema: dict[str, Any] = {"$id": "https://example.com/s", "$defs": {"any": True, "none": False}}
+    schema["properties"] = {name: {"$ref": f"#/$defs/{name}"} for name in ("any", "none")}
+    assert apply_params(schema, {"any": 5}) == {"any": 5}
+    assert [path for path, _ in violations(schema, {"any": 5, "none": 5})] == ["params.none"]
+    assert typed(schema, "any", "5") == "5"
+
+
+def test_a_default_is_found_beside_a_reference_to_a_boolean() -> None:
+    schema = props(a={"$ref": "#/$defs/any", "default": 3}, b={"$ref": "#/$defs/any"})
+    assert apply_params({**schema, "$defs": {"any": True}}, {}) == {"a": 3}
+
+
+def test_booleans_add_nothing_to_the_size_of_a_schema() -> None:
+    assert check_schema(props(**{f"{i:x}": True for i in range(11_000)})) == []
+
+
+# Params that the schema does not name
+
+
+def warnings(schema: dict[str, Any] | None, params: Any) -> list[tuple[str, str, str]]:
+    return [(p.code, p.path, p.message) for p in check_params(schema, params)[1]]
+
+
+def test_a_param_that_the_schema_does_not_name_gives_a_warning_with_what_was_meant() -> None:
+    assert warnings(CONTRACT, {"topic": "x", "dept": 3, "zzz": 1, "a b": 2}) == [
+        (
+            "unknown_param",
+            "params.dept",
+            "'dept' is not in the params schema; did you mean 'depth'?",
+        ),
+        ("unknown_param", "params.zzz", "'zzz' is not in the params schema"),
+        ("unknown_param", 'params["a b"]', "'a b' is not in the params schema"),
+    ]
+
+
+A = {"a": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        {},
+        {"type": "object"},
+        {"required": ["a"]},
+        {"properties": A, "additionalProperties": True},
+        {"properties": A, "additionalProperties": {}},
+        {"properties": A, "unevaluatedProperties": True},
+        {"properties": A, "propertyNames": {"minLength": 1}},
+        {"properties": A, "patternProperties": {"^b": {}}},
+        {"properties": A, "required": ["a", "b"]},
+        {"properties": A, "allOf": [{"patternProperties": {"b$": True}}]},
+        {"properties": A, "allOf": [{"$ref": "#/$defs/more"}], "$defs": {"more": props(b={})}},
+        {"properties": A, "$ref": "#/$defs/more", "$defs": {"more": {"anyOf": [props(b={})]}}},
+        {"properties": A, "oneOf": [props(b={}), {"required": ["c"]}]},
+        {"properties": A, "if": {}, "then": props(b={})},
+        {"properties": A, "dependentSchemas": {"a": props(b={})}},
+        {"properties": A, "dependentRequired": {"a": ["b"]}},
+        {"properties": A, "dependentRequired": {"b": ["a"]}},
+        {"properties": A, "$ref": "#/$defs/any", "$defs": {"any": {"additionalProperties": True}}},
+    ],
+)
+def test_no_warning_where_the_schema_covers_a_param_or_says_nothing(
+    schema: dict[str, Any] | None,
+) -> None:
+    assert warnings(schema, {"a": 1, "b": 2}) == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": A, "patternProperties": {"^c": {}}},
+        {"properties": {**A, "nested": props(b={})}},
+        {"properties": A, "$defs": {"unused": props(b={})}},
+        {"properties": A, "items": props(b={})},
+        {"properties": A, "$ref": "#/$defs/any", "$defs": {"any": True}},
+    ],
+)
+def test_a_param_that_is_only_named_elsewhere_is_unknown(schema: dict[str, Any]) -> None:
+    assert [path for _, path, _ in warnings(schema, {"a": 1, "b": 2})] == ["params.b"]
+
+
+def test_a_param_that_the_schema_forbids_is_an_error_and_no_warning() -> None:
+    assert violations({"properties": A, "additionalProperties": False}, {"b": 1})
+
+
+def test_at_most_a_hundred_warnings_are_told() -> None:
+    with at_most(1):
+        found = warnings({"properties": A}, {f"p{i}": i for i in range(20_000)})
+    assert (len(found), found[-1][2]) == (
+        101,
+        "and 19,900 more params are not in the params schema",
+    )
+    _, of_items = check_items({"properties": A}, [{"b": 1}] * 300)
+    assert (len(of_items), of_items[2].path) == (101, "items[2].b")
+
+
+@given(
+    st.dictionaries(st.text("abc", max_size=3), st.integers(0, 9), max_size=5),
+    st.sets(st.text("abc", max_size=3)),
+)
+def test_exactly_the_params_that_are_not_named_are_warned_of(
+    params: dict[str, int], named: set[str]
+) -> None:
+    schema = props(**{name: {"type": "integer"} for name in named})
+    given_params, found = check_params(schema, params)
+    assert given_params == params
+    assert {p.message.split("'")[1] for p in found} == params.keys() - named
+    # What is warned of is what a strict schema refuses.
+    strict = {**schema, "additionalProperties": False}
+    if found:
+        refused = violations(strict, params)
+        assert {path for path, _ in refused} == {p.path for p in found}
+    else:
+        assert apply_params(strict, params) == params
 
 
 # Text from a terminal

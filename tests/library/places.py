@@ -85,7 +85,10 @@ async def serving(
         service = Service(commands, fleet, told)
         answering = asyncio.ensure_future(
             serve(
-                create_app(service, "test"), listening, service.closing, Sending(told.send_timeout)
+                create_app(service, "test"),
+                listening,
+                service.closing,
+                sending=Sending(told.send_timeout),
             )
         )
         try:

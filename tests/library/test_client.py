@@ -1145,3 +1145,41 @@ def test_every_public_name_is_there_and_nothing_else_is() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Dovetale'"):
         dovetail.Dovetale  # noqa: B018
     assert dovetail.Run is Run
+
+
+async def test_params_that_the_schema_does_not_name_are_warnings_of_the_answer(
+    dt: Dovetail,
+) -> None:
+    lenient = {**GREET, "params": {"properties": {"who": {"type": "string", "default": "x"}}}}
+    message = "'whom' is not in the params schema; did you mean 'who'?"
+    warning = {"code": "unknown_param", "message": message, "path": "params.whom"}
+    run = await dt.run(lenient, {"whom": "Ada"}, timeout=20)
+    assert (run.status, run.warnings, run.to_dict()["warnings"]) == (
+        "COMPLETED",
+        [warning],
+        [warning],
+    )
+    assert (await dt.trigger(lenient, {"whom": "Ada"})).warnings == [warning]
+    again = await dt.get_run(run.run_id)
+    assert again.warnings == []
+    assert "warnings" not in again.to_dict()
+    batch = await dt.batch(lenient, [{"who": "a"}, {"whom": "b"}])
+    assert batch.warnings == [{**warning, "path": "items[1].whom"}]
+    assert (await dt.wait_batch(batch.batch_id, timeout=20)).warnings == []
+
+
+async def test_batches_are_listed_and_found_and_an_alias_is_deleted(dt: Dovetail) -> None:
+    first, second = [await dt.batch(GREET, [{"who": who}] * 2) for who in ("a", "b")]
+    page = await dt.list_batches(limit=1)
+    assert [batch.batch_id for batch in page] == [second.batch_id]
+    assert page.items[0].runs == ()
+    rest = await dt.list_batches(cursor=page.next_cursor)
+    assert rest.items[0].batch_id == first.batch_id
+    assert await dt.find_batch(first.batch_id[:10]) == first.batch_id
+    with pytest.raises(NotFound, match="no batch 'nobody'"):
+        await dt.find_batch("nobody")
+    await dt.register(GREET)
+    with pytest.raises(Conflict, match="cannot be deleted"):
+        await dt.delete_alias("greet", "latest")
+    with pytest.raises(NotFound, match="has no alias 'prod'"):
+        await dt.delete_alias("greet", "prod")

@@ -608,6 +608,24 @@ async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKee
     with pytest.raises(NotFound, match="no batch 'late'"):
         await keeper.records.get_batch("late")
     assert await keeper.statuses() == []
+    assert await keeper.records.batch_ids() == ([], None)
+    with pytest.raises(NotFound, match="no batch 'late'"):
+        await keeper.records.find_batch("late")
+
+
+async def test_batches_are_listed_by_age_also_those_that_wait_for_their_runs(
+    keeper: RedisKeeper,
+) -> None:
+    await keeper.records.open_batch("zzzz-old", "test", 2, None, NOW)
+    await keeper.accept_batch("mmmm-mid", [submit()], None, NOW + 1)
+    await keeper.records.open_batch("aaaa-new", "test", 2, None, NOW + 2)
+    page, cursor = await keeper.records.batch_ids(limit=2)
+    assert page == ["aaaa-new", "mmmm-mid"]
+    assert await keeper.records.batch_ids(limit=2, cursor=cursor) == (["zzzz-old"], None)
+    assert await keeper.records.find_batch("mmmm") == "mmmm-mid"
+    await keeper.records.open_batch("mmmm-too", "test", 2, None, NOW + 3)
+    with pytest.raises(Conflict, match="could be any of mmmm-mid, mmmm-too"):
+        await keeper.records.find_batch("mmmm")
 
 
 async def test_a_place_whose_maker_died_is_made_with_the_same_id(keeper: RedisKeeper) -> None:

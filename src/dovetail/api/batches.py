@@ -76,7 +76,7 @@ async def make_batch_of_definition(
 
 
 def _made(made: dict[str, Any]) -> Response:
-    told = {"batch_id": made["batch_id"], "count": made["count"]}
+    told = {name: made[name] for name in ("batch_id", "count", "warnings") if name in made}
     headers = {"Location": f"{PREFIX}/batches/{made['batch_id']}"}
     return json_answer(told, 202 if made["created"] else 200, headers)
 
@@ -91,6 +91,23 @@ def _check_items(items: list[Any]) -> None:
         message = "must be an object, not null"
         found = [Problem("invalid_field", message, f"items[{place}]") for place in empty[:100]]
         raise InvalidRequest(found)
+
+
+@router.get(
+    "/batches", summary="List batches, newest first, without runs", response_model=schemas.Batches
+)
+async def list_batches(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    found = await here.commands.list_batches(limit=page_size(limit), cursor=cursor or None)
+    return json_answer(found)
+
+
+@router.get(
+    "/batch-ids/{beginning}",
+    summary="The whole id of the one batch whose id begins so",
+    response_model=schemas.BatchId,
+)
+async def find_batch(beginning: str, here: Here) -> Response:
+    return json_answer({"batch_id": await here.commands.find_batch(beginning)})
 
 
 @router.get("/batches/{batch_id}", summary="A batch and its runs", response_model=schemas.Batch)

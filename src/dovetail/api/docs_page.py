@@ -39,7 +39,7 @@ def _sections(document: Mapping[str, Any]) -> Iterator[str]:
     for path, calls in document["paths"].items():
         for method, call in calls.items():
             rows = sections.setdefault(call.get("tags", ["more"])[0], [])
-            rows.append(_row(method, path, call))
+            rows.append(_row(method, path, call, document["components"]["schemas"]))
     for name, rows in sections.items():
         yield f"<h2>{escape(name.capitalize())}</h2><table>{''.join(rows)}</table>"
 
@@ -53,14 +53,16 @@ def _json(value: Any) -> str:
     return escape(json.dumps(value, indent=1))
 
 
-def _row(method: str, path: str, call: Mapping[str, Any]) -> str:
+def _row(method: str, path: str, call: Mapping[str, Any], named: Mapping[str, Any]) -> str:
     lines = [f"<code>{escape(path)}</code><br>{_words(call['summary'])}"]
     for parameter in call.get("parameters", ()):
         if parameter["in"] != "path":
             said = _words(parameter.get("description", ""))
             lines.append(f"<small><code>{escape(parameter['name'])}</code> {said}</small>")
     body = call.get("requestBody", {}).get("content", {}).get("application/json", {})
-    fields = body.get("schema", {}).get("properties", ())
+    schema = named.get(body.get("schema", {}).get("$ref", "").rpartition("/")[2], {})
+    # The fields of a definition are many, and its page has them.
+    fields = () if schema.get("title") == "Dovetail workflow" else schema.get("properties", ())
     lines += [f"<small>body: <code>{escape(name)}</code></small>" for name in fields]
     codes = ", ".join(code for code in call["responses"] if code != "default")
     lines.append(f"<small>{escape(codes)}</small>")

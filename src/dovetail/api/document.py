@@ -6,17 +6,20 @@ the examples. What it must not know: how a call is answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 
 from dovetail.api import schemas
 from dovetail.api.answers import PREFIX
+from dovetail.api.events import FRAME
 from dovetail.api.examples import EXAMPLES, PARAMETERS, RUN, Example
 from dovetail.api.problems import KIND_OF, RETRY_AFTER, URN
 from dovetail.api.security import OPEN_PATHS
 from dovetail.core.definition.model import definition_schema
+from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.engine.idempotency import MOST_CHARACTERS
 
 Part = dict[str, Any]
 
@@ -38,10 +41,12 @@ _KINDS = {**KIND_OF, 409: "conflict", 422: "invalid_request", 503: "store_error"
 _CONFLICTS = {
     "DELETE /workflows/{name}",
     "PUT /workflows/{name}/aliases/{alias}",
+    "DELETE /workflows/{name}/aliases/{alias}",
     "POST /workflows/{name}/runs",
     "POST /runs",
     "POST /workflows/{name}/batches",
     "POST /batches",
+    "GET /batch-ids/{beginning}",
     "GET /runs/{run_id}/results",
     "GET /runs/{run_id}/result",
     "GET /runs/{run_id}/nodes/{node_id}/output",
@@ -55,6 +60,7 @@ _CHANGED = {
     "POST /workflows",
     "DELETE /workflows/{name}",
     "PUT /workflows/{name}/aliases/{alias}",
+    "DELETE /workflows/{name}/aliases/{alias}",
 }
 _TAGGED = {
     "GET /workflows/{name}",
@@ -89,8 +95,11 @@ def _complete(document: Part) -> None:
     known = parts["schemas"]
     for name, schema in (
         ("ProblemDetails", schemas.ProblemDetails.model_json_schema(ref_template=_REF)),
+        ("Event", schemas.Event.model_json_schema(ref_template=_REF)),
+        ("EventFrame", FRAME),
         ("Definition", _definition()),
     ):
+        schema = dict(schema)
         known.update(schema.pop("$defs", {}))
         known[name] = schema
     parts["responses"] = {_name(status): _problem(status) for status in _WORDS}
@@ -102,6 +111,55 @@ def _complete(document: Part) -> None:
             if path in OPEN_PATHS:
                 call["security"] = []
             _describe(name, path, call)
+            _name_body(name, call, known)
+    for name, states in _ENUMS.items():
+        document["paths"] = _with_enum(document["paths"], states, name)
+        parts["schemas"] = _with_enum(parts["schemas"], states, name)
+    for name, states in _ENUMS.items():
+        parts["schemas"][name] = {"title": name, "type": "string", "enum": list(states)}
+    document["servers"] = [{"url": "/", "description": "the server that gives this document"}]
+
+
+_ENUMS = {"RunStatus": tuple(RunStatus), "NodeStatus": tuple(NodeStatus)}
+_BODIES = {
+    "POST /workflows/{name}/runs": "TriggerRequest",
+    "POST /runs": "RunRequest",
+    "POST /workflows/{name}/batches": "BatchRequest",
+    "POST /batches": "DefinitionBatchRequest",
+    "POST /runs/{run_id}/retry": "RetryRequest",
+    "POST /runs/{run_id}/repair": "RepairRequest",
+    "POST /runs/{run_id}/cancel": "EmptyRequest",
+    "POST /batches/{batch_id}/retry": "EmptyRequest",
+    "PUT /workflows/{name}/aliases/{alias}": "AliasRequest",
+    "PUT /rate-limits/{tag}": "RateLimitRequest",
+}
+"""What generated clients call the bodies that have fields of their own."""
+_CONSTRAINTS: dict[str, Part] = {
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MOST_CHARACTERS},
+    "Last-Event-ID": {"type": "string", "pattern": "^[0-9]{1,15}$"},
+    "status": {"type": "string", "enum": list(RunStatus)},
+}
+"""Of parameters, as the server has them."""
+
+
+def _name_body(name: str, call: Part, known: Part) -> None:
+    if name not in _BODIES:
+        return
+    for content in call["requestBody"]["content"].values():
+        known[_BODIES[name]] = {"title": _BODIES[name], **content["schema"]}
+        content["schema"] = {"$ref": _REF.format(model=_BODIES[name])}
+
+
+def _with_enum(value: Any, states: Sequence[str], name: str) -> Any:
+    """The same with a reference wherever these states are listed."""
+    if isinstance(value, list):
+        return [_with_enum(inner, states, name) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("enum"), list) and sorted(value["enum"]) == sorted(states):
+        rest = {key: value[key] for key in value if key in ("description",)}
+        return {"$ref": _REF.format(model=name), **rest}
+    return {key: _with_enum(inner, states, name) for key, inner in value.items()}
 
 
 _REF = "#/components/schemas/{model}"
@@ -165,6 +223,8 @@ def _header(words: str, kind: str = "string") -> Part:
 
 def _describe(name: str, path: str, call: Part) -> None:
     for parameter in call.get("parameters", ()):
+        parameter["name"] = _HEADERS.get(parameter["name"], parameter["name"])
+        parameter["schema"] = _sent(parameter)
         if parameter["in"] == "path":
             parameter["description"], parameter["example"] = PARAMETERS[parameter["name"]]
     _add_examples(call, EXAMPLES.get(name))
@@ -183,6 +243,23 @@ def _describe(name: str, path: str, call: Part) -> None:
         else:
             responses[str(number)] = problem
     call["responses"] = dict(sorted(responses.items()))
+
+
+_HEADERS = {
+    "idempotency-key": "Idempotency-Key",
+    "last-event-id": "Last-Event-ID",
+    "if-match": "If-Match",
+    "if-none-match": "If-None-Match",
+}
+
+
+def _sent(parameter: Part) -> Part:
+    """Its schema without null: what is not given is left out."""
+    schema = dict(parameter["schema"])
+    kinds = [kind for kind in schema.pop("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) == 1:
+        schema |= kinds[0]
+    return {**schema, **_CONSTRAINTS.get(parameter["name"], {})}
 
 
 _A_PLAN = ("POST /runs/{run_id}/retry", "200")

@@ -14,7 +14,6 @@ import orjson
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from dovetail.api import schemas
 from dovetail.api.admission import waits
 from dovetail.api.answers import Here, json_answer
 from dovetail.api.outputs import JSON, Streamed
@@ -37,7 +36,9 @@ PAGE_BYTES = 1 << 20
 STREAM = "text/event-stream"
 
 
-_FRAME = {
+EVENT = {"$ref": "#/components/schemas/Event"}
+FRAME = {
+    "title": "EventFrame",
     "description": "one event of the stream",
     "type": "object",
     "required": ["id", "data"],
@@ -46,7 +47,7 @@ _FRAME = {
         "data": {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": schemas.Event.model_json_schema(),
+            "contentSchema": EVENT,
         },
     },
 }
@@ -57,12 +58,10 @@ _FRAME = {
     summary="Its events, live until the last one, or as a list",
     responses={
         200: {
-            "description": "a stream; with `Accept: application/json` a list",
+            "description": "a list; with `Accept: text/event-stream` a stream",
             "content": {
-                STREAM: {"schema": _FRAME},
-                "application/json": {
-                    "schema": {"type": "array", "items": schemas.Event.model_json_schema()}
-                },
+                "application/json": {"schema": {"type": "array", "items": EVENT}},
+                STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },
         204: {"description": "`Last-Event-ID` was the last one: do not come back"},
@@ -77,9 +76,9 @@ async def events(
         str | None, Header(description="where a stream broke off; wins over `after`")
     ] = None,
 ) -> Response:
-    if last_event_id:
+    if last_event_id is not None:
         after = _number(last_event_id)
-    if wants_list(request.headers.get("accept", "")):
+    if not wants_stream(request.headers.get("accept", "")):
         first = await here.commands.events(run_id, after=after, limit=PAGE)
         if len(first) < PAGE:
             return json_answer(first)
@@ -101,14 +100,17 @@ def _number(last_event_id: str) -> int:
     return int(last_event_id)
 
 
-def wants_list(accept: str) -> bool:
-    """Whether JSON is liked better than a stream; a stream is the default."""
+def wants_stream(accept: str) -> bool:
+    """Whether a stream is named, as a browser's `EventSource` does, and no less liked than JSON.
+
+    A list is the default, because a client that takes anything expects an answer with an end.
+    """
     liked = {"application/json": 0.0, STREAM: 0.0}
     for entry in accept.lower().split(","):
         kind, *parameters = (part.strip() for part in entry.split(";"))
         if kind in liked:
             liked[kind] = _quality(parameters)
-    return liked["application/json"] > liked[STREAM]
+    return liked[STREAM] > 0 and liked[STREAM] >= liked["application/json"]
 
 
 def _quality(parameters: list[str]) -> float:

@@ -220,6 +220,13 @@ EXAMPLES = {
     "POST /batches": Example(
         {"batch_id": BATCH, "count": 2}, {"definition": DEFINITION, "items": _ITEMS}
     ),
+    "GET /batches": Example(
+        {
+            "items": [{k: v for k, v in _BATCH.items() if k not in ("runs", "next_cursor")}],
+            "next_cursor": None,
+        }
+    ),
+    "GET /batch-ids/{beginning}": Example({"batch_id": BATCH}),
     "GET /batches/{batch_id}": Example(_BATCH),
     "POST /batches/{batch_id}/retry": Example(_BATCH, {}),
     "GET /rate-limits": Example({"items": [_LIMIT]}),
@@ -249,7 +256,7 @@ PARAMETERS = {
     "alias": ("a name for a version", "stable"),
     "run_id": ("the id of a run", RUN),
     "node_id": ("the id of a node", "end"),
-    "beginning": ("at least 4 characters of a run's id", RUN[:6]),
+    "beginning": ("at least 4 characters of an id", RUN[:6]),
     "batch_id": ("the id of a batch", BATCH),
     "tag": ("a `resource_tag`", "search_api"),
 }

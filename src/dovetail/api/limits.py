@@ -57,7 +57,7 @@ async def rate_limit(tag: str, here: Here) -> Response:
     response_model=schemas.RateLimit,
     openapi_extra=fields_of(
         {
-            "rate_per_second": {"type": "number", "exclusiveMinimum": 0, "maximum": FASTEST},
+            "rate_per_second": {"type": "number", "minimum": SLOWEST, "maximum": FASTEST},
             "burst": {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_BURST},
         },
         ("rate_per_second",),

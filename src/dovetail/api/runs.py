@@ -41,7 +41,7 @@ from dovetail.api.service import Service
 from dovetail.api.workflows import IfNoneMatch, check
 from dovetail.core.outputs import LARGE_OUTPUT, Elsewhere, looks_like_a_reference, reference
 from dovetail.core.run import RunState
-from dovetail.engine.commands import Accepted
+from dovetail.engine.commands import Accepted, with_warnings
 from dovetail.engine.views import run_view
 
 router = APIRouter(tags=["runs"])
@@ -108,7 +108,7 @@ async def run_definition(request: Request, idempotency_key: IdempotencyKey = Non
 
 
 async def _accepted(here: Service, accepted: Accepted) -> Response:
-    made = await here.commands.receipt(accepted.run_id)
+    made = with_warnings(await here.commands.receipt(accepted.run_id), accepted.warnings)
     return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
 
 
@@ -122,7 +122,7 @@ async def list_runs(
     cursor: Cursor = None,
 ) -> Response:
     found = await here.commands.list_runs(
-        status=status or None,
+        status=status,
         workflow=workflow or None,
         batch=batch or None,
         limit=page_size(limit),

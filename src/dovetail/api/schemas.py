@@ -43,6 +43,14 @@ class ProblemDetails(Answer):
     reasons: list[str] = []
 
 
+class Warned(Answer):
+    """A param that the schema neither names nor forbids."""
+
+    code: Literal["unknown_param"]
+    message: str
+    path: str
+
+
 class Registered(Answer):
     name: str
     version: int
@@ -99,6 +107,7 @@ class Triggered(Answer):
     workflow: str
     version: int | None = Field(description="null for a definition that is not registered")
     created_at: Time
+    warnings: list[Warned] = Field(default=[], description="left out if there are none")
 
 
 class Failure(BaseModel):
@@ -222,6 +231,7 @@ class Event(BaseModel):
 class BatchMade(Answer):
     batch_id: str
     count: int
+    warnings: list[Warned] = Field(default=[], description="left out if there are none")
 
 
 class BatchRun(Answer):
@@ -230,13 +240,25 @@ class BatchRun(Answer):
     status: RunState
 
 
-class Batch(Answer):
+class BatchItem(Answer):
     batch_id: str
     workflow: str
     count: int
     counts: dict[RunState, int]
     created_at: Time
     finished_at: Time | None
+
+
+class Batches(Answer):
+    items: list[BatchItem]
+    next_cursor: str | None
+
+
+class BatchId(Answer):
+    batch_id: str
+
+
+class Batch(BatchItem):
     runs: list[BatchRun]
     next_cursor: str | None
 

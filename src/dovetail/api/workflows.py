@@ -171,3 +171,11 @@ async def set_alias(
     seen = await _seen(request, here, name)
     version = body.fields["version"]
     return json_answer(await here.commands.set_alias(name, alias, version, seen=seen))
+
+
+@router.delete("/{name}/aliases/{alias}", summary="Forget an alias", status_code=204)
+async def delete_alias(
+    name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
+) -> Response:
+    await here.commands.delete_alias(name, alias, seen=await _seen(request, here, name))
+    return Response(status_code=204)

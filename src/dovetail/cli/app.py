@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dovetail.cli.groups import documents, limits, runs, workflows
+from dovetail.cli.groups import batches, documents, limits, runs, workflows
 from dovetail.cli.options import (
     AsJson,
     DefinitionFile,
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 
 app.add_typer(runs.app)
+app.add_typer(batches.app)
 app.add_typer(workflows.app)
 app.add_typer(limits.app)
 app.add_typer(documents.app)

@@ -36,7 +36,10 @@ from dovetail.handlers.registry import Registry
 
 MOST_FAILURES = 10
 RETRY = "--retry-failed"
+MOST_RESULTS = 10_000
+"""Runs of a batch in a document, so that it fits into memory; `next_cursor` has the rest."""
 _PAGE = 1000
+_AT_ONCE = 50
 _TURN = 500
 """After so many items that need no waiting, everything else gets its turn."""
 
@@ -95,7 +98,7 @@ class Batch:
         told = list(self._ending(stopping.asked))
         if self._write is not None:
             async with looking(self._settings) as commands:
-                self._write(json_bytes(await commands.get_batch(self._batch_id, limit=_PAGE)))
+                self._write(json_bytes(await self._document(commands)))
             if stopping.asked is not None:
                 streams.complain(told[-1])  # how to go on, which the document does not say
         else:
@@ -105,6 +108,23 @@ class Batch:
             return stopping.asked.value
         completed = self._tally.counts[RunStatus.COMPLETED.value]
         return 0 if completed == self._survey.count else FAILED
+
+    async def _document(self, commands: Commands) -> dict[str, Any]:
+        """The batch with its runs, each with its result or what failed."""
+        batch = await commands.get_batch(self._batch_id, limit=_PAGE)
+        while batch["next_cursor"] is not None and len(batch["runs"]) < MOST_RESULTS:
+            cursor = batch["next_cursor"]
+            page = await commands.get_batch(
+                self._batch_id, limit=_PAGE, cursor=cursor, counts=False
+            )
+            batch["runs"] += page["runs"]
+            batch["next_cursor"] = page["next_cursor"]
+        for at in range(0, len(batch["runs"]), _AT_ONCE):
+            some = batch["runs"][at : at + _AT_ONCE]
+            views = (commands.get_run(run["run_id"], nodes=False) for run in some)
+            for run, view in zip(some, await asyncio.gather(*views), strict=True):
+                run |= {"result": view["result"], "error": view["error"]}
+        return batch
 
     async def _open(self, commands: Commands) -> dict[str, Any]:
         return await commands.open_batch(

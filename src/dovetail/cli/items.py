@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import STDIN, opened
 from dovetail.cli.text import plain
-from dovetail.core.definition.params import apply_params
+from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import Limits
 from dovetail.core.errors import InvalidDefinition, InvalidParams
@@ -42,6 +42,9 @@ class Survey:
     problems: list[str] = field(default_factory=list)
     """The first ones, as `items.jsonl:3: …`."""
     bad_lines: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """The first ones, in the same form."""
+    more_warnings: int = 0
 
 
 class Items:
@@ -69,7 +72,10 @@ class Items:
             if not raw.strip():
                 continue
             found.count += 1
-            problems = self._problems(raw)
+            problems, warnings = self._problems(raw)
+            room = MOST_PROBLEMS - len(found.warnings)
+            found.warnings += [f"{self.name}:{number}: {w}" for w in warnings[:room]]
+            found.more_warnings += max(0, len(warnings) - room)
             if problems:
                 found.bad_lines += 1
                 room = MOST_PROBLEMS - len(found.problems)
@@ -111,18 +117,20 @@ class Items:
         most, depth = self._limits.max_body_bytes, self._limits.max_depth
         return read_text(raw, format="json", max_bytes=most, max_depth=depth).data
 
-    def _problems(self, raw: bytes) -> list[str]:
+    def _problems(self, raw: bytes) -> tuple[list[str], list[str]]:
+        """And warnings."""
         try:
             params = self._data(raw)
         except InvalidDefinition as error:
-            return [f"{problem.message}: {_shown(raw)}" for problem in error.problems]
+            return [f"{problem.message}: {_shown(raw)}" for problem in error.problems], []
         if not isinstance(params, dict):
-            return [f'an item is an object with params, as in {{"topic": 1}}, not {_shown(raw)}']
+            wrong = f'an item is an object with params, as in {{"topic": 1}}, not {_shown(raw)}'
+            return [wrong], []
         try:
-            apply_params(self._schema, params)
+            _, warnings = check_params(self._schema, params)
         except InvalidParams as error:
-            return [f"{problem.path}: {problem.message}" for problem in error.problems]
-        return []
+            return [f"{problem.path}: {problem.message}" for problem in error.problems], []
+        return [], [f"{problem.path}: {problem.message}" for problem in warnings]
 
 
 def _shown(raw: bytes) -> str:

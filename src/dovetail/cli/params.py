@@ -12,9 +12,10 @@ from dovetail.cli import streams
 from dovetail.cli.checking import report_of
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
 from dovetail.cli.files import File
+from dovetail.cli.text import plain
 from dovetail.core.definition.params import typed
 from dovetail.core.definition.validation import Checked, Limits
-from dovetail.core.errors import InvalidDefinition, InvalidParams
+from dovetail.core.errors import InvalidDefinition, InvalidParams, Problem
 
 
 def read_params(
@@ -39,6 +40,13 @@ def read_params(
             raise InvalidInput(f"-p {pair}: write it as name=value")
         params[name] = typed(schema, name, text)
     return params
+
+
+def tell_warnings(warnings: Sequence[Problem]) -> None:
+    """Each in its own line; the run is made all the same."""
+    for problem in warnings:
+        line = f"{problem.path}: {problem.message}"
+        streams.complain([("warning: ", "bold wait"), (plain(line), "")])
 
 
 def tell_violations(error: InvalidParams) -> int:

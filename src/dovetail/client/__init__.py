@@ -21,6 +21,7 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ import orjson
 
 from dovetail.client.answers import (
     Batch,
+    BatchPage,
     BatchRun,
     Event,
     Page,
@@ -158,6 +160,10 @@ class Dovetail:
         )
         return WorkflowVersion(name, version, created)
 
+    async def delete_alias(self, name: str, alias: str) -> None:
+        """Forget an alias of a workflow. Raises `NotFound`; `Conflict` for `latest`."""
+        await self._commands.delete_alias(text("name", name), text("alias", alias))
+
     # --- runs --------------------------------------------------------------------------------
 
     async def trigger(
@@ -174,11 +180,11 @@ class Dovetail:
         that was used before the answer is that run. Raises `InvalidDefinition`,
         `InvalidParams`, `NotFound`, and `Conflict` for a known key with another request.
         """
-        run_id, created = await self._trigger(workflow, params, version, idempotency_key)
-        if not created:
+        accepted = await self._trigger(workflow, params, version, idempotency_key)
+        if not accepted.created:
             with suppress(Conflict):  # its handlers are not known here: it is the run all the same
-                await self._take_over([run_id])
-        return await self.get_run(run_id)
+                await self._take_over([accepted.run_id])
+        return _warned(await self.get_run(accepted.run_id), accepted)
 
     async def run(
         self,
@@ -191,8 +197,9 @@ class Dovetail:
     ) -> Run:
         """`trigger` and `wait`. A run that failed is an answer, not an error: see its `status`."""
         seconds_or_none("timeout", timeout)  # before there is a run
-        run_id, created = await self._trigger(workflow, params, version, idempotency_key)
-        return await self._wait(run_id, timeout, [] if created else [run_id])
+        accepted = await self._trigger(workflow, params, version, idempotency_key)
+        perhaps_elsewhere = [] if accepted.created else [accepted.run_id]
+        return _warned(await self._wait(accepted.run_id, timeout, perhaps_elsewhere), accepted)
 
     async def _trigger(
         self,
@@ -327,7 +334,8 @@ class Dovetail:
             [dict(item) if isinstance(item, Mapping) else item for item in items],
             idempotency_key=text_or_none("idempotency_key", idempotency_key),
         )
-        return await self._whole_batch(made["batch_id"])
+        batch = await self._whole_batch(made["batch_id"])
+        return replace(batch, warnings=made["warnings"]) if "warnings" in made else batch
 
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None
@@ -339,6 +347,17 @@ class Dovetail:
             cursor=text_or_none("cursor", cursor),
         )
         return Batch.from_api(_own(found))
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
+        """Batches, newest first, without their runs; at most 100 at a time."""
+        page = await self._commands.list_batches(
+            limit=whole_number("limit", limit, least=1), cursor=text_or_none("cursor", cursor)
+        )
+        return BatchPage.from_api(_own(page))
+
+    async def find_batch(self, beginning: str) -> str:
+        """The id of the one batch whose id begins so. Raises `NotFound`, `Conflict`."""
+        return await self._commands.find_batch(text("beginning", beginning))
 
     async def wait_batch(
         self,
@@ -529,6 +548,12 @@ def _registry(settings: Settings, handlers: HandlerSource | Iterable[HandlerSour
         for known in found:
             registry.add(known)
     return registry
+
+
+def _warned(run: Run, accepted: Accepted) -> Run:
+    if not accepted.warnings:
+        return run
+    return replace(run, warnings=[problem.as_dict() for problem in accepted.warnings])
 
 
 def _run(view: dict[str, Any]) -> Run:

@@ -76,7 +76,11 @@ class RunNode(_Answer):
 
 @dataclass(frozen=True, repr=False)
 class Run(_Answer):
-    """One run. `nodes` and `outputs` are by node id; only COMPLETED nodes have an output."""
+    """One run. `nodes` and `outputs` are by node id; only COMPLETED nodes have an output.
+
+    `warnings` are of its params, `{code, message, path}` each, and come with the answer of
+    `trigger` and `run` only.
+    """
 
     run_id: str
     workflow: str
@@ -91,13 +95,14 @@ class Run(_Answer):
     error: dict[str, Any] | None
     result: Any
     _nodes: dict[str, RunNode] | None
+    warnings: list[dict[str, Any]]
 
     @classmethod
     def from_api(cls, fields: Mapping[str, Any]) -> Self:
         nodes = None
         if "nodes" in fields:
             nodes = {node["id"]: RunNode.from_api(node) for node in fields["nodes"]}
-        return super().from_api({**fields, "_nodes": nodes})
+        return super().from_api({"warnings": [], **fields, "_nodes": nodes})
 
     @property
     def nodes(self) -> dict[str, RunNode]:
@@ -117,6 +122,8 @@ class Run(_Answer):
         """As `GET /runs/<id>` answers, so `nodes` is a list; a run of a list has none."""
         view = super().to_dict()
         nodes = view.pop("_nodes")
+        if not self.warnings:
+            del view["warnings"]
         return view if nodes is None else {**view, "nodes": [n.to_dict() for n in nodes.values()]}
 
     def __repr__(self) -> str:
@@ -162,13 +169,41 @@ class Batch(_Answer):
     finished_at: str | None
     runs: tuple[BatchRun, ...]
     next_cursor: str | None
+    warnings: list[dict[str, Any]]
+    """Of the items' params; in the answer of `batch` only."""
 
     @classmethod
     def from_api(cls, fields: Mapping[str, Any]) -> Self:
-        return super().from_api({**fields, "runs": tuple(map(BatchRun.from_api, fields["runs"]))})
+        runs = tuple(map(BatchRun.from_api, fields["runs"]))
+        return super().from_api({"warnings": [], **fields, "runs": runs})
+
+    def to_dict(self) -> dict[str, Any]:
+        view = super().to_dict()
+        if not self.warnings:
+            del view["warnings"]
+        return view
 
     def __repr__(self) -> str:
         return self._shown("batch_id", "workflow", "count", "counts", "finished_at")
+
+
+@dataclass(frozen=True)
+class BatchPage(_Answer):
+    """Some batches, newest first, without their runs: `get_batch` has these."""
+
+    items: tuple[Batch, ...]
+    next_cursor: str | None
+
+    @classmethod
+    def from_api(cls, fields: Mapping[str, Any]) -> Self:
+        listed = ({**item, "runs": (), "next_cursor": None} for item in fields["items"])
+        return super().from_api({**fields, "items": tuple(map(Batch.from_api, listed))})
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
 
 @dataclass(frozen=True, repr=False)

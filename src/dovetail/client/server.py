@@ -31,7 +31,7 @@ from dovetail.core.findings import shown
 from dovetail.core.outputs import Room, looks_like_a_reference
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
-from dovetail.engine.commands import Accepted, Commands, Given
+from dovetail.engine.commands import Accepted, Commands, Given, with_warnings
 from dovetail.engine.ports import Seen, WorkflowVersion
 from dovetail.engine.views import receipt_view
 from dovetail.wiring import definition_limits
@@ -151,6 +151,9 @@ class Reading:
     ) -> dict[str, Any]:
         return await self._get(at("batches", batch_id), limit=limit, cursor=cursor)
 
+    async def find_batch(self, prefix: str) -> str:
+        return str((await self._get(at("batch-ids", prefix)))["batch_id"])
+
     # ── workflows ────────────────────────────────────────────────────────────────────────
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
@@ -172,6 +175,10 @@ class Reading:
         _without(seen)
         path = at("workflows", name, "aliases", alias)
         return dict(await self._connection.call("PUT", path, body=_json({"version": version})))
+
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        _without(seen)
+        await self._connection.call("DELETE", at("workflows", name, "aliases", alias))
 
     async def _get(self, path: str, **query: Any) -> dict[str, Any]:
         return dict(await self._connection.call("GET", path, query=query))
@@ -224,7 +231,7 @@ class ServerCommands(Commands):
         given = apply_params(None, params)
         body: dict[str, Any] = {"params": given}
         made, created = await self._make("runs", workflow, body, version, idempotency_key)
-        return Accepted(made["run_id"], created)
+        return Accepted(made["run_id"], created, findings_of(made.get("warnings", ())))
 
     async def _make(
         self,
@@ -316,12 +323,17 @@ class ServerCommands(Commands):
     ) -> dict[str, Any]:
         body = {"items": apply_to_items(None, items)}
         made, created = await self._make("batches", workflow, body, version, idempotency_key)
-        return {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+        answer = {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+        return with_warnings(answer, findings_of(made.get("warnings", ())))
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
     ) -> dict[str, Any]:
         raise DovetailError("a batch on a server is made with all its items at once")
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        query: Query = {"limit": limit, "cursor": cursor}
+        return dict(await self.connection.call("GET", at("batches"), query=query))
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         pause = FIRST_LOOK

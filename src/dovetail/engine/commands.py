@@ -27,7 +27,7 @@ import orjson
 from dovetail.core.audit import audit, inconsistencies
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import LONGEST_LABEL, Workflow
-from dovetail.core.definition.params import apply_params, apply_to_items
+from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import (
@@ -78,6 +78,8 @@ WAITED_FOR = 20
 """Runs of a batch at a time."""
 RETRIED_AT_ONCE = 100
 """Of a batch: they share commits, and nobody else waits for long."""
+MOST_BATCHES = 100
+"""Of a page."""
 MOST_AUDITED = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
 MOST_TRIES = 3
@@ -95,6 +97,8 @@ class Accepted(NamedTuple):
 
     run_id: str
     created: bool
+    warnings: Sequence[Problem] = ()
+    """Of its params."""
 
 
 class _Compiled(NamedTuple):
@@ -188,6 +192,10 @@ class Commands:
             raise InvalidParams([Problem("invalid_field", message, "alias")])
         return await self.records.set_alias(name, alias, version, seen)
 
+    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
+        """Raises `NotFound`, `Changed`, or `Conflict` for `latest`."""
+        await self.records.delete_alias(name, alias, seen)
+
     async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
         await self.learn_handlers()
         checked = definition if isinstance(definition, Checked) else self.validate(definition)
@@ -249,7 +257,7 @@ class Commands:
         request = Request("run", _name(workflow), version, params, idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
-            given = apply_params(compiled.params, params)
+            given, warnings = check_params(compiled.params, params)
         except (InvalidDefinition, NotFound) as refusal:
             known_run = await self._made_before(request, workflow, refusal)
             return Accepted(known_run, created=False)
@@ -260,8 +268,8 @@ class Commands:
         try:
             await self.orchestrator.submit(submit)
         except KeyUsed as known:
-            return Accepted(request.answer(known), created=False)
-        return Accepted(run_id, created=True)
+            return Accepted(request.answer(known), created=False, warnings=warnings)
+        return Accepted(run_id, created=True, warnings=warnings)
 
     async def _made_before(
         self, request: Request, given: Given, refusal: InvalidDefinition | NotFound
@@ -552,11 +560,14 @@ class Commands:
         version: int | str | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        """One run per item: all of them, or none if one item is invalid."""
+        """One run per item: all of them, or none if one item is invalid.
+
+        `warnings` are there if there are some.
+        """
         request = Request("batch", _name(workflow), version, list(items), idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
-            given = apply_to_items(compiled.params, items)
+            given, warnings = check_items(compiled.params, items)
         except (InvalidDefinition, NotFound) as refusal:
             known_batch = await self._made_before(request, workflow, refusal)
             return {"batch_id": known_batch, "count": len(items), "created": False}
@@ -565,11 +576,15 @@ class Commands:
         key = request.key(compiled.sha256)
         batch_id = new_id()
         try:
-            decisions = await self.store.create_batch(batch_id, submits, key, self.clock())
+            decisions: Sequence[Any] | None = await self.store.create_batch(
+                batch_id, submits, key, self.clock()
+            )
         except KeyUsed as known:
-            return {"batch_id": request.answer(known), "count": len(items), "created": False}
-        await self.orchestrator.follow(decisions)
-        return {"batch_id": batch_id, "count": len(items), "created": True}
+            batch_id, decisions = request.answer(known), None
+        if decisions is not None:
+            await self.orchestrator.follow(decisions)
+        made = {"batch_id": batch_id, "count": len(items), "created": decisions is not None}
+        return with_warnings(made, warnings)
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
@@ -594,6 +609,25 @@ class Commands:
     ) -> dict[str, Any]:
         """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
         return await self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
+
+    async def find_batch(self, prefix: str) -> str:
+        """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
+        return await self.records.find_batch(prefix)
+
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Newest first, without runs; no more than `MOST_BATCHES`, because each is counted."""
+        limit = min(limit, MOST_BATCHES)
+        batch_ids, more = await self.records.batch_ids(limit=limit, cursor=cursor)
+        found = await asyncio.gather(*map(self._listed_batch, batch_ids))
+        return {"items": [batch for batch in found if batch is not None], "next_cursor": more}
+
+    async def _listed_batch(self, batch_id: str) -> dict[str, Any] | None:
+        try:
+            batch = await self.get_batch(batch_id, limit=1)
+        except NotFound:  # it went in this very moment
+            return None
+        del batch["runs"], batch["next_cursor"]
+        return batch
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         """The batch once every run of it has finished."""
@@ -687,6 +721,13 @@ def _wrong_with_alias(alias: str) -> str | None:
     if len(alias) > _LONGEST_ALIAS:
         return f"it has {len(alias):,} characters, and {_LONGEST_ALIAS} are allowed"
     return None
+
+
+def with_warnings(answer: dict[str, Any], warnings: Sequence[Problem]) -> dict[str, Any]:
+    """An answer that has `warnings` only if there are some."""
+    if warnings:
+        answer["warnings"] = [problem.as_dict() for problem in warnings]
+    return answer
 
 
 def _name(given: Given) -> str | None:

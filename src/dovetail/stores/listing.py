@@ -72,14 +72,25 @@ def long_enough(prefix: str) -> None:
         raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
 
 
-def run_meant(prefix: str, found: Sequence[str], where: object) -> str:
-    """The one run whose id begins so, of some that do. Raises `NotFound` or `Conflict`."""
+def run_meant(prefix: str, found: Sequence[str], where: object, what: str = "run") -> str:
+    """The one run, or batch, whose id begins so, of some that do. `NotFound`, `Conflict`."""
     if prefix in found or len(found) == 1:
         return prefix if prefix in found else found[0]
     if not found or not prefix:
-        raise NotFound(f"no run '{prefix}' in {where}")
+        raise NotFound(f"no {what} '{prefix}' in {where}")
     some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
     raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+
+
+def no_alias(name: str, alias: str, aliases: Mapping[str, int]) -> NotFound:
+    have = ", ".join(aliases)
+    return NotFound(f"workflow '{name}' has no alias '{alias}'; aliases: {have}")
+
+
+def keep_latest(alias: str) -> None:
+    """Raises `Conflict` for the alias that every workflow has."""
+    if alias == LATEST:
+        raise Conflict("'latest' always names the newest version and cannot be deleted")
 
 
 def summary_of(row: Sequence[Any]) -> dict[str, Any]:

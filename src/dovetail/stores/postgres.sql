@@ -183,6 +183,13 @@ ON CONFLICT DO NOTHING RETURNING number;
 -- name: read_batch
 SELECT number, batch_id, workflow, count, created_at FROM dovetail.batches WHERE batch_id = $1;
 
+-- name: find_batches
+SELECT batch_id FROM dovetail.batches WHERE batch_id >= $1 AND batch_id < $2
+ORDER BY batch_id LIMIT 5;
+
+-- name: list_batches
+SELECT number, batch_id FROM dovetail.batches WHERE number < $1 ORDER BY number DESC LIMIT $2;
+
 -- name: batch_counts
 SELECT status, COUNT(*), COUNT(finished_at), MAX(finished_at) FROM dovetail.runs
 WHERE batch = $1 GROUP BY status;
@@ -426,6 +433,9 @@ WHERE v.name = $1 ORDER BY v.version;
 
 -- name: aliases
 SELECT alias, version FROM dovetail.aliases WHERE name = $1 ORDER BY alias;
+
+-- name: delete_alias
+DELETE FROM dovetail.aliases WHERE name = $1 AND alias = $2;
 
 -- name: set_alias
 INSERT INTO dovetail.aliases (name, alias, version) VALUES ($1, $2, $3)

@@ -21,7 +21,9 @@ from dovetail.stores.listing import (
     LATEST,
     PAGE_BYTES,
     check_seen,
+    keep_latest,
     long_enough,
+    no_alias,
     page_size,
     place_in_list,
     run_meant,
@@ -223,6 +225,21 @@ class PostgresRecords:
         await self._pool.transact(write)
         return {"name": name, "alias": alias, "version": found.version}
 
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        keep_latest(alias)
+        await self._workflow(name)
+
+        async def write(connection: Connection) -> None:
+            sql = statements()
+            latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            now = await _now_seen(connection, name, latest)
+            if alias not in now:
+                raise no_alias(name, alias, now)
+            check_seen(name, seen, now)
+            await connection.execute(sql["delete_alias"], name, alias)
+
+        await self._pool.transact(write)
+
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
     async def find_run(self, prefix: str) -> str:
@@ -303,6 +320,21 @@ class PostgresRecords:
         await self._pool.transact(
             lambda connection: _add_batch(connection, batch_id, workflow, count, key, now)
         )
+
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        rows = await self._pool.rows("find_batches", prefix, prefix + "\U0010ffff")
+        return run_meant(prefix, [str(row[0]) for row in rows], self._pool.where, "batch")
+
+    async def batch_ids(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[str], str | None]:
+        limit = page_size(limit)
+        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+        rows = await self._pool.rows("list_batches", before, limit + 1)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return [str(row[1]) for row in rows[:limit]], more
 
     async def batch_number(self, batch_id: str) -> int:
         return int((await self._batch(batch_id))["number"])

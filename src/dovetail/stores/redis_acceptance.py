@@ -25,7 +25,15 @@ from dovetail.pipe import Command, Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_definitions import ACCEPTED, definition, definition_key
-from dovetail.stores.redis_lists import batch_key, batch_number, batch_of, source
+from dovetail.stores.redis_lists import (
+    ALL_BATCHES,
+    BATCH_IDS,
+    batch_entry,
+    batch_key,
+    batch_number,
+    batch_of,
+    source,
+)
 
 OPENED = "wf:opened"
 """Batches that were made before their runs, by time: whoever asked may never ask for any."""
@@ -178,7 +186,11 @@ class Acceptance:
         fields += ["created_at", repr(now)]
         if key is not None:
             fields += ["key", _key_name(key), "body", key[2]]
-        commands: list[Command] = []
+        # Listed first: an entry whose batch was never written is passed over.
+        commands: list[Command] = [
+            ("ZADD", ALL_BATCHES, 0, batch_entry(batch_id, now)),
+            ("ZADD", BATCH_IDS, 0, batch_id),
+        ]
         if todo:
             fields += ["todo", todo]
             commands.append(("ZADD", ACCEPTED, repr(now), name))
@@ -202,9 +214,20 @@ class Acceptance:
 
     async def _forget_batch(self, batch_id: str) -> None:
         name = batch_key(batch_id)
-        await self._pipe.call("DEL", name, f"{name}:places")
+        await self.drop_batch(batch_id)
         await self._pipe.call("ZREM", ACCEPTED, name)
         await self.no_longer_opened(batch_id)
+
+    async def drop_batch(self, batch_id: str) -> None:
+        """The batch itself and where it is listed. Safe to repeat: a crash on the way leaves the
+        batch, and so it is dropped again."""
+        name = batch_key(batch_id)
+        created_at = await self._pipe.call("HGET", name, "created_at")
+        commands: list[Command] = [("ZREM", BATCH_IDS, batch_id)]
+        if created_at is not None:
+            commands.append(("ZREM", ALL_BATCHES, batch_entry(batch_id, float(created_at))))
+        await self._pipe.many(commands)
+        await self._pipe.call("DEL", name, f"{name}:places")
 
     async def opened(self, before: float, limit: int) -> list[str]:
         """Batches that were opened before that time."""

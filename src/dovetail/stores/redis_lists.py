@@ -31,6 +31,10 @@ RUNS = "wf:list:{runs}"
 WORKFLOWS = "wf:workflows"
 """Every name that was ever registered: one that was deleted still has a number to go on from."""
 _BATCHES = "wf:batch:"
+ALL_BATCHES = "wf:batches:{all}"
+"""Their ids behind the time at which they were made."""
+BATCH_IDS = "wf:batches:{ids}"
+"""The same in the order of the alphabet, to be found by a beginning."""
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
 """A run is stored once it was started."""
 RUNNING = RunStatus.RUNNING.value
@@ -60,6 +64,11 @@ def workflow_key(name: str) -> str:
 
 def batch_key(batch_id: str) -> str:
     return f"{_BATCHES}{{{batch_id}}}"
+
+
+def batch_entry(batch_id: str, created_at: float) -> str:
+    """In the order of the alphabet, entries are in the order of time."""
+    return f"{_stamp(created_at)}{0:08d}-{batch_id}"
 
 
 def batch_number(batch_id: str) -> int:
@@ -374,6 +383,19 @@ class RunLists:
             *("LIMIT", 0, limit),
         )
         return [run_id.decode() for run_id in found]
+
+    async def batches_beginning_with(self, prefix: str, limit: int) -> list[str]:
+        found = await self._pipe.call(
+            *("ZRANGEBYLEX", BATCH_IDS, f"[{prefix}", f"[{prefix}\U0010ffff"), *("LIMIT", 0, limit)
+        )
+        return [batch_id.decode() for batch_id in found]
+
+    async def batches(self, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
+        """Newest first, and where the next page begins."""
+        below = "+" if cursor is None else f"({_checked(cursor)}"
+        entries = await self._newest(ALL_BATCHES, below, limit + 1)
+        more = entries[limit - 1].decode() if len(entries) > limit else None
+        return [run_id_of(entry) for entry in entries[:limit]], more
 
     async def count(self, where: str, name: str) -> int:
         return int(await self._pipe.call("ZCARD", f"{where}:{name}"))

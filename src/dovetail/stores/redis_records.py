@@ -30,7 +30,9 @@ from dovetail.stores.listing import (
     LATEST,
     PAGE_BYTES,
     changed,
+    keep_latest,
     long_enough,
+    no_alias,
     page_size,
     place_in_list,
     run_meant,
@@ -236,6 +238,18 @@ class RedisRecords:
             raise changed(name)
         return {"name": name, "alias": alias, "version": found.version}
 
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        keep_latest(alias)
+        latest = await self._latest(name)
+        key = workflow_key(name)
+        done = await self._pipe.script(
+            _seeing("records_unalias"), [f"{key}:aliases", key], [alias, _as_seen(seen)]
+        )
+        if done < 0:
+            raise changed(name)
+        if not done:
+            raise no_alias(name, alias, await self._aliases(name, latest))
+
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
     async def refresh(self, run_ids: Iterable[str]) -> None:
@@ -439,6 +453,17 @@ class RedisRecords:
         """Make a batch whose runs come later. Raises `KeyUsed`."""
         await self._acceptance.open_batch(batch_id, workflow, count, key, now)
 
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        found = await self._lists.batches_beginning_with(prefix, 5) if is_text(prefix) else []
+        return run_meant(prefix, found, "Redis", "batch")
+
+    async def batch_ids(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[str], str | None]:
+        return await self._lists.batches(page_size(limit), cursor)
+
     async def batch_number(self, batch_id: str) -> int:
         await self._batch(batch_id)
         return batch_number(batch_id)
@@ -564,7 +589,7 @@ class RedisRecords:
         key = await self._pipe.call("HGET", name, "key")
         if key is not None:
             await self._acceptance.unclaim(key.decode(), batch_id)
-        await self._pipe.call("DEL", name, f"{name}:places")
+        await self._acceptance.drop_batch(batch_id)
 
     # ── the doctor ───────────────────────────────────────────────────────────────────────
 

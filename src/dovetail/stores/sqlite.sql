@@ -248,6 +248,12 @@ INSERT INTO batches (batch_id, workflow, count, created_at) VALUES (?, ?, ?, ?);
 -- name: read_batch
 SELECT number, batch_id, workflow, count, created_at FROM batches WHERE batch_id = ?;
 
+-- name: find_batches
+SELECT batch_id FROM batches WHERE batch_id >= ? AND batch_id < ? ORDER BY batch_id LIMIT 5;
+
+-- name: list_batches
+SELECT number, batch_id FROM batches WHERE number < ? ORDER BY number DESC LIMIT ?;
+
 -- name: batch_counts
 SELECT status, COUNT(*), COUNT(finished_at), MAX(finished_at) FROM runs
 WHERE batch = ? GROUP BY status;
@@ -300,6 +306,9 @@ WHERE v.name = ? ORDER BY v.version;
 
 -- name: aliases
 SELECT alias, version FROM aliases WHERE name = ? ORDER BY alias;
+
+-- name: delete_alias
+DELETE FROM aliases WHERE name = ? AND alias = ?;
 
 -- name: set_alias
 INSERT OR REPLACE INTO aliases (name, alias, version) VALUES (?, ?, ?);

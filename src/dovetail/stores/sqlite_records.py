@@ -25,7 +25,9 @@ from dovetail.stores.listing import (
     LATEST,
     PAGE_BYTES,
     check_seen,
+    keep_latest,
     long_enough,
+    no_alias,
     page_size,
     place_in_list,
     run_meant,
@@ -198,6 +200,19 @@ class SqliteRecords:
         await self._store.transact(write)
         return {"name": name, "alias": alias, "version": found.version}
 
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        keep_latest(alias)
+        self._workflow(name)
+
+        def write(connection: sqlite3.Connection) -> None:
+            now = _now_seen(connection, name)
+            if alias not in now:
+                raise no_alias(name, alias, now)
+            check_seen(name, seen, now)
+            connection.execute(statements()["delete_alias"], (name, alias))
+
+        await self._store.transact(write)
+
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
     async def find_run(self, prefix: str) -> str:
@@ -288,6 +303,21 @@ class SqliteRecords:
         await self._store.transact(
             lambda connection: add_batch(connection, batch_id, workflow, count, key, now)
         )
+
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        found = [row[0] for row in self._store.rows("find_batches", prefix, prefix + "\U0010ffff")]
+        return run_meant(prefix, found, self._store.file.path, "batch")
+
+    async def batch_ids(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[str], str | None]:
+        limit = page_size(limit)
+        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
+        rows = self._store.rows("list_batches", before, limit + 1)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return [str(row[1]) for row in rows[:limit]], more
 
     async def batch_number(self, batch_id: str) -> int:
         return int(self._batch(batch_id)[0])

@@ -63,6 +63,11 @@ def _run(
         return INVALID
     if not survey.count:
         raise InvalidInput(f"{items.name} has no items: one JSON object per line, each a run")
+    for warning in survey.warnings:
+        streams.complain([("warning: ", "bold wait"), (warning, "")])
+    if survey.more_warnings:
+        more = counted(survey.more_warnings, "more warning")
+        streams.complain([("warning: ", "bold wait"), (f"{items.name}: and {more}", "")])
     show_logs(settings)
     key = key or _key(checked.workflow, survey)
     kind = Batch if settings.server is None else SentBatch

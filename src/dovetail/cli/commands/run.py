@@ -9,7 +9,7 @@ from dovetail.cli.checking import checked_file, report_of
 from dovetail.cli.failures import INVALID, InvalidInput
 from dovetail.cli.files import STDIN, File
 from dovetail.cli.json_output import Write, document_if
-from dovetail.cli.params import read_params, tell_violations
+from dovetail.cli.params import read_params, tell_violations, tell_warnings
 from dovetail.cli.places import choose, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.core.errors import InvalidParams
@@ -57,6 +57,7 @@ def _run(
 
     async def begin(commands: Commands) -> Shown:
         accepted = await commands.trigger(checked, params)
+        tell_warnings(accepted.warnings)
         return Shown.from_the_start(await commands.store.load(accepted.run_id))
 
     try:

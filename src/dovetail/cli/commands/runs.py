@@ -64,8 +64,9 @@ def list_runs(
     as_json: bool,
 ) -> None:
     async def question(commands: Commands) -> tuple[dict[str, Any], set[str], set[str]]:
+        whole = None if batch is None else await commands.find_batch(batch)
         page = await commands.list_runs(
-            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
+            status=status, workflow=workflow, batch=whole, limit=limit, cursor=cursor
         )
         undriven = set() if as_json else await _undriven(commands, page["items"])
         unread = {run_id for run_id in undriven if not await _can_be_read(commands, run_id)}

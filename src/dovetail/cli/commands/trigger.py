@@ -15,12 +15,12 @@ from dovetail.cli.driving import SHORT_ID, short_id
 from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.json_output import Write, document_if, json_bytes
-from dovetail.cli.params import read_params, tell_violations
+from dovetail.cli.params import read_params, tell_violations, tell_warnings
 from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.text import plain
 from dovetail.core.errors import InvalidParams, NotFound
-from dovetail.engine.commands import Accepted, Commands
+from dovetail.engine.commands import Accepted, Commands, with_warnings
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.wiring import definition_limits
@@ -77,6 +77,7 @@ def _trigger(
         accepted = await commands.trigger(
             name, params, version=wanted, idempotency_key=idempotency_key
         )
+        tell_warnings(accepted.warnings)
         if not accepted.created:
             short = accepted.run_id[:SHORT_ID]
             streams.complain([(f"run {short} was made with this key before", "dim")])
@@ -98,7 +99,7 @@ def _trigger(
 def _leave_to_services(make: Callable[[Commands], Awaitable[Accepted]], write: Write | None) -> int:
     async def question(commands: Commands) -> tuple[dict[str, Any], str]:
         accepted = await make(commands)
-        made = await commands.receipt(accepted.run_id)
+        made = with_warnings(await commands.receipt(accepted.run_id), accepted.warnings)
         return made, await short_id(commands, accepted.run_id)
 
     made, short = ask(question)

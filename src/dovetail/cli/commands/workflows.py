@@ -125,3 +125,14 @@ def set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
         print_json(answer)
         return
     streams.say([(f"{plain(name)} ", "bold"), (f"{plain(alias)} = {version}", "")])
+
+
+def delete_alias(name: str, alias: str, *, as_json: bool) -> None:
+    async def question(commands: Commands) -> None:
+        await commands.delete_alias(name, alias)
+
+    ask(question)
+    if as_json:
+        print_json({"name": name, "alias": alias, "deleted": True})
+        return
+    streams.say([(f"{plain(name)} ", "bold"), (f"{plain(alias)} deleted", "")])

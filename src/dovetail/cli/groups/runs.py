@@ -22,7 +22,7 @@ def list_(
         str | None, typer.Option(metavar="NAME", help="Only runs of this workflow.")
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only runs of this batch.")
+        str | None, typer.Option(metavar="ID", help="Only runs of this batch; its first digits do.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 20,
     cursor: Annotated[

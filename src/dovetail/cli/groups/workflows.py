@@ -64,10 +64,20 @@ def delete(name: WorkflowName, as_json: AsJson = False) -> None:
 def alias(
     name: WorkflowName,
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as prod.")],
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A version's number.")],
+    version: Annotated[
+        int | None, typer.Argument(metavar="VERSION", min=1, help="A version's number.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Forget the alias; the version stays.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let an alias name a version; `latest` always names the newest."""
-    from dovetail.cli.commands.workflows import set_alias
+    """Let an alias name a version, or forget the alias."""
+    from dovetail.cli.commands.workflows import delete_alias, set_alias
 
-    set_alias(name, alias, version, as_json=as_json)
+    if delete == (version is not None):
+        raise typer.BadParameter("give a version, or --delete")
+    if version is None:
+        delete_alias(name, alias, as_json=as_json)
+    else:
+        set_alias(name, alias, version, as_json=as_json)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import jsonschema_rs
 import orjson
@@ -20,6 +20,7 @@ from dovetail.core.findings import Finding, Path, Suggester, format_path, one_li
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
 
 MOST_VIOLATIONS = 100
+MOST_WARNINGS = 100
 # Beyond these products a check could take seconds; no schema that people write comes near.
 MOST_CHECKS = 20_000_000
 MOST_MATCHES = 8_000_000
@@ -58,6 +59,13 @@ def apply_params(
 
     A workflow without a schema accepts any object; no params at all are an empty one.
     """
+    return check_params(schema, params, max_bytes=max_bytes)[0]
+
+
+def check_params(
+    schema: Mapping[str, Any] | None, params: Any, *, max_bytes: int = MAX_BYTES
+) -> tuple[dict[str, Any], Sequence[Problem]]:
+    """The same, with a warning for each param that the schema neither names nor forbids."""
     if params is None:
         params = {}
     if not isinstance(params, dict):
@@ -71,7 +79,7 @@ def apply_params(
         raise InvalidParams([_problem(fault) for fault in found or [too_large]]) from None
     given: dict[str, Any] = orjson.loads(text)
     if schema is None:
-        return given
+        return given, ()
     try:
         checker = compile_schema(schema)
     except SchemaRefused as refused:
@@ -81,26 +89,77 @@ def apply_params(
         if checker.has_defaults:
             checker.fill(checker.root, given)
         if checker.validator.is_valid(given):
-            return given
+            return given, _unknown(checker, given)
         findings = _violations(checker, given)
     raise InvalidParams([_problem(found) for found in findings])
 
 
+def _unknown(checker: Schema, given: dict[str, Any]) -> Sequence[Problem]:
+    """A warning for each param that the schema does not name, though it names others."""
+    if checker.known is None or given.keys() <= checker.known:
+        return ()
+    names = [name for name in given if name not in checker.known]
+    if checker.strict is not None:
+        try:
+            checker.strict.validate(dict.fromkeys(names))
+            return ()
+        except jsonschema_rs.ValidationError as error:
+            names = list(cast("Any", error.kind).unexpected)
+    suggester, known = Suggester(), sorted(checker.known)
+    return cut_warnings(
+        [
+            _problem(
+                Finding(
+                    "unknown_param",
+                    f"{shown(name)} is not in the params schema"
+                    f"{suggester.did_you_mean(name, known)}",
+                    (name,),
+                )
+            )
+            for name in names[: MOST_WARNINGS + 1]
+        ],
+        len(names),
+    )
+
+
+def cut_warnings(warnings: list[Problem], count: int) -> list[Problem]:
+    """At most `MOST_WARNINGS` of them, and how many more there are."""
+    if count > MOST_WARNINGS:
+        message = f"and {count - MOST_WARNINGS:,} more params are not in the params schema"
+        warnings[MOST_WARNINGS:] = [Problem("unknown_param", message, "params")]
+    return warnings
+
+
 def apply_to_items(schema: Mapping[str, Any] | None, items: Sequence[Any]) -> list[dict[str, Any]]:
     """The params of each item. Raises `InvalidParams` with the violations of all of them."""
+    return check_items(schema, items)[0]
+
+
+def check_items(
+    schema: Mapping[str, Any] | None, items: Sequence[Any]
+) -> tuple[list[dict[str, Any]], Sequence[Problem]]:
+    """The same, with the warnings of all of them."""
     if not items:
         raise InvalidParams([Problem("invalid_field", "there must be an item", "items")])
     given: list[dict[str, Any]] = []
     problems: list[Problem] = []
+    warnings: list[Problem] = []
+    count = 0
     with uncollected():
         for place, params in enumerate(items):
             try:
-                given.append(apply_params(schema, params))
+                checked, unknown = check_params(schema, params)
             except InvalidParams as error:
                 problems += [_within_item(problem, place) for problem in error.problems]
+                continue
+            given.append(checked)
+            if unknown:
+                count += len(unknown)
+                if len(warnings) <= MOST_WARNINGS:
+                    warnings += [_within_item(problem, place) for problem in unknown]
     if problems:
         raise InvalidParams(problems)
-    return given
+    return given, cut_warnings(warnings, count)
 
 
 def _within_item(problem: Problem, place: int) -> Problem:

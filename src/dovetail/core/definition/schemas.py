@@ -60,7 +60,7 @@ _LIST = ("allOf", "anyOf", "oneOf", "prefixItems")
 _DEFINITIONS = ("$defs", "definitions")
 _MAP = ("dependencies", "dependentSchemas", "patternProperties", "properties", *_DEFINITIONS)
 _REFUSED = {
-    "$id": "the schema stands alone",
+    "$id": "only the schema as a whole may have one",
     "$anchor": "refer to a part by its place, such as '#/$defs/name'",
     "$dynamicAnchor": "refer to a part by its place, such as '#/$defs/name'",
     "$dynamicRef": "use '$ref'",
@@ -92,15 +92,19 @@ class Schema:
 
     root: dict[str, Any]
     validator: jsonschema_rs.Draft202012Validator
-    targets: Mapping[str, dict[str, Any]]
+    targets: Mapping[str, dict[str, Any] | bool]
     """Every subschema, by the reference that leads to it."""
     weight: int
     """How many subschemas it has with every reference written out."""
     match_cost: int
     """Of all its patterns together, in the unit of `PATTERN_UNIT`."""
     has_defaults: bool
+    known: frozenset[str] | None
+    """The params that the schema names; None if it says nothing about others, or allows them."""
+    strict: jsonschema_rs.Draft202012Validator | None
+    """Refuses a param that neither `known` nor a pattern covers; None where no pattern is."""
 
-    def target(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+    def target(self, schema: dict[str, Any]) -> dict[str, Any] | bool | None:
         """What the `$ref` in a subschema stands for."""
         return self.targets[unquote(schema["$ref"])] if "$ref" in schema else None
 
@@ -172,13 +176,13 @@ def _is_long(schema: dict[str, Any]) -> bool:
 @lru_cache(maxsize=64)
 def _compiled(text: bytes) -> Schema:
     root = orjson.loads(text)
-    parts = _parts(root)
+    parts, booleans = _parts(root)
     places = {_pointer(part.path): place for place, part in enumerate(parts)}
     match_cost, bad_patterns = _check_patterns(parts)
     findings = [
         *_shape(root),
         *_violations(root, len(text)),
-        *(found for part in parts for found in _references(part, places)),
+        *(found for part in parts for found in _references(part, places, booleans)),
         *bad_patterns,
     ]
     if not findings:
@@ -187,13 +191,22 @@ def _compiled(text: bytes) -> Schema:
     if findings:
         raise SchemaRefused(findings)
     weights = _weights(parts, MAX_SUBSCHEMAS)
+    # Of the whole schema it is a name and nothing else: every reference begins with '#'.
+    root.pop("$id", None)
+    targets: dict[str, dict[str, Any] | bool] = {
+        **{pointer: parts[place].schema for pointer, place in places.items()},
+        **booleans,
+    }
+    known, patterns = _known_params(root, targets)
     schema = Schema(
         root=root,
         validator=jsonschema_rs.Draft202012Validator(root, pattern_options=_PATTERNS, offline=True),
-        targets={pointer: parts[place].schema for pointer, place in places.items()},
+        targets=targets,
         weight=weights[0],
         match_cost=match_cost,
         has_defaults=any("default" in part.schema for part in parts),
+        known=known,
+        strict=_strict(known, patterns) if known is not None and patterns else None,
     )
     findings = _bad_defaults(schema, parts)
     if findings:
@@ -201,18 +214,22 @@ def _compiled(text: bytes) -> Schema:
     return schema
 
 
-def _parts(root: dict[str, Any]) -> list[Part]:
-    """Every subschema in a place where one is expected; `true` and `false` need no look."""
+def _parts(root: dict[str, Any]) -> tuple[list[Part], dict[str, bool]]:
+    """Every subschema in a place where one is expected; `true` and `false`, which need no look,
+    by the references that lead to them."""
     parts = [Part((), root)]
+    booleans: dict[str, bool] = {}
     for part in parts:  # it grows while it is read
         for keyword, below in part.schema.items():
             for path, schema in _subschemas(keyword, below):
+                if isinstance(schema, bool):
+                    booleans[_pointer((*part.path, *path))] = schema
                 if not isinstance(schema, dict):
                     continue
                 if keyword not in _DEFINITIONS:
                     part.inside.append(len(parts))
                 parts.append(Part((*part.path, *path), schema))
-    return parts
+    return parts, booleans
 
 
 def _subschemas(keyword: str, below: Any) -> Iterator[tuple[Path, Any]]:
@@ -265,10 +282,12 @@ def _violations(root: dict[str, Any], size: int) -> list[Finding]:
 _META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT}, offline=True)
 
 
-def _references(part: Part, places: Mapping[str, int]) -> Iterator[Finding]:
+def _references(
+    part: Part, places: Mapping[str, int], booleans: Mapping[str, bool]
+) -> Iterator[Finding]:
     """Link a `$ref` to its target, which must be a subschema of the same document."""
     for keyword, instead in _REFUSED.items():
-        if keyword in part.schema:
+        if keyword in part.schema and (part.path or keyword != "$id"):
             message = f"'{keyword}' is not supported: {instead}"
             yield Finding("invalid_field", message, (*part.path, keyword), on_key=True)
     if "$schema" in part.schema and part.path:
@@ -281,10 +300,58 @@ def _references(part: Part, places: Mapping[str, int]) -> Iterator[Finding]:
     if not ref.startswith("#"):
         message = f"{shown(ref)} is remote; only references within the schema (#/…) are followed"
         yield Finding("invalid_field", message, path)
-    elif unquote(ref) not in places:
+    elif (pointer := unquote(ref)) in places:
+        part.inside.append(places[pointer])
+    elif pointer not in booleans:
         yield Finding("invalid_field", f"{shown(ref)} does not point to a subschema", path)
-    else:
-        part.inside.append(places[unquote(ref)])
+
+
+def _known_params(
+    root: dict[str, Any], targets: Mapping[str, dict[str, Any] | bool]
+) -> tuple[frozenset[str] | None, list[str]]:
+    """The params that the schema names, and the patterns of others that it expects.
+
+    A part that holds for the params themselves counts, also if it holds only sometimes. None as
+    names: the schema names none, or it says itself what any other param must be.
+    """
+    names: set[str] = set()
+    patterns: dict[str, None] = {}
+    described = False
+    looked_at: set[int] = set()
+    todo: list[Any] = [root]
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, dict) or id(part) in looked_at:
+            continue
+        looked_at.add(id(part))
+        if any(keyword in part for keyword in _OF_OTHERS):
+            return None, []
+        described = described or "properties" in part
+        names.update(part.get("properties", ()), part.get("required", ()))
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+            names.update(part.get(keyword, ()))
+        for wanted in part.get("dependentRequired", {}).values():
+            names.update(wanted)
+        patterns |= dict.fromkeys(part.get("patternProperties", ()))
+        todo += [part.get(keyword) for keyword in ("if", "then", "else")]
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            todo += part.get(keyword, ())
+        todo += part.get("dependentSchemas", {}).values()
+        if "$ref" in part:
+            todo.append(targets[unquote(part["$ref"])])
+    return (frozenset(names), list(patterns)) if described else (None, [])
+
+
+_OF_OTHERS = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+
+
+def _strict(names: frozenset[str], patterns: list[str]) -> jsonschema_rs.Draft202012Validator:
+    schema = {
+        "properties": dict.fromkeys(sorted(names), True),
+        "patternProperties": dict.fromkeys(patterns, True),
+        "additionalProperties": False,
+    }
+    return jsonschema_rs.Draft202012Validator(schema, pattern_options=_PATTERNS, offline=True)
 
 
 def _pointer(path: Path) -> str:
