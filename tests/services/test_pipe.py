@@ -155,8 +155,8 @@ async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     """As one does to a server that is about to die: it is made by the kernel, for nobody."""
     greet, dying = Pipe._greet, [True]
 
-    async def greet_and_die(self: Pipe, wire: Any, where: Any) -> None:
-        await greet(self, wire, where)
+    async def greet_and_die(self: Pipe, wire: Any) -> None:
+        await greet(self, wire)
         if dying:
             dying.pop()
             wire.transport.abort()
