@@ -107,3 +107,15 @@ async def tells(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 def ends_its_process(config: dict[str, Any], ctx: Context) -> None:
     _begun(ctx)
     os._exit(9)
+
+
+@handler
+def reads_inputs(config: dict[str, Any], ctx: Context) -> list[int]:
+    found = [ctx.inputs[name] for name in config["names"]]
+    return [len(ctx.inputs), *(len(orjson.dumps(one)) for one in found)]
+
+
+@handler
+async def reads_inputs_async(config: dict[str, Any], ctx: Context) -> list[int]:
+    await asyncio.sleep(0)
+    return reads_inputs(config, ctx)

@@ -51,7 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
     "client": {*INSIDE, "redis_url", "wiring", "distributed"},
-    "celery": {*INSIDE, "redis_url", "wiring", "executor"},
+    # Names the extra of a package that is missing; imports nothing.
+    "extras": set(),
+    "celery": {*INSIDE, "redis_url", "wiring", "executor", "extras"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.
     "api": {"core", "engine", "config"},
     # Listens to the engine; nothing but the edge knows it.

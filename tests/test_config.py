@@ -47,6 +47,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
     } == {
         "db": Path(".dovetail/dovetail.db"),
         "db_sync": "full",
+        "accept_data_loss": False,
         "transport": "streams",
         "mock_latency": (0.0, 0.0),
         "concurrency": 32,
@@ -60,6 +61,7 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "recovery_timeout": 30.0,
         "max_crashes": 3,
         "drain_seconds": 30.0,
+        "send_timeout": 30.0,
         "log_format": "console",
         "max_nodes": 10_000,
         "max_edges": 100_000,
@@ -68,7 +70,15 @@ def test_the_defaults_are_the_contracts(tmp_path):
         "max_template_bytes": 16 << 10,
         "max_config_bytes": 1 << 20,
         "max_output_bytes": 1 << 20,
+        "max_input_bytes": 64 << 20,
+        "max_run_bytes": 256 << 20,
         "max_backlog": 100_000,
+        "max_connections": 4096,
+        "max_waiting_reads": 2000,
+        "max_reads": 1000,
+        "max_writes": 1000,
+        "max_large_bodies": 64,
+        "caller_share": 0.5,
     }
 
 
@@ -155,6 +165,34 @@ def test_mock_latency_refuses_a_truth_value_of_the_file(tmp_path):
 def test_secrets_come_from_the_environment_with_their_names(tmp_path):
     settings = load(tmp_path, SECRET_API_KEY="hunter2", SECRET_lower="x", SECRET_="no name")
     assert settings.secrets == {"API_KEY": "hunter2", "lower": "x"}
+
+
+def test_a_secret_is_bound_to_hosts_by_a_variable_that_is_no_secret(tmp_path):
+    settings = load(
+        tmp_path,
+        SECRET_KEY="hunter2",
+        SECRET_KEY_HOSTS="API.example.com., *.example.org,192.0.2.7,[2001:DB8::1],*",
+        SECRET_HOSTS="a secret of that name",
+        SECRET_OTHER_HOSTS=" ",
+    )
+    assert settings.secrets == {"KEY": "hunter2", "HOSTS": "a secret of that name"}
+    assert settings.secret_hosts == {
+        "KEY": ("api.example.com", "*.example.org", "192.0.2.7", "2001:db8::1", "*")
+    }
+    assert unknown_variables({"DOVETAIL_SECRET_KEY_HOSTS": "x"}) == {}
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["https://x.example", "x.example:443", "x.example/p", "a b", "*x.example", "a.*.b", "**",
+     "ü.example", "user@x.example", ",", "x..y", "[::1]:80", "-,x/"],
+)  # fmt: skip
+def test_a_host_is_a_host_alone_and_what_it_was_is_not_shown(tmp_path, hosts):
+    with pytest.raises(SettingsError) as said:
+        load(tmp_path, SECRET_KEY_HOSTS=hosts)
+    assert str(said.value).startswith("DOVETAIL_SECRET_KEY_HOSTS (value not shown): ")
+    assert "api.example.com" in str(said.value)
+    assert f"'{hosts}'" not in str(said.value)
 
 
 def test_secrets_do_not_belong_in_a_file(tmp_path):
@@ -281,7 +319,11 @@ def test_settings_do_not_change(tmp_path):
 def test_the_documentation_has_the_table_of_the_code():
     assert reference() in DOCS.read_text(), "docs/settings.md: replace its table; see its top"
     for name in Settings.model_fields:
-        assert f"`{env_name(name)}`" in DOCS.read_text() or name in ("rate_limits", "secrets")
+        assert f"`{env_name(name)}`" in DOCS.read_text() or name in (
+            "rate_limits",
+            "secrets",
+            "secret_hosts",
+        )
 
 
 def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():

@@ -5,6 +5,7 @@
     ./dev faults --seed 7            the same runs and faults again, as far as time allows
     ./dev faults --only storms       or recovery, crowds, floods
     ./dev faults --transport celery  the same over Celery, whose broker breaks too; has no floods
+    ./dev faults --api               a minute: a server is flooded, and answers others in time
 
 `recovery` measures at the default settings how long a death holds up runs, `crowds` the same while
 there are a thousand of them; `storms` are short rounds of all faults at once, with short leases;
@@ -51,6 +52,7 @@ from tests.services.faults.storm import (  # noqa: E402
     Storm,
 )
 from tests.services.faults.workload import draw, draw_quick, draw_slow  # noqa: E402
+from tools import api_floods  # noqa: E402
 
 from dovetail.config import Settings  # noqa: E402
 
@@ -125,8 +127,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--api", action="store_true", help="flood a server, nothing else")
     parser.add_argument("--transport", choices=TRANSPORTS, default="streams")
     given = parser.parse_args()
+    if given.api:
+        return api_floods.run(say)
     over = f" --transport {given.transport}" if given.transport != "streams" else ""
     say(f"seed {given.seed}: ./dev faults --seed {given.seed}{over}")
     parts = [given.only] if given.only else PARTS

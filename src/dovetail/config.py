@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from ipaddress import IPv4Network, IPv6Network, ip_interface, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, unquote
@@ -27,6 +27,7 @@ from dovetail.redis_url import WrongUrl
 from dovetail.redis_url import read as read_redis_url
 
 PREFIX = "DOVETAIL_"
+HOSTS_SUFFIX = "_HOSTS"
 SECRET_PREFIX = "DOVETAIL_SECRET_"  # noqa: S105  (a name, not a secret)
 FILE_SUFFIX = "_FILE"
 FILE = "dovetail.toml"
@@ -125,12 +126,39 @@ def _broker(value: object) -> object:
     return value
 
 
+_HOST_NAME = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
+
+
+def _hosts(value: object) -> object:
+    """Names and addresses in lower case; `*.` before a name stands for every name under it."""
+    found = _split(value)
+    if not isinstance(found, list | tuple) or not found:
+        raise ValueError("must be names of hosts, such as api.example.com,*.example.org")
+    hosts = [str(one).lower().strip("[]").rstrip(".") for one in found]
+    for host in hosts:
+        if host != "*" and not _HOST_NAME.fullmatch(host) and not _is_address(host):
+            raise ValueError(
+                "each must be a host alone, such as api.example.com, *.example.org or 192.0.2.7: "
+                "without scheme, port or path, in ASCII (xn--…), or * for every host"
+            )
+    return tuple(hosts)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 _number = BeforeValidator(_not_bool)
 Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
 Patience = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, _number, Field(ge=1)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
+Hosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Latency = Annotated[tuple[float, float], BeforeValidator(_latency)]
 HttpUrl = Annotated[str, _scheme("http", "https")]
 
@@ -165,6 +193,9 @@ class Settings(BaseModel):
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"
     )
+    accept_data_loss: bool = Field(
+        False, description="`1`: services start on a Redis that may evict runs"
+    )
     transport: Literal["streams", "celery"] = Field(
         "streams", description="what carries tasks in a distributed set-up"
     )
@@ -182,7 +213,13 @@ class Settings(BaseModel):
     allow_private_addresses: Networks = Field(
         (), description="networks that `call_external_service` may reach though not public"
     )
+    trusted_proxies: Networks = Field(
+        (), description="networks of proxies whose `X-Forwarded-For` or `Forwarded` is believed"
+    )
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
+    secret_hosts: Mapping[str, Hosts] = _secret(
+        {}, description="hosts that `call_external_service` may send a secret to, by its name"
+    )
 
     # handlers
     handlers: Names = Field((), description="files and modules to load handlers from")
@@ -211,6 +248,9 @@ class Settings(BaseModel):
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
     drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    send_timeout: Seconds = Field(
+        30.0, description="a client that reads nothing of its answer for this long is dropped"
+    )
 
     # what is seen of it
     metrics_port: Annotated[int, _number, Field(ge=1, le=65535)] | None = Field(
@@ -226,8 +266,32 @@ class Settings(BaseModel):
     max_template_bytes: Count = Field(16 * KIB, description="one template")
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
+    max_input_bytes: Count = Field(
+        64 * MIB, description="what a node may read of its parents' outputs"
+    )
+    max_run_bytes: Count = Field(
+        256 * MIB, description="all outputs of a run together, fixed when it is made"
+    )
     max_backlog: Count = Field(
         100_000, description="nodes that wait for a worker before the API takes no more runs"
+    )
+
+    max_connections: Count = Field(
+        4096, description="connections to the API; fewer where a process may open few files"
+    )
+    max_waiting_reads: Count = Field(
+        2000, description="event streams and `?wait=` at once; at most half of the connections"
+    )
+    max_reads: Count = Field(
+        1000, description="other requests that read; at most a quarter of the connections"
+    )
+    max_writes: Count = Field(
+        1000, description="requests that write; at most a quarter of the connections"
+    )
+    max_large_bodies: Count = Field(64, description="bodies above 16 KiB that are read or wait")
+    caller_share: Annotated[float, _number, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
+        0.5,
+        description="one token's part of each of these four; an address has half of the rest, too",
     )
 
     rate_limits: dict[str, RateLimit] = Field(
@@ -296,8 +360,8 @@ _OF_A_SERVICE = re.compile(
 )
 
 # Not of the environment: a table has no good spelling there. Not of the file: files are committed.
-_NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets"})
-_NOT_IN_FILE = frozenset({"secrets"})
+_NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets", "secret_hosts"})
+_NOT_IN_FILE = frozenset({"secrets", "secret_hosts"})
 
 
 def load_settings(
@@ -320,7 +384,7 @@ def load_settings(
     for name, value in flags.items():
         if value is not None:
             values[name], source[name] = value, f"--{name.replace('_', '-')}"
-    values["secrets"] = _secrets(environ)
+    values["secrets"], values["secret_hosts"] = _secrets(environ)
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -353,22 +417,36 @@ def _content(file: str, variable: str) -> str:
     return text
 
 
-def _secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """By name; of a file without the newline that its editor added."""
-    found: dict[str, str] = {}
+def _secrets(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The secrets by name, and the hosts that each is bound to.
+
+    What ends in `_HOSTS` or `_FILE` is never a secret: whether it is one must not depend on
+    another variable being set. A secret of a file comes without the newline that an editor added.
+    """
+    secrets: dict[str, str] = {}
+    hosts: dict[str, str] = {}
     for variable, value in environ.items():
         name = variable.removeprefix(SECRET_PREFIX)
-        if name == variable or not name:
+        if not name or name == variable:
             continue
-        if not variable.endswith(FILE_SUFFIX):
-            found[name] = value
+        if (kept_in := name.removesuffix(FILE_SUFFIX)) != name and kept_in:
+            if f"{SECRET_PREFIX}{kept_in}" in environ:
+                plain = f"{SECRET_PREFIX}{kept_in}"
+                raise SettingsError(f"{plain} and {variable} are both set: unset one of them")
+            if value:
+                secrets[kept_in] = _content(value, variable).rstrip("\r\n")
             continue
-        plain = variable.removesuffix(FILE_SUFFIX)
-        if plain in environ:
-            raise SettingsError(f"{plain} and {variable} are both set: unset one of them")
-        if value:
-            found[plain.removeprefix(SECRET_PREFIX)] = _content(value, variable).rstrip("\r\n")
-    return found
+        bound = name.removesuffix(HOSTS_SUFFIX)
+        if bound == name or not bound:
+            secrets[name] = value
+        elif value.strip():  # an empty variable is not set
+            hosts[bound] = value
+    return secrets, hosts
+
+
+def hosts_variable(secret: str) -> str:
+    """The variable that binds a secret to hosts."""
+    return f"{SECRET_PREFIX}{secret}{HOSTS_SUFFIX}"
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str | None]:
@@ -456,6 +534,9 @@ def _explained(error: ValidationError, source: Mapping[str, str]) -> str:
             what = f"no such setting; did you mean '{near[0]}'?" if near else "no such setting"
         elif field == "rate_limits":
             label = label.replace(field, field + within, 1)
+        elif field == "secret_hosts" and len(problem["loc"]) > 1:
+            # Not shown: a secret of such a name may be what was meant.
+            label = f"{hosts_variable(str(problem['loc'][1]))} (value not shown)"
         elif _is_secret(field):
             label += " (value not shown)"
         else:

@@ -13,17 +13,26 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import dataclass
+from functools import partial
 
 from dovetail.clearing import clear_up
 from dovetail.config import Settings, SettingsError, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
+from dovetail.core.transitions import Stop
 from dovetail.engine.archiver import Archiver
+from dovetail.engine.caching import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
 from dovetail.engine.duties import every, kept_up
+from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
 from dovetail.engine.limits import SharedRates
 from dovetail.engine.lines import LineKeeper
 from dovetail.engine.listening import Listener
@@ -31,6 +40,7 @@ from dovetail.engine.poison import PoisonWatch
 from dovetail.engine.ports import Calls, Task
 from dovetail.engine.publishing import Publisher
 from dovetail.engine.remote_desk import RemoteDesk, keep_leases
+from dovetail.engine.remote_inputs import RemoteInputs, StoreReader
 from dovetail.engine.restoring import Restorer
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.engine.submissions import Acceptance, Submissions
@@ -38,20 +48,24 @@ from dovetail.engine.worker import Worker
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import PATIENCE_SECONDS, Pipe
+from dovetail.pipe import PATIENCE_SECONDS, Pipe, RedisError
 from dovetail.stores.definitions import stored_definition
 from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import PostgresPool
 from dovetail.stores.redis import Ahead, RedisStore
 from dovetail.stores.redis_agenda import RedisAgenda
 from dovetail.stores.redis_clock import follow_clock, set_clock
-from dovetail.stores.redis_fleet import Handlers, RedisFleet, WorkerFacts
+from dovetail.stores.redis_doctor import refuse_eviction, watch_eviction
+from dovetail.stores.redis_fleet import AnnouncedVersions, Handlers, RedisFleet, WorkerFacts
 from dovetail.stores.redis_heard import HeardRedisStore
 from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_leases import RedisLeases
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_lists import Born
 from dovetail.stores.redis_log import seen_to_breaks
+from dovetail.stores.redis_probe import check_writable
 from dovetail.stores.redis_records import RedisRecords
+from dovetail.stores.redis_services import Service, Services, announced, conflict, mixture
 from dovetail.stores.redis_snapshots import RedisSnapshots
 from dovetail.stores.shared_records import ArchivedAcceptance, ArchivedRuns, SharedRecords
 from dovetail.stores.shared_runs import SharedRuns
@@ -97,6 +111,7 @@ class Parts:
     orchestrator: SharedOrchestrator
     clock: StoreClock
     sender: StreamSender
+    publisher: Publisher
 
 
 @asynccontextmanager
@@ -117,15 +132,35 @@ async def connected(
         following = asyncio.create_task(follow_clock(pipe, clock))
         stack.callback(following.cancel)
         ends = await stack.enter_async_context(EndFeed(_url(settings)))
-        listed = settings.database_url is None
+        listed, most = settings.database_url is None, settings.max_run_bytes
         heard = None
         if listener is not None:
-            heard = HeardRedisStore(pipe, listener, listed=listed, news=ends.next)
-        store = heard or RedisStore(pipe, events=False, listed=listed, news=ends.next)
+            heard = HeardRedisStore(
+                pipe,
+                listener,
+                listed=listed,
+                news=ends.next,
+                max_input_bytes=settings.max_input_bytes,
+                max_run_bytes=most,
+            )
+        store = heard or RedisStore(
+            pipe,
+            events=False,
+            listed=listed,
+            news=ends.next,
+            max_input_bytes=settings.max_input_bytes,
+            max_run_bytes=most,
+        )
         sender = await stack.enter_async_context(_sender(settings, pipe, clock))
         listened = sender if heard is None else heard.listened(sender)
+        fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
-            store, store, listened, clock, max_config_size=settings.max_config_bytes
+            store,
+            store,
+            listened,
+            clock,
+            max_config_size=settings.max_config_bytes,
+            cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
         )
         if listened is sender and sender.sends_ahead and pipe.keeps_order:
             store.ahead = Ahead(publisher.rendered, sender.sending)
@@ -144,10 +179,18 @@ async def connected(
         )
         publisher.apply = orchestrator.apply
         try:
-            yield Parts(pipe, store, orchestrator, clock, sender)
+            yield Parts(pipe, store, orchestrator, clock, sender, publisher)
         finally:
             if heard is not None:
                 await heard.close()
+
+
+@asynccontextmanager
+async def _input_store(settings: Settings) -> AsyncIterator[RedisStore]:
+    """For handlers that ask for outputs of parents: soon told if Redis is away, as whoever asks may
+    hold the event loop of the worker."""
+    async with Pipe(_url(settings), patience=ASKING_SECONDS) as pipe:
+        yield RedisStore(pipe, events=False)
 
 
 @asynccontextmanager
@@ -185,11 +228,12 @@ async def orchestrate(
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
-        archive = await stack.enter_async_context(_archived(settings, parts, apart=True))
+        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = Peers(parts.pipe, me)
         await peers.beat()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = LineKeeper(
             *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
@@ -200,6 +244,7 @@ async def orchestrate(
             ("after a break", lambda: _mend(parts)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
             ("lines", lines.run),
+            ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
         taker = ResultTaker(
             reader,
@@ -288,9 +333,11 @@ async def working(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
+        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
         blocking = await stack.enter_async_context(Pipe(_url(settings)))
         listening = await stack.enter_async_context(Pipe(_url(settings)))
         me = service_id()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
         if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
@@ -303,6 +350,7 @@ async def working(
             list(registry),
             stale_seconds=settings.lease_seconds,
         )
+        held = HeldStarts()
         desk = RemoteDesk(
             inbox,
             parts.store,
@@ -312,18 +360,25 @@ async def working(
             parts.orchestrator.apply_each,
             worker_id=me,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
+            held=held,
         )
+        reader = StoreReader(partial(_input_store, settings))
+        stack.callback(reader.close)
         calls: Calls = RegistryCalls(
             registry,
             secrets=settings.secrets,
             sensitive=settings.sensitive(),
             max_config_bytes=settings.max_config_bytes,
             max_output_bytes=settings.max_output_bytes,
+            max_input_bytes=settings.max_input_bytes,
             outputs_as_text=True,
+            elsewhere=partial(RemoteInputs, reader.call),
         )
         if listener is not None:
             calls = listener.calls(calls)
-        crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        crashed: asyncio.Future[None] = loop.create_future()
 
         def crash(error: BaseException) -> None:
             if not crashed.done():
@@ -337,22 +392,41 @@ async def working(
         worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         facts = _facts(registry, settings, me)
-        now_facts = lambda: facts._replace(running=len(worker.holding()), quick=inbox.quick())  # noqa: E731
+
+        def stop(order: Stop) -> None:
+            held.drop([order])
+            worker.stop(order)
+
+        def stop_lost(order: Stop) -> None:
+            if order in held:  # else it was done while its renewal was on its way
+                stop(order)
+
+        def lose(order: Stop) -> None:
+            loop.call_soon_threadsafe(stop_lost, order)
+
+        keeper = DutyThread(
+            "dovetail-leases",
+            lambda: _keep_alive(
+                settings,
+                held,
+                Liveness(loop, worker.blocker),
+                parts.clock,
+                lose,
+                lambda: facts._replace(running=len(held), quick=inbox.quick()),
+            ),
+            crash,
+        )
         beside = [
             asyncio.create_task(kept_up(name, duty))
             for name, duty in (
-                (
-                    "leases",
-                    lambda: keep_leases(desk, worker.holding, worker.stop, settings.lease_seconds),
-                ),
-                ("orders to stop", lambda: _hear_stops(StopFeed(listening), worker)),
-                ("heartbeat", lambda: _beat(fleet, now_facts, settings.heartbeat_interval)),
+                ("orders to stop", lambda: _hear_stops(StopFeed(listening), stop)),
                 ("after a break", inbox.mend),
                 ("sharing", inbox.share),
             )
         ]
         for task in beside:  # a worker that renews no leases, say, must not go on
             task.add_done_callback(crash_with)
+        await stack.enter_async_context(keeper)
         try:
             yield AtWork(crashed, worker.holding)
             await worker.drain(settings.drain_seconds, desk.hand_back)
@@ -360,6 +434,7 @@ async def working(
             for task in beside:
                 task.cancel()
             await worker.close()
+            await keeper.close()  # before we say that we are gone
             await asyncio.gather(*beside, return_exceptions=True)
             crashed.cancel()
             # A Redis that is away is told nothing: silence says the same, a little later.
@@ -369,10 +444,41 @@ async def working(
                     await fleet.leave(me)
 
 
-async def _hear_stops(feed: StopFeed, worker: Worker) -> None:
+async def _keep_alive(
+    settings: Settings,
+    held: HeldStarts,
+    liveness: Liveness,
+    clock: Clock,
+    stop: Callable[[Stop], None],
+    facts: Callable[[], WorkerFacts],
+) -> None:
+    """Renew a worker's leases and say that it is alive, while it is; in a thread and on a
+    connection of their own, so that nothing that the worker does keeps them waiting."""
+    async with Pipe(_url(settings)) as pipe:
+        fleet = RedisFleet(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        leases = RedisLeases(pipe, clock, settings.lease_seconds)
+
+        def holding() -> list[Task]:
+            return liveness.renewable(held.tasks())
+
+        async def beat() -> None:
+            while True:
+                if liveness.is_alive():
+                    await fleet.beat(facts())
+                await asyncio.sleep(settings.heartbeat_interval)
+
+        async def renew() -> None:
+            await keep_leases(leases, holding, stop, settings.lease_seconds)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(kept_up("leases", renew))
+            group.create_task(kept_up("heartbeat", beat))
+
+
+async def _hear_stops(feed: StopFeed, stop: Callable[[Stop], None]) -> None:
     while True:
         for order in await feed.next():
-            worker.stop(order)
+            stop(order)
 
 
 def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
@@ -386,25 +492,34 @@ def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
         running=0,
         concurrency=settings.concurrency,
         retries={name: many for name, many in registry.default_retries().items() if many},
+        secrets=registry.taking_secrets(),
+        versions=registry.later_versions(),
     )
-
-
-async def _beat(fleet: RedisFleet, facts: Callable[[], WorkerFacts], pause: float) -> None:
-    """Say that this worker is alive, for ever."""
-    while True:
-        await fleet.beat(facts())
-        await asyncio.sleep(pause)
 
 
 @asynccontextmanager
 async def commanding(
-    settings: Settings, registry: Registry | None = None, listener: Listener | None = None
+    settings: Settings,
+    registry: Registry | None = None,
+    listener: Listener | None = None,
+    *,
+    kind: str | None = None,
 ) -> AsyncIterator[Commands]:
-    """What a user can ask for, over the stores of the settings; nothing is driven here."""
+    """What a user can ask for, over the stores of the settings; nothing is driven here.
+
+    `kind` is that of a service: others see it. Without one, runs can be read also where the
+    services have another transport, and none can be asked for.
+    """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
-        _archived(settings, parts) as archive,
+        archived(settings, parts) as archive,
+        AsyncExitStack() as stack,
     ):
+        await refuse_eviction(parts.pipe, settings, log.warning)
+        if kind is not None:
+            await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
+        services = Services(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        refused = conflict(settings.transport, await services.alive())
         if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
             raise SettingsError(
                 f"the services on this Redis keep runs in PostgreSQL, too: set "
@@ -418,10 +533,17 @@ async def commanding(
             past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
         submissions = Submissions(acceptance, parts.orchestrator, parts.clock, _delayed)
+        if refused is not None:
+            submissions.refused = RedisError(refused)
         runs = SharedRuns(parts.pipe, parts.store, submissions, past)
         fleet = RedisFleet(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+
+        async def hindered() -> str | None:
+            alive = await services.alive()
+            return mixture(alive) or conflict(settings.transport, alive)
+
         own = builtin_registry(settings) if registry is None else registry
-        handlers = Handlers(own.default_retries(), fleet)
+        handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
         yield Commands(
             store=runs,
             records=records,
@@ -438,7 +560,17 @@ async def commanding(
             why_not_here=DRIVEN_BY_ORCHESTRATORS,
             learn_handlers=handlers.learn,
             serving=fleet.served,
+            check_writable=partial(_check_writable, parts, archive),
+            hindered=hindered,
         )
+
+
+async def _check_writable(parts: Parts, archive: Archived | None) -> None:
+    """Where a run is accepted: in Redis, or in PostgreSQL, and then Redis may have it later."""
+    if archive is None:
+        await check_writable(parts.pipe)
+    else:
+        await archive.pool.check_writable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,10 +581,11 @@ class Archived:
     records: SharedRecords
     restorer: Restorer
     archiver: Archiver
+    pool: PostgresPool
 
 
 @asynccontextmanager
-async def _archived(
+async def archived(
     settings: Settings, parts: Parts, *, apart: bool = False
 ) -> AsyncIterator[Archived | None]:
     """The archive of the settings, if they name one; nothing of it is reached before it is used.
@@ -483,7 +616,8 @@ async def _archived(
             retention_seconds=settings.retention_days * DAY_SECONDS,
             restore=restorer.restore_lost,
         )
-        yield Archived(archive, records, restorer, archiver)
+        parts.publisher.record = archiver.record
+        yield Archived(archive, records, restorer, archiver, pool)
 
 
 def _records(
@@ -494,6 +628,18 @@ def _records(
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
         born=born,
+    )
+
+
+def _announced(
+    settings: Settings, pipe: Pipe, kind: str, me: str
+) -> AbstractAsyncContextManager[None]:
+    """Seen by others, with its transport; refused where they have another one."""
+    return announced(
+        pipe,
+        Service(settings.transport, kind, me),
+        heartbeat_timeout=settings.heartbeat_timeout,
+        pause=settings.heartbeat_interval,
     )
 
 

@@ -426,14 +426,17 @@ class _StepCall:
         self.is_async = step.is_async
 
     def begin(self, task: Task) -> Any:
-        return self._fn(task.params.copy())
+        return self._fn(task.params.copy())  # type: ignore[union-attr]  # in this very process
 
     def cancel(self) -> None:
         """A step has no cancel event: an async one is cancelled, a thread is left behind."""
 
     def seal(self, task: Task, output: Any) -> Any:
-        task.params["step_outputs"][self._id] = output
+        task.params["step_outputs"][self._id] = output  # type: ignore[index]
         return output
+
+    def caching(self, task: Task) -> None:
+        """A step is not kept for others."""
 
     def describe(self, error: BaseException) -> dict[str, Any]:
         return describe(error)

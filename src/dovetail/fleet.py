@@ -7,6 +7,7 @@ with little patience: whoever asks has others to ask. What it must not know: HTT
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -16,11 +17,16 @@ from dovetail.core.errors import StoreError
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.redis_url import read
+from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
+from dovetail.stores.redis_probe import KEY
+from dovetail.stores.redis_services import OtherTransport, Services, conflict
 from dovetail.transports.broker_counts import waiting
 
 T = TypeVar("T")
+
+log = logging.getLogger("dovetail.redis")
 
 ANSWER_SECONDS = 3.0
 """Redis answers within a millisecond, or it is being restarted, or it is away."""
@@ -68,7 +74,8 @@ class RemoteFleet:
         if self._clock() < self._away_until:
             raise Unreachable("Redis did not answer a moment ago")
         try:
-            await _in_time(self._pipe.call("PING"))
+            # A PING is refused while Redis cannot save, though reads are answered then.
+            await _in_time(self._pipe.call("EXISTS", KEY))
         except StoreError:
             self._away_until = self._clock() + AWAY_SECONDS
             raise
@@ -124,10 +131,16 @@ async def watching(settings: Settings, handlers: Iterable[str]) -> AsyncIterator
         )
 
 
-async def await_redis(settings: Settings, on_wait: Callable[[str], None]) -> None:
-    """Return once Redis answers; `on_wait` is told why that takes a while.
+async def await_redis(
+    settings: Settings,
+    on_wait: Callable[[str], None],
+    warn: Callable[[str], None] = log.warning,
+) -> None:
+    """Return once Redis answers and keeps what it is given; `on_wait` is told why that takes a
+    while, `warn` what may be lost there.
 
-    Raises `RedisError` if it does not come, and at once if it is there and refuses us.
+    Raises `RedisError` if it does not come, and at once if it is there and refuses us, or if it
+    would throw runs away.
     """
     began = asyncio.get_running_loop().time()
     told = False
@@ -140,6 +153,11 @@ async def await_redis(settings: Settings, on_wait: Callable[[str], None]) -> Non
                         "Celery's workers reach one server only, and this is a cluster of several: "
                         f"set {env_name('transport')}=streams, or use another Redis"
                     )
+                await _in_time(refuse_eviction(pipe, settings, warn))
+                alive = await _in_time(Services(pipe).alive())
+                if (refused := conflict(settings.transport, alive)) is not None:
+                    raise OtherTransport(refused)
+                await _in_time(warn_of_lost_writes(pipe, settings, warn))
             return
         except Unreachable as error:
             waited = asyncio.get_running_loop().time() - began

@@ -49,7 +49,7 @@ LATER = (
 )
 # fmt: on
 """Answers of a server that will do later: one that starts, is about to be replaced, or takes no
-writes because its memory or its disk is full or too few replicas would get them. A script is
+writes because its memory or its disk is full, or its replicas are away. A script is
 refused so at its first write or never, so nothing of it was done."""
 REPLACED = ("READONLY", "UNBLOCKED")
 """Answers of a server that leads no longer: another one does."""
@@ -99,6 +99,8 @@ def as_one(commands: Sequence[Command]) -> Sequence[Command]:
 class RedisError(StoreError):
     """Redis refused a command."""
 
+    reason = "Redis cannot be used"
+
 
 class Senseless(RedisError, BrokenRun):
     """A key is of another kind than the command is for, or a script met what it cannot read."""
@@ -106,6 +108,14 @@ class Senseless(RedisError, BrokenRun):
 
 class Unreachable(RedisError):
     """Nobody answers at its address, which may pass; a refusal does not."""
+
+    reason = "Redis cannot be reached"
+
+
+def _gone(what: str) -> RedisError:
+    error = RedisError(what)
+    error.reason = Unreachable.reason
+    return error
 
 
 MISSED_CERTIFICATE = ("ALERT_CERTIFICATE", "ALERT_HANDSHAKE", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERT")
@@ -622,7 +632,7 @@ class Pipe:
     def _lost(self, wire: _Wire) -> None:
         """Open it again, and ask again what was not answered."""
         if self._closed or wire is not self._wire:
-            self._fail(wire.asked, RedisError("the connection to Redis broke"))
+            self._fail(wire.asked, _gone("the connection to Redis broke"))
             return
         self._wire = None
         self.breaks += 1
@@ -673,7 +683,7 @@ class Pipe:
                 await self._open()
                 return
             if self._loop.time() > give_up:
-                self._fail(self._waiting, RedisError("Redis did not come back"))
+                self._fail(self._waiting, _gone("Redis did not come back"))
                 self._waiting.clear()
                 give_up = self._loop.time() + self._patience
             await asyncio.sleep(pause)

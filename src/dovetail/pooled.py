@@ -38,22 +38,27 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import Redactor
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Complete
-from dovetail.distributed import connected, service_id
+from dovetail.core.visible import visible
+from dovetail.core.words import counted
+from dovetail.distributed import archived, connected, service_id
 from dovetail.engine.clock import StoreClock
 from dovetail.engine.duties import kept_up
 from dovetail.engine.listening import Listener
 from dovetail.engine.ports import Calls, Result, Task
 from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.remote_inputs import RemoteInputs, StoreWork, waited_for
 from dovetail.engine.seat import Duties, Seat, Watch
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Command, Pipe, Unreachable
 from dovetail.stores.redis import RedisStore, keys_of
 from dovetail.stores.redis_agenda import RedisAgenda
+from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_moves import node_of
+from dovetail.stores.redis_services import Service, Services
 from dovetail.transports.broker_counts import taken
 from dovetail.transports.celery import QUEUE, TASK, make_app
 from dovetail.transports.celery_doorkeeper import MISREAD, Doorkeeper
@@ -127,9 +132,30 @@ def _prepare(instance: Any, **_: Any) -> None:
         settings, _registry = post.known()
         redis_of(settings)
     except DovetailError as error:
-        sys.stderr.write(f"dovetail: {error}\n")
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
         raise SystemExit(2) from None
+    _check_redis(settings)
     instance.app.steps["consumer"].update({Heartbeat, Doorkeeper})
+
+
+def _me() -> Service:
+    return Service("celery", "worker", post.worker_id)
+
+
+def _check_redis(settings: Settings) -> None:
+    """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
+    pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
+    try:
+        done(refuse_eviction(pipe, settings, log.warning))
+        done(warn_of_lost_writes(pipe, settings, log.warning))
+        done(Services(pipe, heartbeat_timeout=settings.heartbeat_timeout).join(_me()))
+    except Unreachable as error:
+        log.warning("its settings are not known: %s", error)
+    except StoreError as error:
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
 
 
 class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -145,7 +171,11 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         settings, registry = post.known()
         self._pipe = BlockingPipe(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = RedisFleet(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._services = Services(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._told: str | None = None
         self._retries = {name: many for name, many in registry.default_retries().items() if many}
+        self._secrets = registry.taking_secrets()
+        self._versions = registry.later_versions()
         self._beat(consumer)
         self._timer = consumer.timer.call_repeatedly(
             settings.heartbeat_interval, self._beat, (consumer,)
@@ -162,9 +192,15 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
             running=len(celery_state.active_requests),
             concurrency=consumer.pool.num_processes or 1,
             retries=self._retries,
+            secrets=self._secrets,
+            versions=self._versions,
         )
         try:
             done(self._fleet.beat(facts))
+            wrong = done(self._services.beat(_me()))
+            if wrong is not None and wrong != self._told:
+                log.warning("%s", wrong)
+            self._told = wrong
         except StoreError as error:
             log.warning("no heartbeat: %s", error)
 
@@ -188,6 +224,7 @@ def _leave(**_: Any) -> None:
     pipe = BlockingPipe(redis_of(post.known()[0]), patience=FAREWELL_SECONDS)
     with suppress(StoreError):  # silence says the same, a little later
         done(RedisFleet(pipe).leave(post.worker_id))
+        done(Services(pipe).leave(_me()))
     pipe.close()
 
 
@@ -240,6 +277,8 @@ class Child:
             sensitive=self.settings.sensitive(),
             max_config_bytes=self.settings.max_config_bytes,
             max_output_bytes=self.settings.max_output_bytes,
+            max_input_bytes=self.settings.max_input_bytes,
+            elsewhere=partial(RemoteInputs, self.read_store),
         )
         self.calls = calls if post.listener is None else post.listener.calls(calls)
         self.watch = Watch(
@@ -261,6 +300,14 @@ class Child:
             self._hands.append(hand)
         return hand
 
+    def read_store(self, work: StoreWork) -> Any:
+        """Have this read in the loop of the watch, for a handler in whichever thread."""
+        return waited_for(self._with_store(work), self.watch.loop)
+
+    async def _with_store(self, work: StoreWork) -> Any:
+        await self.watch.opened()
+        return await work(self._parts.store)
+
     def _confirm(self) -> None:
         for hand in self._hands:
             hand.pipe.confirm()
@@ -281,6 +328,7 @@ class Child:
             parts = await stack.enter_async_context(
                 connected(self.settings, listener=post.listener, clock=self.clock)
             )
+            await stack.enter_async_context(archived(self.settings, parts))
             listening = await stack.enter_async_context(Pipe(redis_of(self.settings)))
             self._parts = parts
             desk = RemoteDesk(
@@ -292,6 +340,7 @@ class Child:
                 parts.orchestrator.apply_each,
                 worker_id=self.worker_id,
                 lease_seconds=self.settings.lease_seconds,
+                secrets=self.settings.secrets,
             )
             yield Duties(desk, StopFeed(listening))
 
@@ -334,6 +383,7 @@ class Hand:
             _nothing_to_follow,
             worker_id=child.worker_id,
             lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
         )
         interrupt = None
         if threading.current_thread() is threading.main_thread():
@@ -369,9 +419,9 @@ class Hand:
 
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""
-        if task.resource_tag is None and task.source is not None:
+        if task.resource_tag is None:
             found = done(self._desk.start([(None, task)]))
-        else:  # a limit to ask, a node to park, inputs to fetch: that takes a loop
+        else:  # a limit to ask, a node to park: that takes a loop
             self._flush()
             found = self._child.watch.call(partial(self._child.watch.start, task))
         return found[0] if found else None
@@ -446,7 +496,7 @@ def bury(
 ) -> None:
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
     told = {name: str(value) for name, value in fields.items()}
-    redact = Redactor(settings.sensitive()).redact
+    redact = Redactor(settings.sensitive()).redact_shown
     done(pipe.many(burying(QUEUE, message_id, reason, told, redact)))
 
 
@@ -495,8 +545,10 @@ def run_worker(
         without_mingle=True,
     )
     log.info(
-        "started, pid %d: %d handlers, %d processes",
-        *(os.getpid(), len(registry.handlers()), worker.concurrency),
+        "started, pid %d: %s, %s",
+        os.getpid(),
+        counted(len(registry.handlers()), "handler"),
+        counted(worker.concurrency, "process", "processes"),
     )
     worker.start()
     log.info("stopped, pid %d", os.getpid())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -17,9 +18,11 @@ from dovetail.core.definition.validation import Limits
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.engine.caching import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
 from dovetail.engine.intake import Intake
+from dovetail.engine.lease_keeper import Liveness
 from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
 from dovetail.engine.listening import Listener
 from dovetail.engine.orchestrator import Orchestrator
@@ -54,9 +57,12 @@ class LocalEngine:
         isolate: bool = True,
         max_config_size: int = MAX_CONFIG_SIZE,
         clock: Clock | None = None,
+        versions: Versions | None = None,
+        secrets: Mapping[str, str] | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`on_event` is called with each event of runs that are kept in memory."""
+        """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
+        is called with each event of runs that are kept in memory."""
         clock = clock or steady_clock()
         transport = LocalTransport()
         self._crashed: BaseException | None = None
@@ -72,6 +78,7 @@ class LocalEngine:
             worker_id=f"{_host()}-{os.getpid()}",
             isolate=isolate,
             max_config_size=max_config_size,
+            cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
         self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
         transport.on_stop = self.worker.stop
@@ -116,6 +123,7 @@ async def embedded(
         sensitive=settings.sensitive(),
         max_config_bytes=settings.max_config_bytes,
         max_output_bytes=settings.max_output_bytes,
+        max_input_bytes=settings.max_input_bytes,
     )
     clock = steady_clock()
     shared = BucketFile(settings.db, clock)
@@ -124,12 +132,14 @@ async def embedded(
         {tag: shared.bucket(tag, bucket.rate, bucket.burst) for tag, bucket in configured},
         shared.bucket,
     )
-    lease = settings.lease_seconds
+    lease, most = settings.lease_seconds, settings.max_run_bytes
     if listener is None:
-        store = SqliteStore(settings.db, sync=settings.db_sync, lease_seconds=lease, drives=True)
+        store = SqliteStore(
+            settings.db, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
+        )
     else:
         store = heard = HeardSqliteStore(
-            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, drives=True
+            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
         )
         calls = listener.calls(calls, heard.caller_of)
     async with store:
@@ -140,6 +150,8 @@ async def embedded(
             limits=limits,
             max_config_size=settings.max_config_bytes,
             clock=clock,
+            versions=registry_versions(registry),
+            secrets=settings.secrets,
         )
         rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
@@ -147,6 +159,7 @@ async def embedded(
         store.on_orders = engine.orchestrator.follow_soon
         store.on_crash = engine.crash
         store.on_change = rates.refresh
+        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
         if listener is not None:
             listener.depths = engine.depths
         await rates.refresh()
@@ -170,7 +183,8 @@ async def attached(
         path = settings.db
         if not create and not path.exists():
             path = Path(nowhere) / path.name
-        store = SqliteStore(path, sync=settings.db_sync, drives=False)
+        most = settings.max_run_bytes
+        store = SqliteStore(path, sync=settings.db_sync, drives=False, max_run_bytes=most)
         async with store:
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
@@ -234,6 +248,8 @@ def _commands(
         max_crashes=settings.max_crashes,
         digest=stored_definition,
         drives=False,
+        check_writable=store.check_writable,
+        lost=store.lost,
     )
 
 
@@ -245,6 +261,16 @@ async def shared_limits(url: str, settings: Settings, clock: Clock) -> AsyncIter
 
     async with Pipe(url) as pipe:
         yield RedisLimits(pipe, buckets(settings), clock=clock)
+
+
+def registry_versions(registry: Registry) -> Versions:
+    """The versions of handlers that run in this very process."""
+    later = registry.later_versions()
+
+    async def version(handler: str) -> int:
+        return later.get(handler, 1)
+
+    return version
 
 
 def buckets(settings: Settings) -> dict[str, TokenBucket]:

@@ -53,6 +53,11 @@ async def needs(config, ctx):
     return "found"
 
 @handler
+def filled(config, ctx):
+    """An output of so many bytes."""
+    return "x" * (config["bytes"] - 2)
+
+@handler
 def clings(config, ctx):
     """Does not hear that it should stop."""
     Path("clings.started").touch()
@@ -67,6 +72,9 @@ def environment(**more: str) -> dict[str, str]:
 
 class Server:
     """`dovetail serve` as a process, in a folder of its own."""
+
+    redis_url = ""
+    """Of one that has a Redis of its own."""
 
     def __init__(self, folder: Path, *args: str, **env: str) -> None:
         self.folder = folder
@@ -236,6 +244,7 @@ def on_redis(folder: Path) -> Iterator[Server]:
     """Every service in one process, over a Redis that nobody else flushes."""
     with RedisServer() as store:
         server = Server(folder, "--with", "orchestrator,worker", **on(store.url))
+        server.redis_url = store.url
         yield server
         assert server.stop() == 0
 
@@ -246,6 +255,7 @@ def with_archive(folder: Path) -> Iterator[Server]:
     with RedisServer() as store, PostgresServer() as archive:
         env = on(store.url, DOVETAIL_DATABASE_URL=archive.new_database())
         server = Server(folder, "--with", "orchestrator,worker", **env)
+        server.redis_url = store.url
         yield server
         assert server.stop() == 0
 

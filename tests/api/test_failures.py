@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.api import events, health
+from dovetail.api import events, readiness
 from dovetail.api.app import create_app
 from dovetail.api.service import Service
 from dovetail.config import Settings
@@ -126,7 +126,7 @@ async def test_a_store_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) 
         async def list_runs(self, **_: Any) -> None:
             await asyncio.sleep(3600)
 
-    monkeypatch.setattr(health, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(readiness, "READY_SECONDS", 0.05)
     assert (await get(service(Hangs()), "/health/ready")).status_code == 503
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from dovetail.api.admission import Admission
+from dovetail.api.budgets import Budgets, limits_of
 from dovetail.api.envelope import Envelope
 from dovetail.api.security import Guard, Tokens, check_binding, host_and_port, host_names
 from dovetail.config import Settings, SettingsError
@@ -346,7 +348,8 @@ async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    app = Envelope(slow, closing=asyncio.Event(), most_at_once=2)
+    budgets = Budgets(limits_of(Settings(max_reads=2, caller_share=1.0), 100))
+    app = Envelope(Admission(slow, budgets), closing=asyncio.Event())
     held = [asyncio.create_task(asked(app)) for _ in range(2)]
     await asyncio.sleep(0.05)
     refused = await asked(app)

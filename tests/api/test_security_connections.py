@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,20 @@ from urllib.parse import urlsplit
 import pytest
 
 from dovetail.api import connection
+from dovetail.api.admission import Admission
+from dovetail.api.budgets import Budgets, limits_of
+from dovetail.api.callers import Visit
+from dovetail.api.connection import Crowd
 from dovetail.api.security import Guard, Tokens
 from dovetail.api.server import listen, serve
+from dovetail.config import Settings
 
 from .conftest import SECONDS, Server
 
 HOST = b"Host: localhost\r\n"
 TOKEN = b"Authorization: Bearer full-token\r\n"
 LIVE = b"GET /health/live HTTP/1.1\r\n"
+RUNS = b"GET /api/v1/runs HTTP/1.1\r\n"
 VALIDATE = b"POST /api/v1/workflows/validate HTTP/1.1\r\n" + HOST + TOKEN
 JSON = b"Content-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -200,11 +206,13 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[int]:
+async def serving(
+    connections: int = 100, app: Any = hello, tokens: Sequence[str] = ()
+) -> AsyncIterator[int]:
     closing = asyncio.Event()
     listening = listen(["127.0.0.1"], 0)
-    app = Guard(hello, hosts=[], tokens=Tokens(()))
-    running = asyncio.create_task(serve(app, listening, closing))
+    guard = Guard(app, hosts=[], tokens=Tokens(tokens))
+    running = asyncio.create_task(serve(guard, listening, closing, connections))
     try:
         yield listening[0].getsockname()[1]
     finally:
@@ -233,7 +241,7 @@ async def everything(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_who_never_says_what_it_wants_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.5)
     async with serving() as port, dialled(port) as silent, dialled(port) as slow:
         answers = [asyncio.create_task(everything(reader)) for reader, _ in (silent, slow)]
         deadline = time.monotonic() + SECONDS
@@ -247,7 +255,7 @@ async def test_who_never_says_what_it_wants_is_sent_away(monkeypatch: pytest.Mon
 
 
 async def test_who_asks_again_and_again_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 2.0)
     async with serving() as port, dialled(port) as (reader, writer):
         began = time.monotonic()
         while time.monotonic() - began < 2.5:
@@ -256,29 +264,119 @@ async def test_who_asks_again_and_again_may_stay(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(0.05)
 
 
-async def test_beyond_so_many_connections_the_next_is_told_to_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "most_connections", lambda: 2)
-    async with serving() as port, dialled(port) as held:
-        held[1].write(LIVE + HOST + END)
-        await held[0].readuntil(b"hello")
-        async with AsyncExitStack() as more:
-            reader, writer = await more.enter_async_context(dialled(port))
+async def test_the_oldest_connection_that_asks_for_nothing_makes_room_for_the_next() -> None:
+    async with serving(2) as port, dialled(port) as oldest, dialled(port) as second:
+        second[1].write(LIVE + HOST + END)
+        await second[0].readuntil(b"hello")
+        async with dialled(port) as (reader, writer):
+            status, headers, _ = first_answer(await everything(oldest[0]))
+            assert (status, headers["retry-after"]) == (429, "1")
+            writer.write(LIVE + HOST + END)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+            second[1].write(LIVE + HOST + END)
+            assert (await second[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_connection_that_has_proved_something_stays_before_one_that_has_not() -> None:
+    async with serving(2) as port, dialled(port) as known, dialled(port) as stranger:
+        known[1].write(RUNS + HOST + END)
+        await known[0].readuntil(b"hello")
+        async with dialled(port) as (reader, writer):
+            assert (await everything(stranger[0])).startswith(b"HTTP/1.1 429 ")
             writer.write(LIVE + HOST + END)
             await reader.readuntil(b"hello")
-            reader, _ = await more.enter_async_context(dialled(port))
-            status, headers, _ = first_answer(await reader.read())
-            assert status == 429
-            assert int(headers["retry-after"]) > 0
+            known[1].write(RUNS + HOST + END)
+            assert (await known[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_while_every_connection_asks_for_something_a_new_one_may_ask_for_health_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "HEALTH_CONNECTIONS", 1)
+    busy, release = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/api/v1/runs":
+            busy.release()
+            await release.wait()
+        await hello(scope, receive, send)
+
+    limits = limits_of(Settings(), 100)
+    async with serving(2, Admission(slow, Budgets(limits))) as port, AsyncExitStack() as stack:
+        asking = [await stack.enter_async_context(dialled(port)) for _ in range(2)]
+        for _, writer in asking:
+            writer.write(RUNS + HOST + END)
+            await busy.acquire()
+        reader, writer = await stack.enter_async_context(dialled(port))
+        writer.write(LIVE + HOST + END)
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+        writer.write(RUNS + HOST + END)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ")
+        # One more asks for nothing yet, and goes for the next that wants to know.
+        async with dialled(port) as (late, asks):
+            asks.write(LIVE + HOST + END)
+            assert (await late.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+        release.set()
+        for reader, _ in asking:
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_who_was_let_in_may_stay_longer_than_who_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.1)
+    async with serving() as port, dialled(port) as known, dialled(port) as stranger:
+        known[1].write(RUNS + HOST + END)
+        stranger[1].write(LIVE + HOST + END)
+        for reader, _ in (known, stranger):
+            await reader.readuntil(b"hello")
+        assert await everything(stranger[0]) == b""  # answered before: it expects nothing
+        known[1].write(RUNS + HOST + END)
+        assert (await known[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_body_that_goes_on_after_its_answer_holds_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.2)
+    async with serving(tokens=["t"]) as port, dialled(port) as (reader, writer):
+        writer.write(VALIDATE + JSON + b"Content-Length: 999\r\n\r\n")
+        gone = asyncio.create_task(everything(reader))
         deadline = time.monotonic() + SECONDS
-        answer = b""
-        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has seen who left
+        while not gone.done():
             assert time.monotonic() < deadline
-            async with dialled(port) as (reader, writer):
-                writer.write(LIVE + HOST + b"Connection: close\r\n\r\n")
-                with suppress(ConnectionError):
-                    answer = await reader.read()
+            with suppress(ConnectionError):
+                writer.write(b" ")
+            await asyncio.sleep(0.02)
+        assert (await gone).startswith(b"HTTP/1.1 401 ") or await gone == b""
+
+
+def test_who_has_many_connections_makes_room_by_its_own() -> None:
+    class One:
+        def __init__(self, address: str, known: bool = False) -> None:
+            self.address = address
+            self.visit = Visit()
+            self.visit.known = known
+
+    def crowd_of(*members: Any) -> Any:
+        crowd: Any = Crowd(8)
+        for one in members:
+            crowd.add(one)
+        return crowd
+
+    oldest, known = One("a"), One("a", known=True)
+    many = [One("b") for _ in range(3)]
+    crowd = crowd_of(known, oldest, *many)
+    assert crowd.to_close("c") is oldest
+    assert crowd.to_close("b") is many[0]
+    crowd = crowd_of(known, oldest, *many[:2])
+    assert crowd.to_close("b") is oldest
+    assert crowd_of(known).to_close("b") is known
+    assert crowd_of().to_close("b") is None
+    crowd.remove(oldest)
+    crowd.remove(oldest)
+    assert crowd.to_close("c") is many[0]
 
 
 def test_some_descriptors_are_left_for_the_store() -> None:

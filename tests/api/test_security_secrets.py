@@ -11,13 +11,19 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 from urllib.parse import quote
 
 import asyncpg
 import pytest
 import redis
+
+from dovetail.config import Settings
+from dovetail.core.templates import Template
+from dovetail.distributed import commanding
 
 from ..servers.postgres_server import PostgresServer
 from ..servers.redis_server import RedisServer
@@ -46,14 +52,37 @@ SPELLINGS = {
     "url base64": lambda s: base64.urlsafe_b64encode(b"x" + s.encode() + b"y").decode(),
     "lines": lambda s: base64.encodebytes(b"x" * 40 + s.encode() * 3).decode(),
     "host": lambda s: f"https://{s.lower()}.example/",
+    "turned": lambda s: s[::-1],
+    "upper": str.upper,
+    "title": str.title,
+    "swapped": lambda s: s.swapcase()[::-1],
+    "spaced": " ".join,
+    "dashed": lambda s: "x-" + "-".join(s[::-1]),
+    "listed": lambda s: json.dumps(list(s), ensure_ascii=False),
+    "shown": lambda s: repr(list(s)),
+    "pairs": lambda s: s.encode().hex(":"),
 }
 
-@handler
+@handler(secrets=True)
 async def returns(config, ctx):
     found = {name: spell(ctx.secrets["CANARY"]) for name, spell in SPELLINGS.items()}
-    return {**found, "all": list(found.values()), ctx.secrets["CANARY"]: {"deep": [[found]]}}
+    listed = list(ctx.secrets["CANARY"])
+    return {**found, "all": list(found.values()), "deep": {"er": [[found]]}, "one by one": listed}
+
+@handler(secrets=True)
+async def keyed(config, ctx):
+    return {"deep": [{ctx.secrets["CANARY"]: 1}]}
+
+@handler(secrets=True)
+async def echoes(config, ctx):
+    return config
 
 @handler
+async def pries(config, ctx):
+    assert ctx.secrets == {}, "it did not ask for any"
+    return ctx.secrets["CANARY"]
+
+@handler(secrets=True)
 async def tells(config, ctx):
     secret = ctx.secrets["CANARY"]
     ctx.progress(0.5, "x" * 990 + secret)
@@ -73,7 +102,7 @@ async def tells(config, ctx):
     await asyncio.sleep(0.01)
     return "told"
 
-@handler
+@handler(secrets=True)
 async def raises(config, ctx):
     secret = ctx.secrets["CANARY"]
     kind = config["kind"]
@@ -98,28 +127,43 @@ async def raises(config, ctx):
 """
 
 KINDS = ("type", "retry", "long", "cause", "name", "output", "key", "other")
-AUTHORIZATION = {"Authorization": "Bearer {{ secrets.CANARY }}", "X": "{{ secrets.CANARY|lower }}"}
+AUTHORIZATION = {"Authorization": "Bearer {{ secrets.CANARY }}", "X": "{{ secrets.CANARY }}"}
 NODES = [
     node("returned", "returns", config={}),
     node("again", "output", "returned", config={"all": "{{ returned }}"}),
     node("told", "tells", config={}),
-    node("rendered", config={"k": "{{ secrets.CANARY }}", "t": "<{{ secrets.CANARY|upper }}>"}),
-    node("kept", config={"k": "{{ secrets.CANARY }}"}, cache={"ttl_seconds": 60}),
+    node("keyed", "keyed", config={}),
+    node("pried", "pries", config={}),
+    node("rendered", "echoes", config={"k": "{{ secrets.CANARY }}", "t": "<{{ secrets.CANARY }}>"}),
+    node("kept", "echoes", config={"k": "{{ secrets.CANARY }}"}, cache={"ttl_seconds": 60}),
     node("echoed", "call_external_service",
-         config={"url": "mock://{{ secrets.CANARY }}", "headers": AUTHORIZATION,
+         config={"url": "mock://x", "headers": AUTHORIZATION,
                  "json": {"{{ not a template }}": "{{ secrets.CANARY }}"}}),
     node("called", "call_external_service", max_retries=0,
+         config={"url": "http://127.0.0.1:1/", "headers": AUTHORIZATION,
+                 "body": "{{ secrets.CANARY }}", "params": {"k": "{{ secrets.CANARY }}"}}),
+    node("tokens", "echoes", config={"k": "{{ secrets.TOKEN }}"}),
+    *(node(f"raised_{kind}", "raises", config={"kind": kind}, max_retries=1,
+           retry={"base_delay_seconds": 0.01}) for kind in KINDS),
+]  # fmt: skip
+REFUSED = [
+    node("shown", config={"k": "{{ secrets.CANARY }}"}),
+    node("turned", config={"k": "{{ secrets.CANARY | reverse }}"}),
+    node("listed", "echoes", config={"k": "{{ secrets.CANARY | list }}"}),
+    node("joined", "echoes", config={"k": "{{ secrets.CANARY | join('-') }}"}),
+    node("upper", "call_external_service",
+         config={"url": "mock://x", "headers": {"X": "{{ secrets.CANARY|lower }}"}}),
+    node("called", "call_external_service",
          config={"url": "http://u:{{ secrets.CANARY }}@127.0.0.1:1/{{ secrets.CANARY }}"}),
     node("spelled", "call_external_service", config={"url": "{{ secrets.CANARY }}"}),
     node("posted", "call_external_service",
          config={"url": "http://x.example", "method": "{{ secrets.CANARY }}"}),
     node("counted", "sleep", config={"seconds": "{{ secrets.CANARY }}"}),
-    node("computed", config={"k": "{{ secrets.CANARY + 1 }}"}),
+    node("computed", "echoes", config={"k": "{{ secrets.CANARY + 1 }}"}),
+    node("chosen", "echoes", config={"k": "{{ 1 if secrets.CANARY else 2 }}"}),
     node("asked", "llm_service", config={"prompt": "say {{ secrets.CANARY }}"}),
-    node("tokens", config={"k": "{{ secrets.TOKEN }}"}),
-    *(node(f"raised_{kind}", "raises", config={"kind": kind}, max_retries=1,
-           retry={"base_delay_seconds": 0.01}) for kind in KINDS),
 ]  # fmt: skip
+"""What a definition from before the rule may have."""
 
 
 class Place(NamedTuple):
@@ -127,6 +171,7 @@ class Place(NamedTuple):
     kept: Callable[[], bytes]
     """Everything that its stores hold."""
     redis_url: str | None = None
+    database: str | None = None
 
 
 @contextmanager
@@ -145,7 +190,10 @@ def distributed(folder: Path, **env: str) -> Iterator[Place]:
         beside = ("--with", "orchestrator,worker", "--handlers", "leaks.py")
         server = Server(folder, *beside, **env)
         yield Place(
-            server, lambda: kept_in_redis(url) + asyncio.run(kept_in_postgres(database)), url
+            server,
+            lambda: kept_in_redis(url) + asyncio.run(kept_in_postgres(database)),
+            url,
+            database,
         )
         with redis.Redis.from_url(url) as client:
             client.config_set("requirepass", "")
@@ -184,10 +232,13 @@ async def kept_in_postgres(url: str) -> bytes:
 def traces(of: str) -> set[bytes]:
     """Pieces of eight or more that would be left of it, in whatever spelling."""
     pieces = {of[at : at + 8] for at in range(len(of) - 7)}
+    pieces |= {piece[::-1] for piece in pieces}
+    pieces |= {between.join(piece) for piece in pieces for between in " -"}
     found = {piece.encode() for piece in pieces} | {
         quote(piece, safe="").encode() for piece in pieces
     }
-    found |= {piece.lower().encode() for piece in pieces if any(map(str.isdigit, piece))}
+    cased = [piece for piece in pieces if any(map(str.isdigit, piece))]
+    found |= {case(piece).encode() for piece in cased for case in (str.lower, str.upper, str.title)}
     octets = of.encode()
     for shift in range(3):
         spelled = base64.b64encode(b"\0" * shift + octets)[4:-4]
@@ -214,11 +265,14 @@ def test_a_secret_is_nowhere_whatever_handlers_do_with_it(
         "DOVETAIL_TOKENS": TOKEN,
         "DOVETAIL_LOG_FORMAT": form,
     }
-    with SETUPS[setup](tmp_path, **env) as (server, kept, redis_url):
+    with SETUPS[setup](tmp_path, **env) as (server, kept, redis_url, database):
         try:
             api = server.client(authorization=f"Bearer {TOKEN}")
             shown = everything_shown(api, flow(name, *NODES, on_failure="continue"))
+            shown += refused_when_it_is_checked(api, flow(name, *REFUSED))
             if redis_url is not None:
+                old = flow(f"{name}-old", *REFUSED, on_failure="continue")
+                shown += refused_by_the_worker(api, old, redis_url, database)
                 poison(redis_url, api)
                 shown += api("GET", "/dead-letters").content
                 wait_for(lambda: b"raised_long" in kept(), "the archive has it")
@@ -241,7 +295,10 @@ def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
     run = api.finished(first)
     states = {one["id"]: one["status"] for one in run["nodes"]}
     assert states["returned"] == states["told"] == states["rendered"] == "COMPLETED"
-    assert states["called"] == states["raised_long"] == states["counted"] == "FAILED"
+    assert states["called"] == states["raised_long"] == states["keyed"] == "FAILED"
+    errors = {one["id"]: one["error"] for one in run["nodes"] if one["error"]}
+    assert errors["keyed"]["type"] == "secret_in_key"
+    assert "@handler('pries', secrets=True)" in errors["pried"]["message"]
     second = api.post(f"/workflows/{name}/runs")["run_id"]
     api.finished(second)
     found = [api("GET", "/runs").content, api("GET", "//openapi.json").content]
@@ -255,6 +312,40 @@ def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
     }
     assert {"node.progress", "node.failed", "node.retrying", "node.cached"} <= kinds
     return b"\n".join(found)
+
+
+def refused_when_it_is_checked(api: Api, definition: dict[str, Any]) -> bytes:
+    """Every one of them, whichever way it comes."""
+    found = b""
+    for path, body in (("/workflows", definition), ("/runs", {"definition": definition})):
+        answer = api("POST", path, json=body)
+        assert answer.status_code == 422, answer.text
+        problems = [(one["code"], one["path"]) for one in answer.json()["errors"]]
+        assert {code for code, _ in problems} == {"template_forbidden"}
+        places = {int(path.partition("[")[2].partition("]")[0]) for _, path in problems}
+        assert places == set(range(len(REFUSED)))
+        found += answer.content
+    return found
+
+
+def refused_by_the_worker(
+    api: Api, definition: dict[str, Any], redis_url: str, database: str | None
+) -> bytes:
+    """As a server from before the rule would have stored it: each node fails, nothing is sent."""
+    settings = Settings(redis_url=redis_url, database_url=database)
+
+    async def trigger() -> str:
+        async with commanding(settings) as commands:
+            lenient = replace(commands, known_handlers=None)
+            return (await lenient.trigger(definition)).run_id
+
+    with patch.object(Template, "refusal", None):
+        run_id = asyncio.run(trigger())
+    run = api.finished(run_id)
+    assert {one["id"]: one["error"]["type"] for one in run["nodes"]} == {
+        one["id"]: "template_forbidden" for one in REFUSED
+    }
+    return api("GET", f"/runs/{run_id}").content
 
 
 def poison(url: str, api: Api) -> None:

@@ -30,7 +30,7 @@ def test_a_row_tells_the_story_of_its_node() -> None:
     board.apply(event("node.queued", attempt=0))
     assert line(board) == "◌ a  queued"
     board.apply(event("node.parked", until=103.0, resource_tag="search\x1b[31m", attempt=0))
-    assert line(board) == "◌ a  parked by search 3s"
+    assert line(board) == r"◌ a  parked by search\x1b[31m 3s"
     assert line(board, now=104) == "◌ a  queued"
     board.apply(event("node.started"))
     assert line(board, now=102.5) == "● a  2.5s"

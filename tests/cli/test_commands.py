@@ -85,6 +85,8 @@ def test_handlers_lists_each_with_its_origin_retries_and_config(
     lines = done.out.splitlines()
     assert "call_external_service          built in    3 retries" in lines
     assert "llm_service (or llm_generate)  built in    3 retries" in lines
+    assert "    secrets: in body, headers, json, params" in lines
+    assert sum("secrets: " in line for line in lines) == 1
     assert "    config: seconds*" in lines
     at = lines.index("broken                         mine.py:11  2 retries")
     assert lines[at + 1] == "    config: any"
@@ -97,6 +99,8 @@ def test_handlers_as_json_has_the_config_schemas(command: Command) -> None:
     assert listed["llm_service"]["max_retries"] == 3
     assert "seconds" in listed["sleep"]["config_schema"]["properties"]
     assert listed["input"]["config_schema"] is None
+    assert listed["call_external_service"]["secrets"] == ["body", "headers", "json", "params"]
+    assert listed["input"]["secrets"] is False
     assert all(found["origin"] == "built in" for found in listed.values())
 
 

@@ -52,7 +52,7 @@ def test_wrong_settings_are_told_with_the_way_out(command: Command, shell: Shell
 def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shell) -> None:
     env = {
         "DOVETAIL_LEASE_SECOND": "20",
-        "DOVETAIL_SECRET_KEY": "x",
+        "DOVETAIL_SECRET_KEY": "of-some-length",
         "DOVETAIL_DEBUG": "1",
         "DOVETAIL_WEB_SERVICE_HOST": "10.0.0.1",  # Kubernetes
     }
@@ -65,6 +65,30 @@ def test_a_mistyped_variable_is_a_warning_with_the_one_that_is_meant(shell: Shel
     assert lines[-1] == "nothing to fix, 1 warning"
     shell.write("flow.yaml", FLOW)
     assert shell("run", "flow.yaml", **env).code == 0, "it stops nothing"
+
+
+def test_secrets_that_are_weak_or_may_go_anywhere_are_warnings(shell: Shell) -> None:
+    env = {
+        "DOVETAIL_SECRET_FREE": "a-long-random-value",
+        "DOVETAIL_SECRET_BOUND": "another-random-value",
+        "DOVETAIL_SECRET_BOUND_HOSTS": "api.example.com",
+        "DOVETAIL_SECRET_NONE_HOSTS": "api.example.com",
+        "DOVETAIL_LLM_API_KEY": "token",
+    }
+    done = shell("doctor", "--json", **env)
+    assert done.code == 0
+    told = [one for one in json.loads(done.out) if one["check"] == "secret"]
+    key, orphan = [one["message"] for one in told]
+    assert key.startswith("DOVETAIL_LLM_API_KEY: it has fewer than 8 characters")
+    assert orphan.startswith("DOVETAIL_SECRET_NONE_HOSTS binds the secret NONE to hosts")
+    done = shell("doctor", "--json", **env, DOVETAIL_TOKENS="changeme,a-long-random-token:read")
+    told = [one for one in json.loads(done.out) if one["check"] == "secret"]
+    messages = [one["message"] for one in told]
+    assert messages[1].startswith("token 1 of DOVETAIL_TOKENS: it is a common word")
+    assert messages[3:] == ["every caller who may run workflows can send secret FREE to any host"]
+    assert "DOVETAIL_SECRET_FREE_HOSTS=" in told[3]["fix"]
+    assert "random" not in done.out.replace("choose a random one", "")
+    assert all(one["ok"] for one in told)
 
 
 def test_handlers_that_do_not_load_are_told(command: Command) -> None:

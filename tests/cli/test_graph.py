@@ -201,3 +201,14 @@ def test_with_too_many_bends_edges_are_drawn_straight() -> None:
     assert sum(n - p - 1 for n in range(size) for p in range(n)) > MOST_BENDS
     assert len(layout.y) == size
     assert layout.routes[0, size - 1] == [0, size - 1]
+
+
+def test_graph_takes_handlers_and_checks_them(shell: Shell) -> None:
+    shell.write("mine.py", "from dovetail import handler\n\n@handler\nasync def greet(c, x): ...\n")
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: greet}]")
+    done = shell("graph", "flow.yaml", "--handlers", "mine.py")
+    assert (done.code, done.err) == (0, "")
+    shell.write("other.yaml", "name: f\nnodes: [{id: a, handler: nobody}]")
+    refused = shell("graph", "other.yaml", "--handlers", "mine.py")
+    assert refused.code == 2
+    assert "unknown_handler" in refused.err

@@ -175,7 +175,7 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(
     done = command("schema")
     assert done.code == 1
     assert done.err.splitlines() == [
-        "error: unexpected RuntimeError: a bug",
+        r"error: unexpected RuntimeError: a \x1b[31mbug",
         "this is a bug in dovetail; DOVETAIL_DEBUG=1 shows where it happened",
     ]
 

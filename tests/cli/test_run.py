@@ -225,7 +225,8 @@ def test_text_from_handlers_and_definitions_cannot_steer_the_terminal(shell: She
         f'  - {{id: bad, handler: says, config: {{text: "{nasty}"}}}}\n',
     )
     done = shell("run", "flow.yaml", "--handlers", "mine.py")
-    assert "  bad: PermanentError: red [bold]x[/bold]   (mine.py:26)\n    second line\n" in done.out
+    words = r"\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]x[/bold] \u202e \r\x9b2J"
+    assert f"  bad: PermanentError: {words}   (mine.py:26)\n    second line\n" in done.out
     shell.write(
         "fine.yaml", f'name: f\nnodes: [{{id: good, handler: gives, config: {{text: "{nasty}"}}}}]'
     )

@@ -137,7 +137,7 @@ def test_a_failed_run_is_shown_with_its_cause_and_the_next_command(
     assert lines[0] == f"FAILED {history.bad[:6]} bad"
     assert "– after   skipped: broken failed" in lines
     assert lines[-2].startswith("  broken: PermanentError: there is no fixed")
-    retry = f"dovetail runs retry {history.bad[:6]}"
+    retry = f"dovetail runs retry {history.bad[:6]} --handlers FILE.py"
     assert lines[-1] == f"fix it, then:  {retry}      reruns 2, reuses 1"
 
 
@@ -147,7 +147,7 @@ def test_without_a_run_the_newest_is_shown_and_named(history: History, command: 
     lines = done.out.splitlines()
     assert lines[0] == f"RUNNING {history.left[:6]} left"
     assert any(line.startswith("● stuck") for line in lines)
-    resume = f"dovetail runs resume {history.left[:6]}"
+    resume = f"dovetail runs resume {history.left[:6]} --handlers FILE.py"
     assert lines[-1] == f"nobody drives this run; go on with:  {resume}"
 
 
@@ -348,7 +348,7 @@ def test_a_watched_run_that_nobody_drives_is_left_with_a_hint(
 ) -> None:
     done = shell("runs", "watch", history.left)
     assert done.code == 1
-    resume = f"dovetail runs resume {history.left[:6]}"
+    resume = f"dovetail runs resume {history.left[:6]} --handlers FILE.py"
     assert done.out.splitlines()[-1] == f"nobody drives this run; go on with:  {resume}"
 
 
@@ -447,3 +447,19 @@ def test_without_any_run_each_command_says_how_to_make_one(shell: Shell, verb: s
     assert done.err.startswith("error: there is no run here")
     assert done.err.endswith("dovetail run FILE makes one\n")
     assert not (shell.directory / ".dovetail").exists()
+
+
+def test_a_hint_repeats_the_handlers_that_it_needs(shell: Shell) -> None:
+    shell.write("mine.py", HANDLERS)
+    shell.write("flow.yaml", "name: f\nnodes: [{id: a, handler: says, config: {text: x}}]")
+    shell("run", "flow.yaml", "--handlers", "mine.py")
+    shown = shell("runs", "show").out
+    assert re.search(r"dovetail runs retry [0-9a-f]{6} --handlers FILE\.py", shown)
+    known = shell("runs", "show", DOVETAIL_HANDLERS="mine.py").out
+    assert "dovetail runs retry" in known
+    assert "FILE.py" not in known
+    registered = shell("workflows", "register", "flow.yaml", "--handlers", "mine.py").out
+    assert "dovetail trigger f --handlers mine.py" in registered
+    shell.write("plain.yaml", "name: g\nnodes: [{id: a, handler: fail}]")
+    shell("run", "plain.yaml")
+    assert "--handlers" not in shell("runs", "show").out

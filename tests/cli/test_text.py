@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dovetail
+from dovetail.cli.document_rows import HEAD, document_row
 from dovetail.cli.text import (
+    JOINERS,
+    Line,
     age,
     ago,
     bare,
     cells,
     clip,
     countdown,
+    counted,
     duration,
     plain,
     plain_lines,
@@ -27,22 +34,28 @@ from dovetail.cli.text import (
     ("text", "left"),
     [
         ("fine [bold]text[/bold]", "fine [bold]text[/bold]"),
-        ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]8;;http://evil\x1b\\link\x1b]8;;\x07", "link"),
-        ("\x1b]0;never ends, but hides nothing", "0;never ends, but hides nothing"),
-        ("\x9b31mred \x9d0;title\x9c", "red"),
-        ("a\r\nb\tc\x00\x7f\u202ed\u200b", "a b cd"),
-        ("\ud800", ""),
+        ("\x1b[1;31mred\x1b[0m", r"\x1b[1;31mred\x1b[0m"),
+        ("\x1b]8;;http://evil\x07link", r"\x1b]8;;http://evil\x07link"),
+        ("\x9b31mred \x9d0;title\x9c", r"\x9b31mred \x9d0;title\x9c"),
+        ("a\r\nb\tc\x00\x7f\u202ed\u200b", r"a b c\x00\x7f\u202ed\u200b"),
+        ("good\rbad", r"good\rbad"),
+        ("1\u00a0234\u3000x", "1 234 x"),
+        ("\U0001f468\u200d\U0001f469", "\U0001f468\u200d\U0001f469"),
+        ("\ud800", r"\ud800"),
     ],
 )
-def test_what_could_steer_a_terminal_is_taken_out(text: str, left: str) -> None:
+def test_what_could_steer_a_terminal_is_spelled_out(text: str, left: str) -> None:
     assert plain(text) == left
 
 
 @given(st.text())
-def test_nothing_unprintable_ever_passes(text: str) -> None:
-    assert plain(text).isprintable()
-    assert all(line.isprintable() for line in plain_lines(text))
+def test_nothing_that_steers_ever_passes_and_nothing_is_taken_out(text: str) -> None:
+    shown = plain(text)
+    assert all(char.isprintable() or char in JOINERS for char in shown)
+    assert all(char.isprintable() or char in JOINERS for char in "".join(plain_lines(text)))
+    for char in text:
+        if not char.isspace():
+            assert char in shown or char.encode("unicode_escape").decode() in shown
 
 
 @given(st.recursive(st.none() | st.text() | st.integers(), st.lists))
@@ -115,3 +128,84 @@ def test_a_table_pads_every_column_but_the_last_to_its_widest() -> None:
         "0190f3  語      a note",
     ]
     assert list(table([])) == []
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=60), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.integers(30, 120),
+)
+def test_a_table_fits_the_terminal_and_no_cell_leaves_its_column(
+    given: list[list[str]], width: int
+) -> None:
+    rows: list[Line] = [[(plain(cell), "") for cell in row] for row in given]
+    lines = list(table(rows, width))
+    whole = list(table(rows))
+    for line, wide, row in zip(lines, whole, rows, strict=True):
+        assert cells(bare(line)) <= width
+        if max(cells(bare(one)) for one in whole) <= width:
+            assert bare(line) == bare(wide), "nothing is cut that fits"
+        for (shown, _), (cell, _) in zip(line, row, strict=True):
+            assert shown.rstrip() == cell.rstrip() or shown.rstrip().endswith("…")
+    starts = {tuple(cells(text) for text, _ in line[:-1]) for line in lines}
+    assert len(starts) == 1, "columns stand below each other"
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_table_of_documents_fits(width: int) -> None:
+    found = {
+        "type": "invoice",
+        "vendor": "Northwind Traders International GmbH & Co. KG",
+        "date": "2026-11-18",
+        "total": 1234567.89,
+        "currency": "EUR",
+        "confidence": 0.93,
+    }
+    row = document_row("a-rather-long-name-of-a-scanned-document.pdf", found, "pending")
+    head, line = table([HEAD, row], width)
+    assert cells(bare(line)) <= width
+    assert "CONFIDENCE" in bare(head)
+    for kept in ("2026-11-18", "0.93", "pending"):
+        assert kept in bare(line)
+
+
+# ── numbers ──────────────────────────────────────────────────────────────────────────────
+
+NOUNS = (
+    *("runs", "tasks", "nodes", "items", "messages", "workers", "documents", "handlers", "events"),
+    *("processes", "reviews", "versions", "retries", "attempts", "errors", "files", "warnings"),
+)
+NEVER_ONE = {
+    # Above a bound of thousands, or of one that is told apart beside it.
+    "{len(items):,} items; a batch has",
+    "{len(self._listed):,} nodes; at most",
+    "{len(cycle.members):,} nodes wait for each other",
+    "{self.docs_per_hour:,.0f} documents an hour",
+    "{active} runs",
+    "{who} runs and",
+    "{documents:,} documents",
+    "{count:,} messages wait",
+}
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("noun", NOUNS)
+def test_one_is_one(number: int, noun: str) -> None:
+    one = {"processes": "process", "retries": "retry"}.get(noun, noun[:-1])
+    assert counted(number, one, noun) == f"{number} {one if number == 1 else noun}"
+
+
+def test_no_sentence_counts_without_knowing_of_one() -> None:
+    """Every text in the source that has a number before a plural asks `counted` for it."""
+    number = r"(?:\{[^{}]*\}|%d)"
+    pattern = re.compile(rf"{number} (?:{'|'.join(NOUNS)})\b[^\"'\n]{{0,30}}")
+    source = Path(dovetail.__file__).parent
+    found = [
+        f"{path.relative_to(source)}: {hit[0]}"
+        for path in sorted(source.rglob("*.py"))
+        for hit in pattern.finditer(path.read_text())
+        if not any(hit[0].startswith(allowed) for allowed in NEVER_ONE)
+    ]
+    assert found == []

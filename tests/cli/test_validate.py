@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,8 @@ import pytest
 
 from dovetail.cli.problems import excerpt
 from dovetail.cli.text import bare, cells
+from dovetail.pipe import Pipe
+from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
 
 from .conftest import Outcome, Shell
 
@@ -192,3 +195,25 @@ def test_what_could_steer_a_terminal_is_replaced_in_an_excerpt() -> None:
 
 def test_an_empty_line_has_no_excerpt() -> None:
     assert list(excerpt("   ", 1, 60)) == []
+
+
+def test_a_secret_for_a_handler_that_only_workers_have_is_judged_as_they_announced_it(
+    command: Command, shell: Shell, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    facts = WorkerFacts("w", "host", 7, 0.0, ["plain", "takes"], 0, 1, {}, {"takes": True})
+
+    async def announce() -> None:
+        async with Pipe(redis_url) as pipe:
+            await RedisFleet(pipe).beat(facts)
+
+    asyncio.run(announce())
+    monkeypatch.setenv("DOVETAIL_REDIS_URL", redis_url)
+    flow = "name: f\nnodes:\n- id: a\n  handler: {}\n  config: {{k: '{{{{ secrets.K }}}}'}}\n"
+    shell.write("takes.yaml", flow.format("takes"))
+    shell.write("plain.yaml", flow.format("plain"))
+    assert command("validate", "takes.yaml").code == 0
+    done = command("validate", "plain.yaml", "--json")
+    assert done.code == 2
+    ((problem,),) = [one["errors"] for one in json.loads(done.out)]
+    assert (problem["code"], problem["line"]) == ("template_forbidden", 5)
+    assert "the handler 'plain' takes no secrets" in problem["message"]

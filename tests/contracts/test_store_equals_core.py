@@ -23,6 +23,7 @@ from dovetail.core.transitions import Claim, Complete, Fail, Transition, Wake
 from ..core.drawn import (
     KINDS,
     LEASE,
+    LIMITS,
     TOKENS,
     WAITS,
     Deed,
@@ -30,6 +31,7 @@ from ..core.drawn import (
     error_of,
     examples,
     graphs,
+    limits,
     output_of,
 )
 from ..core.walk import graph
@@ -46,9 +48,9 @@ def test_a_store_equals_the_core_whatever_happens(name: str) -> None:
     with opened(name) as (runner, store):
 
         @examples(60 if name == "redis" else 250)  # the many below are Redis' own
-        @given(graphs(), deeds)
-        def walk(graph: Graph, story: list[Deed]) -> None:
-            runner.run(Twins([store], graph, note).walk(story))
+        @given(graphs(), deeds, limits)
+        def walk(graph: Graph, story: list[Deed], max_bytes: int | None) -> None:
+            runner.run(Twins([store], graph, note, max_bytes).walk(story))
 
         walk()
 
@@ -119,10 +121,12 @@ async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis(part: int)
     assert len(stories()) >= MANY or examples(MANY).max_examples < MANY
     drawn = stories()[part::PARTS]
     met: Counter[tuple[type, bool]] = Counter()
+    heavy: list[bool] = []
 
     async def walk(number: int, graph: Graph, story: list[Deed]) -> None:
         told: list[str] = []
-        twins = Twins(peers[number % 4 :] + peers[: number % 4], graph, told.append)
+        most = LIMITS[number % len(LIMITS)]
+        twins = Twins(peers[number % 4 :] + peers[: number % 4], graph, told.append, most)
         try:
             await twins.walk(story)
         except BaseException as failure:
@@ -130,6 +134,12 @@ async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis(part: int)
             failure.add_note("\n".join(told))
             raise
         met.update(twins.met)
+        heavy.append(
+            any(
+                (event.data or {}).get("error", {}).get("type") == "too_large"
+                for event in twins.log
+            )
+        )
 
     async with STORES["redis"](4) as peers, asyncio.TaskGroup() as group:
         for number, (graph, story) in enumerate(drawn):
@@ -137,3 +147,4 @@ async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis(part: int)
     for kind in get_args(Transition):  # a walk that meets nothing proves nothing
         assert met[kind, True] >= 2, kind
         assert met[kind, False] >= 2, kind
+    assert sum(heavy) >= 2

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from dovetail.core.caching import Caching, Facts, digest_of, entry_key
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
@@ -307,13 +308,18 @@ class TestWaiting:
         assert (await asyncio.wait_for(waiter, 10)).node("a").output == 2
 
 
+NO_READS: Facts = {"version": "1"}
+
+
 class TestTheNodeCache:
-    async def complete(self, store: Store, key: str, output: object, ttl: float) -> None:
+    async def complete(
+        self, store: Store, key: str, output: object, ttl: float, facts: Facts | None = NO_READS
+    ) -> None:
         run_id, decision = await create(store, SINGLE)
         token = decision.dispatch[0].token
         moves = [
             Claim(run_id, "a", token, "w", T + 10),
-            Complete(run_id, "a", token, output, (key, ttl)),
+            Complete(run_id, "a", token, output, Caching(key, ttl, facts)),
         ]
         await store.apply(moves, T)
 
@@ -323,7 +329,7 @@ class TestTheNodeCache:
         for now in (T, T + 59.9):
             found = await store.recall(key, now)
             assert found is not None
-            assert found.output == {"x": 1}
+            assert found.output["output"] == {"x": 1}
         assert await store.recall(key, T + 60) is None
 
     async def test_an_output_that_is_none_is_found_too(self, store: Store) -> None:
@@ -331,7 +337,7 @@ class TestTheNodeCache:
         await self.complete(store, key, None, ttl=60)
         found = await store.recall(key, T)
         assert found is not None
-        assert found.output is None
+        assert found.output["output"] is None
 
     async def test_an_unknown_key_finds_nothing(self, store: Store) -> None:
         assert await store.recall(new_run_id(), T) is None
@@ -342,12 +348,35 @@ class TestTheNodeCache:
             await self.complete(store, key, output, ttl=60)
         found = await store.recall(key, T)
         assert found is not None
-        assert found.output == 2
+        assert found.output["output"] == 2
+
+    async def test_an_output_that_followed_from_params_is_kept_under_a_key_of_theirs(
+        self, store: Store
+    ) -> None:
+        key = new_run_id()
+        for who in ("alice", "bob"):
+            facts = {"version": "1", "params": digest_of(who)}
+            await self.complete(store, key, who, ttl=60, facts=facts)
+        found = await store.recall(key, T)
+        assert found is not None
+        assert found.output == {"reads": ["params", "version"]}
+        for who in ("alice", "bob"):
+            facts = {"version": "1", "params": digest_of(who)}
+            kept = await store.recall(entry_key(key, facts), T)
+            assert kept is not None
+            assert kept.output == {"output": who}
+
+    async def test_an_output_of_which_nobody_says_what_it_followed_from_is_not_kept(
+        self, store: Store
+    ) -> None:
+        key = new_run_id()
+        await self.complete(store, key, 1, ttl=60, facts=None)
+        assert await store.recall(key, T) is None
 
     async def test_a_refused_result_is_not_kept(self, store: Store) -> None:
         key = new_run_id()
         run_id, _ = await create(store, SINGLE)
-        stale = Complete(run_id, "a", Token(1, 1, 7), "forged", (key, 60.0))
+        stale = Complete(run_id, "a", Token(1, 1, 7), "forged", Caching(key, 60.0, NO_READS))
         (decision,) = await store.apply([stale], T)
         assert not decision.changed
         assert await store.recall(key, T) is None

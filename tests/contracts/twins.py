@@ -28,7 +28,14 @@ def in_silence(_: str) -> None:
 class Twins:
     """One run in a store and the same run in the bare core."""
 
-    def __init__(self, peers: Peers, graph: Graph, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        peers: Peers,
+        graph: Graph,
+        tell: Callable[[str], None],
+        max_bytes: int | None = None,
+    ) -> None:
+        self._max_bytes = max_bytes
         self._peers = cycle(peers)
         self._tell = tell
         self.graph = graph
@@ -53,7 +60,7 @@ class Twins:
         await self.end()
 
     async def begin(self) -> None:
-        submit = Submit(self.id, self.graph, {"p": 1})
+        submit = Submit(self.id, self.graph, {"p": 1}, max_bytes=self._max_bytes)
         self.core, ours = begin(submit, self.now, next(self._nonces))
         self.log += ours.events
         theirs = await self.store.create(submit, self.now)

@@ -109,6 +109,10 @@ class Deed(NamedTuple):
     wait: float
 
 
+LIMITS = (None, None, 8, 20, 35, 50)
+"""Bytes that a run may keep; an output has 9 or 10."""
+limits = st.sampled_from(LIMITS)
+
 KINDS = (
     # Some stand here thrice: without them a walk never gets anywhere.
     *("claim", "complete") * 3,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import (
     ALLOWED,
     ALLOWED_RUN,
@@ -57,6 +57,12 @@ def check_run(run: RunState) -> None:
         assert not held or run.active == limit, "a node is held although there is room"
     else:
         assert not held
+    if run.max_bytes is None:
+        assert run.kept_bytes == 0
+    else:
+        outputs = [node.output for node in run.nodes if node.status is NodeStatus.COMPLETED]
+        assert run.kept_bytes == sum(map(encoded_size, outputs))
+        assert run.kept_bytes <= run.max_bytes
     assert (run.finished_at is not None) is (run.unfinished == 0)
     assert run.status is _expected_status(run, statuses)
     assert (run.error is not None) is (run.status is RunStatus.FAILED)

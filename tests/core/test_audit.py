@@ -22,7 +22,7 @@ from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Submit, TakeOver
 
-from .drawn import Deed, Meaning, deeds, examples, graphs
+from .drawn import Deed, Meaning, deeds, examples, graphs, limits
 from .walk import Walk
 from .walk import graph as drawn_graph
 
@@ -33,10 +33,10 @@ REASONS = [reason.value for reason in Reason]
 class Told:
     """A run that is stepped, and the log that a store would keep of it."""
 
-    def __init__(self, compiled: Graph) -> None:
+    def __init__(self, compiled: Graph, max_bytes: int | None = None) -> None:
         self.now = 1000.0
         self._nonces = count(1)
-        self.submit = Submit("r", compiled, {"p": 1})
+        self.submit = Submit("r", compiled, {"p": 1}, max_bytes=max_bytes)
         self.run, decision = begin(self.submit, self.now, next(self._nonces))
         self.log: Log = []
         self.begun: set[int] = set()
@@ -58,17 +58,19 @@ class Told:
         self.log += [Event(*orjson.loads(orjson.dumps(event[:]))) for event in events]
 
 
-def told(compiled: Graph, story: list[Deed]) -> Told:
-    it = Told(compiled)
+def told(compiled: Graph, story: list[Deed], max_bytes: int | None = None) -> Told:
+    it = Told(compiled, max_bytes)
     for deed in story:
         it.happen(deed)
     return it
 
 
 @examples(150)
-@given(graphs(), deeds)
-def test_a_log_that_the_rules_made_obeys_them(compiled: Graph, story: list[Deed]) -> None:
-    it = told(compiled, story)
+@given(graphs(), deeds, limits)
+def test_a_log_that_the_rules_made_obeys_them(
+    compiled: Graph, story: list[Deed], max_bytes: int | None
+) -> None:
+    it = told(compiled, story, max_bytes)
     assert audit(it.submit, it.log, it.run) == []
 
 

@@ -17,7 +17,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Submit, TakeOver, Transition
 from dovetail.core.verify import verify
 
-from .drawn import Deed, Meaning, deeds, examples, graphs
+from .drawn import Deed, Meaning, deeds, examples, graphs, limits
 from .walk import graph
 
 SUBMIT_TIME = 1000.0
@@ -26,9 +26,9 @@ SUBMIT_TIME = 1000.0
 class Journalled:
     """A run that is stepped, and the journal that a store would keep of it."""
 
-    def __init__(self, compiled: Graph) -> None:
+    def __init__(self, compiled: Graph, max_bytes: int | None = None) -> None:
         self.now = SUBMIT_TIME
-        self.submit = Submit("r", compiled, {"p": 1})
+        self.submit = Submit("r", compiled, {"p": 1}, max_bytes=max_bytes)
         self.run, decision = begin(self.submit, self.now, 1)
         self.entries: list[Entry] = []
         self._keep(self.submit, decision, 1)
@@ -46,6 +46,12 @@ class Journalled:
     def happen(self, deed: Deed) -> None:
         self.now += deed.wait
         self.apply(self.meaning.of(deed, self.run, self.now))
+
+    def happen_to(self, name: str, output: Any) -> None:
+        """The node starts and returns this."""
+        token = self.run.node(name).token
+        self.apply(Claim("r", name, token, "w", self.now + 10))
+        self.apply(Complete("r", name, token, output))
 
     def _keep(self, move: Submit | Transition, decision: Decision, seq: int) -> None:
         kept = [
@@ -77,9 +83,11 @@ def comparable(run: RunState) -> dict[str, Any]:
 
 
 @examples(400)
-@given(graphs(), deeds)
-def test_a_run_folded_from_its_journal_is_the_run(compiled: Graph, story: list[Deed]) -> None:
-    it = Journalled(compiled)
+@given(graphs(), deeds, limits)
+def test_a_run_folded_from_its_journal_is_the_run(
+    compiled: Graph, story: list[Deed], max_bytes: int | None
+) -> None:
+    it = Journalled(compiled, max_bytes)
     for deed in story:
         it.happen(deed)
     assert comparable(it.refolded()) == comparable(it.run)
@@ -87,12 +95,14 @@ def test_a_run_folded_from_its_journal_is_the_run(compiled: Graph, story: list[D
 
 
 @examples(200)
-@given(graphs(), deeds)
-def test_a_journal_that_the_rules_made_obeys_them(compiled: Graph, story: list[Deed]) -> None:
-    it = Journalled(compiled)
+@given(graphs(), deeds, limits)
+def test_a_journal_that_the_rules_made_obeys_them(
+    compiled: Graph, story: list[Deed], max_bytes: int | None
+) -> None:
+    it = Journalled(compiled, max_bytes)
     for deed in story:
         it.happen(deed)
-    run, differences = verify(it.submit, it.entries)
+    run, differences = verify(it.submit._replace(max_bytes=None), it.entries)  # the log has it
     assert differences == []
     assert run is not None
     assert comparable(run) == comparable(it.run)

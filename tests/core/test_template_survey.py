@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dovetail.core.templates import Read, TemplateRefused, parse_condition, parse_template
+from dovetail.core.templates import Read, Template, TemplateRefused, parse_condition, parse_template
 from dovetail.core.templates.survey import Survey
 
 from .test_template_fuzz import EXPRESSIONS, WORDS
@@ -19,6 +19,8 @@ def alone(text: str, is_condition: bool) -> Any:
         parsed = parse_condition(text) if is_condition else parse_template(text)
     except TemplateRefused as refused:
         return refused.code, refused.message, refused.offset
+    if isinstance(parsed, Template) and (refused_use := parsed.refusal) is not None:
+        return refused_use.code, refused_use.message, refused_use.offset
     return parsed.reads if parsed else ()
 
 
@@ -43,7 +45,12 @@ def agrees(text: str) -> None:
         "", "plain", "{", "}}", "{ {{ a }} }", "{{{ a }}}", "{{ a }}{", "{{ a }} }}", "{{}}",
         "{{ a }}", " {{ a.b }}\n", "{{ a.status }}", "{{ a['status'] }}", "{{ a['sta' 'tus'] }}",
         "{{ a . status }}", "{{ a.\nstatus }}", "{{ params.a }}", "{{ params }}", "{{ run.id }}",
-        "{{ secrets.A }}", "{{ secrets }}", "{{ secrets[a] }}", "{{ secrets['A'] ~ a.b }}",
+        "{{ secrets.A }}", "{{ secrets.A.b }}", "{{ secrets.A|d }}", "{{ secrets['A'] }}",
+        "{{ (secrets.A) }}", "{{ secrets . A }}", "{{ secrets.A }}{{ a.b.c }}{{ 'x' }}{{ 1 }}",
+        "{{ secrets.A }}{{ a|d }}", "{{ a|d }}{{ secrets.A }}", "{{- secrets.A -}} {{ a.b }}",
+        "{{ secrets.A.b }} {{ a }}", "{{ secrets.A }} {{ a + 1 }} {{ secrets.B|d }}",
+        "{{ 'secrets.A'|d }} {{ a.secrets|d }}", "{{ secrets }}", "{{ secrets[a] }}",
+        "{{ secrets['A'] ~ a.b }}",
         "{{ secrets[0] }}", "{{ true }}", "{{ a.true }}", "{{ true.a }}", "{{ none }} {{ a }}",
         "{{ _a }}", "{{ a._b }}", "{{ a['_b'] }}", "{{ a['__b'] }}", "{{ a['' '__b'] }}",
         "{{ a['x' '__b'] }}", "{{ a[\"__b\"] }}", "{{ a.b.__c__ }}", "{{ é.b }}", "{{ a.b² }}",

@@ -366,7 +366,7 @@ def test_a_valid_definition_gives_its_workflow_and_its_layers() -> None:
             "- {id: b, handler: sleep, depends_on: [a]}\n"
             "- {id: a, handler: input}\n"
             "- {id: c, handler: llm_generate, dependencies: [a], "
-            'config: {p: "{{ a.x }} {{ params.y }} {{ run.id }} {{ secrets.KEY }}", n: 5}}\n'
+            'config: {p: "{{ a.x }} {{ params.y }} {{ run.id }}", n: 5}}\n'
         )
     )
     assert (checked.errors, checked.warnings) == ((), ())

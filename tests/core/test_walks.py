@@ -28,18 +28,19 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-from .drawn import LEASE, Deed, Meaning, deeds, error_of, examples, graphs, output_of
+from .drawn import LEASE, Deed, Meaning, deeds, error_of, examples, graphs, limits, output_of
 from .invariants import Ledger, check_run, check_step
 
 
 class Stroll:
     """A run that is stepped and checked at each step."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, max_bytes: int | None = None) -> None:
         self.now = 1000.0
         self._nonces = count(1)
         self.ledger = Ledger()
-        self.run, begun = begin(Submit("r", graph, {}), self.now, next(self._nonces))
+        submit = Submit("r", graph, {}, max_bytes=max_bytes)
+        self.run, begun = begin(submit, self.now, next(self._nonces))
         check_run(self.run)
         self.ledger.record(self.run, Cancel("r"), begun)
         self.meaning = Meaning("r", {})
@@ -100,9 +101,11 @@ class Stroll:
 
 
 @examples(400)
-@given(graphs(), deeds)
-def test_whatever_happens_in_whatever_order_the_rules_hold(graph: Graph, story: list[Deed]) -> None:
-    stroll = Stroll(graph)
+@given(graphs(), deeds, limits)
+def test_whatever_happens_in_whatever_order_the_rules_hold(
+    graph: Graph, story: list[Deed], max_bytes: int | None
+) -> None:
+    stroll = Stroll(graph, max_bytes)
     for deed in story:
         stroll.happen(deed)
 

@@ -72,13 +72,14 @@ class Walk:
         *,
         params: dict[str, Any] | None = None,
         logged: bool = True,
+        max_bytes: int | None = None,
         **fields: Any,
     ) -> None:
         self.now = 100.0
         self._nonces = count(1)
         self._ledger = Ledger()
         made = nodes if isinstance(nodes, Graph) else graph(nodes, **fields)
-        submit = Submit("r", made, params or {}, logged=logged)
+        submit = Submit("r", made, params or {}, logged=logged, max_bytes=max_bytes)
         self.state, self.begun = begin(submit, self.now, next(self._nonces))
         check_run(self.state)
         self._ledger.record(self.state, Cancel("r"), self.begun)

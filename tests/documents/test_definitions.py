@@ -188,6 +188,7 @@ async def test_what_is_saved_is_what_was_found(dt: Dovetail, out: Path) -> None:
             for name, value in run.outputs["extract"].items()
             if name not in ("run_id", "started_at")
         }
+        found |= {name: run.params[name] for name in ("document_id", "file_path")}
         assert json.loads((out / "json" / f"{document_id}.json").read_text()) == found
         row, review = by_id[document_id], open_reviews(out).get(document_id)
         assert review is not None
@@ -227,6 +228,7 @@ async def test_a_duplicate_is_not_extracted_and_has_files_and_a_review_of_its_ow
     await process(dt, [path], out)
     (run,) = (await process(dt, [copy], out)).values()
     assert run.nodes["extract"].attempt == 0
+    assert str(path) not in str(run.outputs), "of the document that was first"
     assert run.outputs["record_metrics"]["status"] == "cached"
     told = json.loads((out / "json" / "copy.txt.json").read_text())
     assert (told["document_id"], told["file_path"]) == ("copy.txt", str(copy))

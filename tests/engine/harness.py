@@ -22,7 +22,7 @@ from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.handlers.registry import Registry, describe
+from dovetail.handlers.registry import Registry, describe, marked
 from dovetail.wiring import embedded
 
 PATIENCE = 15.0
@@ -72,7 +72,8 @@ def registry_of(*handlers: Callable[..., Any], settings: Settings | None = None)
     registry = builtin_registry(settings or Settings())
     for fn in handlers:
         name = getattr(fn, "__name__", None) or type(fn).__name__.lower()
-        registry.add(describe(fn, name=name))
+        for known in marked(fn, "tests") or [describe(fn, name=name)]:
+            registry.add(known)
     return registry
 
 

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, namedtuple
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 import pytest
 
+from dovetail import handler
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
+from dovetail.core.templates import Template
 from dovetail.engine.ports import Task
 from dovetail.engine.views import event_view, run_view
 from dovetail.handlers.calls import RegistryCalls
 
-from .harness import engine, registry_of, statuses
+from .harness import Engine, engine, registry_of, statuses
 
 MIB = 1 << 20
 RETRY = {"max_retries": 3, "retry": {"base_delay_seconds": 0}}
+
+
+async def test_what_a_run_keeps_in_all_is_bounded() -> None:
+    async def big(config: dict[str, Any], ctx: Any) -> str:
+        return "x" * 998
+
+    nodes: dict[str, Any] = {f"n{i}": {"handler": "big", **RETRY} for i in range(4)}
+    async with engine(big, max_run_bytes=2500) as it:
+        run = await it.run(nodes, on_failure="continue")
+        assert sorted(statuses(run).values()) == ["COMPLETED"] * 2 + ["FAILED"] * 2
+        failed = [node for node in run.nodes if node.error]
+        assert all(node.error["type"] == "too_large" and node.attempt == 1 for node in failed)
+        assert "DOVETAIL_MAX_RUN_BYTES" in failed[0].error["message"]
+        assert await it.commands.verify(run.id) == []
+        again = await it.run(nodes, on_failure="continue")  # each run has its own
+        assert run.kept_bytes == again.kept_bytes == 2000
 
 
 def looped() -> list[Any]:
@@ -189,12 +209,14 @@ class TestSecrets:
     async def test_a_secret_reaches_the_handler_and_nothing_that_is_stored(self) -> None:
         seen: list[Any] = []
 
+        @handler(secrets=True)
         async def leaky(config: dict[str, Any], ctx: Any) -> Any:
             seen.append((config["auth"], ctx.secrets["KEY"]))
             ctx.progress(0.5, f"using {config['auth']}")
             await asyncio.sleep(0.06)
             return {"echo": config["auth"], "in": [f"x{ctx.secrets['KEY']}y"]}
 
+        @handler(secrets=True)
         async def raises(config: dict[str, Any], ctx: Any) -> Any:
             raise ValueError(f"cannot use {config['auth']}")
 
@@ -214,6 +236,7 @@ class TestSecrets:
         assert "cannot use Bearer ***" in story
 
     async def test_a_secret_that_does_not_exist_fails_the_node_without_a_retry(self) -> None:
+        @handler(secrets=True)
         async def noop(config: dict[str, Any], ctx: Any) -> None:
             return None
 
@@ -225,6 +248,37 @@ class TestSecrets:
         assert "OTHER" in error["message"]
         assert "s3cr3t" not in str(error)
         assert run.nodes[0].attempt <= 1
+
+    async def test_a_definition_from_before_the_rule_fails_its_node_and_nothing_else(self) -> None:
+        seen: list[Any] = []
+
+        @handler(secrets=True)
+        async def takes(config: dict[str, Any], ctx: Any) -> Any:
+            seen.append(config)
+
+        nodes = {
+            "turned": {"handler": "takes", "config": {"k": "{{ secrets.KEY | reverse }}"}, **RETRY},
+            "shown": {"handler": "input", "config": {"k": "{{ secrets.KEY }}"}, **RETRY},
+            "other": {"handler": "input"},
+        }
+        async with engine(takes, secrets={"KEY": self.KEY}) as it:
+            before = Engine(replace(it.commands, known_handlers=None))
+            with patch.object(Template, "refusal", None):
+                run_id = await before.trigger(nodes, on_failure="continue")
+            run = await it.wait(run_id)
+        assert seen == []
+        errors = {name: run.node(name).error for name in ("turned", "shown")}
+        assert {error and error["type"] for error in errors.values()} == {"template_forbidden"}
+        assert {run.node(name).attempt for name in errors} == {1}
+        assert statuses(run)["other"] == "COMPLETED"
+
+    async def test_a_key_that_is_a_word_leaves_outputs_as_they_are(self) -> None:
+        async with engine(llm_api_key="token") as it:
+            config = {"prompt": "what is a token?"}
+            run = await it.run({"a": {"handler": "llm_service", "config": config}, "b": "input"})
+        assert {"prompt_tokens", "completion_tokens", "total_tokens"} <= set(
+            run.node("a").output["usage"]
+        )
 
 
 class TestTemplates:
@@ -357,6 +411,7 @@ class TestTheCache:
     async def test_secrets_enter_the_key_by_name(self) -> None:
         calls: list[Any] = []
 
+        @handler(secrets=True)
         async def costly(config: dict[str, Any], ctx: Any) -> Any:
             calls.append(config["k"])
             return len(calls)

@@ -20,6 +20,7 @@ import orjson
 import pytest
 
 from dovetail.config import Settings
+from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus, RunStatus
@@ -319,7 +320,7 @@ async def test_a_result_that_came_too_late_does_not_reach_the_cache(
 ) -> None:
     run_id, token = await started(owner)
     await other.apply([Cancel(run_id)], T, durable=True)
-    late = Complete(run_id, "a", token, "late", ("key", 3600.0))
+    late = Complete(run_id, "a", token, "late", Caching("key", 3600.0, {"version": "1"}))
     await owner.apply([late], T, durable=True)
     for store in (owner, other):
         assert await store.recall("key", T) is None

@@ -123,6 +123,18 @@ class TestTheDecorator:
         with pytest.raises(HandlerError, match="whole number ≥ 0"):
             handler("h", max_retries=retries)(lambda config, ctx: 1)
 
+    def test_says_whether_it_takes_secrets_and_where(self):
+        @handler("all", secrets=True)
+        @handler("some", secrets=["headers", "body"])
+        @handler("none")
+        async def fn(config, ctx): ...
+
+        known = {one.name: one.secrets for one in marked(fn, "here")}
+        assert known == {"all": True, "some": {"headers", "body"}, "none": False}
+        for wrong in ("headers", [1], 7, None):
+            with pytest.raises(HandlerError, match="secrets is True, False or the names"):
+                handler("x", secrets=wrong)(fn)
+
     def test_refuses_what_does_not_return_an_output(self):
         def generator(config, ctx):
             yield 1

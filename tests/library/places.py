@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail import Dovetail
 from dovetail.api.app import create_app
+from dovetail.api.connection import Sending
 from dovetail.api.fleet import ThisProcess
 from dovetail.api.server import listen, serve, url_of
 from dovetail.api.service import Service
@@ -83,7 +84,9 @@ async def serving(
         fleet = ThisProcess(commands, [known.name for known in registry.handlers()], 32)
         service = Service(commands, fleet, told)
         answering = asyncio.ensure_future(
-            serve(create_app(service, "test"), listening, service.closing)
+            serve(
+                create_app(service, "test"), listening, service.closing, Sending(told.send_timeout)
+            )
         )
         try:
             yield url_of(listening)

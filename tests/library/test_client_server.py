@@ -502,6 +502,7 @@ def test_whatever_decides_is_asked_of_the_server() -> None:
     reads = {
         *("workflow", "workflows", "versions", "delete_workflow", "set_alias"),
         *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch", "ended"),
+        *("look", "summary", "with_results", "with_output"),
     }
     public = {name for name in vars(Commands) if not name.startswith("_")}
     fields = set(Commands.__dataclass_fields__)

@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 
 from dovetail.config import Settings
+from dovetail.core.audit import audit
 from dovetail.core.errors import NotFound
+from dovetail.core.restored import restore
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry
+from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
 from dovetail.distributed import ARCHIVE, commanding
+from dovetail.engine.publishing import Publisher
 from dovetail.pipe import Pipe
 from dovetail.stores import redis_snapshots
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_limits import RedisLimits
 from dovetail.stores.redis_snapshots import RedisSnapshots
 
+from ..contracts.stores import read
 from .archive_world import (
     DIAMOND,
     LEASE,
@@ -109,7 +113,16 @@ async def retried(world: World) -> str:
     return run_id
 
 
+async def weighed(world: World) -> str:
+    """It may keep only so many bytes, and nearly has them."""
+    submit = (await world.accept(graph(DIAMOND)))._replace(max_bytes=44)
+    await world.orchestrator.submit(submit)
+    await world.do(submit.run_id, "a", "b")
+    return submit.run_id
+
+
 STATES = [
+    weighed,
     queued,
     half_done,
     running,
@@ -170,6 +183,20 @@ class TestARunThatRedisLost:
         assert (await world.raw(run_id))["events"][: len(log)] == log
         assert (await world.records.summary(run_id))["status"] == run.status.value
         assert await world.restorer.restore() == 0
+
+
+async def test_a_run_that_came_back_keeps_no_more_than_it_might_before(world: World) -> None:
+    submit = (await world.accept(graph(DIAMOND)))._replace(max_bytes=30)
+    await world.orchestrator.submit(submit)
+    await world.do(submit.run_id, "a", "b")
+    await world.archiver.archive_what_moved()
+    await lose_everything(world)
+    assert await world.restorer.restore() == 1
+    assert (await world.load(submit.run_id)).kept_bytes == 2 * len('{"of":"a"}')
+    run = await world.finish(submit.run_id)
+    assert run.status is RunStatus.FAILED
+    assert run.error is not None
+    assert (run.error["type"], run.error["node"]) == ("too_large", "d")
 
 
 class TestRestoring:
@@ -473,3 +500,111 @@ class TestBringingBack:
     async def test_an_unknown_one_is_not_found(self, world: World) -> None:
         with pytest.raises(NotFound, match="no run 'nobody' in Redis or in the archive"):
             await world.restorer.bring_back("nobody")
+
+
+# ── at most once ─────────────────────────────────────────────────────────────────────────
+
+ONCE = {"delivery": "at_most_once"}
+
+
+async def audited(world: World, run_id: str) -> list[str]:
+    run = await world.load(run_id)
+    submit = Submit(run_id, run.graph, run.params, run.version)
+    return audit(submit, await read(world.store, run_id, run.seq), run)
+
+
+class TestAnAtMostOnceNodeOfARunThatRedisLost:
+    async def test_is_not_started_again_if_it_was_published(self, world: World) -> None:
+        """It had started, and the archive had not heard of that."""
+        run_id = await world.begin(graph({"a": {**ONCE}, "b": {"dependencies": ["a"]}}))
+        await world.archiver.archive_what_moved()
+        await world.start(run_id, "a")
+        await lose_everything(world)
+        assert await world.restorer.restore() == 1
+        run = await world.load(run_id)
+        assert run.node("a").status is NodeStatus.RUNNING
+        assert world.outbox.offered == []
+        run = await world.finish(run_id)
+        assert (run.status, run.node("a").status) == (RunStatus.FAILED, NodeStatus.FAILED)
+        assert run.node("a").error["type"] == "worker_lost"  # type: ignore[index]
+        assert await audited(world, run_id) == []
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        await world.assert_archived(run_id)
+
+    async def test_is_completed_by_the_worker_that_had_started_it(self, world: World) -> None:
+        run_id = await world.begin(graph({"a": {**ONCE}}))
+        await world.archiver.archive_what_moved()
+        token = (await world.load(run_id)).node("a").token
+        await world.start(run_id, "a")
+        await lose_everything(world)
+        await world.restorer.restore()
+        await world.orchestrator.apply([Complete(run_id, "a", token, {"of": "a"})])
+        run = await world.load(run_id)
+        assert (run.status, run.node("a").output) == (RunStatus.COMPLETED, {"of": "a"})
+        assert await audited(world, run_id) == []
+
+    async def test_starts_in_its_turn_if_it_was_not_published(self, world: World) -> None:
+        run_id = await world.begin(graph({"a": {}, "b": {"dependencies": ["a"], **ONCE}}))
+        await world.start(run_id, "a")
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        await lose_everything(world)
+        await world.restorer.restore()
+        run = await world.finish(run_id)
+        assert (run.status, run.node("b").attempt) == (RunStatus.COMPLETED, 1)
+        assert await audited(world, run_id) == []
+
+    async def test_is_restored_in_every_phase_as_the_core_restores_it(self, world: World) -> None:
+        nodes = {name: {**ONCE, "resource_tag": name} for name in "abcd"}
+        run_id = await world.begin(graph(nodes, max_concurrency=2))
+        token = (await world.load(run_id)).node("a").token
+        await world.orchestrator.apply([Park(run_id, "a", token, world.now + 40)])
+        await world.hints.moved([run_id])
+        await world.archiver.archive_what_moved()
+        expected = await world.load(run_id)
+        await lose_everything(world)
+        restore(expected, world.now + LEASE, world.now)
+        await world.restorer.restore()
+        assert (await world.load(run_id)).snapshot() == expected.snapshot()
+        assert await audited(world, run_id) == []
+
+    async def test_is_in_the_archive_before_a_worker_can_hear_of_it(self, world: World) -> None:
+        sent: list[tuple[str, bool]] = []
+
+        class Sender:
+            async def send(self, tasks: Sequence[Any]) -> None:
+                for task in tasks:
+                    kept = await world.archive.read(task.run_id)
+                    place = task.place
+                    known = kept is not None and kept.nodes.get(place, "W").startswith("Q")
+                    sent.append((task.node_id, known))
+
+        publisher = Publisher(world.store, world.store, Sender(), world.clock)  # type: ignore[arg-type]
+        publisher.record = world.archiver.record
+        world.orchestrator._transport = publisher  # type: ignore[assignment]
+        nodes = {"a": {}, "b": {"dependencies": ["a"], **ONCE}, "c": {"dependencies": ["b"]}}
+        run_id = await world.begin(graph(nodes))
+        await world.do(run_id, "a")
+        await world.do(run_id, "b")
+        assert [name for name, _ in sent] == ["a", "b", "c"]
+        assert dict(sent)["b"]
+
+    async def test_is_sent_all_the_same_while_the_archive_is_away(self, world: World) -> None:
+        asked: list[Sequence[str]] = []
+        sent: list[str] = []
+
+        class Sender:
+            async def send(self, tasks: Sequence[Any]) -> None:
+                sent.extend(task.node_id for task in tasks)
+
+        async def away(run_ids: Sequence[str]) -> bool:
+            asked.append(run_ids)
+            return False
+
+        publisher = Publisher(world.store, world.store, Sender(), world.clock)  # type: ignore[arg-type]
+        publisher.record = away
+        world.orchestrator._transport = publisher  # type: ignore[assignment]
+        await world.begin(graph({"a": {**ONCE}}))
+        await world.begin(graph({"a": {**ONCE}}))
+        assert (len(sent), len(asked)) == (2, 1), "who is away is not asked at every message"

@@ -24,6 +24,8 @@ from dovetail.handlers.builtin import builtin_registry
 from dovetail.pipe import Pipe
 from dovetail.stores.redis import PARTS
 from dovetail.stores.redis_definitions import UnusedDefinitions
+from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.stores.redis_leases import RedisLeases
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import read_task, result_fields
@@ -130,7 +132,11 @@ async def scene(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(shared, "BACKLOG_SECONDS", 0.0)
     monkeypatch.setattr(shared, "REAP_SECONDS", 0.1)
     settings = Settings(
-        redis_url=redis_url, lease_seconds=LEASE, stale_result_timeout=1, stale_claim_interval=0.2
+        redis_url=redis_url,
+        lease_seconds=LEASE,
+        stale_result_timeout=1,
+        stale_claim_interval=0.2,
+        heartbeat_interval=0.2,
     )
     async with services(settings) as found:
         yield found
@@ -352,6 +358,7 @@ def results(run_id: str, token: Token) -> list[list[str | bytes]]:
         told = [f'{{"{hint}": {value}}}' for value in ('"nan"', "[]", "-1", "1e999", "true")]
         wrong += [right | {"hints": text} for text in told]
     wrong += [right | {"success": "1", "cache": f'["k", {value}]'} for value in ('"1"', "null")]
+    wrong += [right | {"success": "1", "reads": j} for j in (*JUNK, '{"params": 1}', "[]")]
     wrong += [right | {"success": "1", "cache": "[1, 1]"}, right | {"more": '[["r"]]'}]
     return [[part for item in one.items() for part in item] for one in wrong]
 
@@ -438,15 +445,17 @@ async def is_running(scene: Scene) -> bool:
     return bool(await scene.parts.store.running(["r"]))
 
 
-@pytest.mark.parametrize("duty", ["renew", "next"])
+@pytest.mark.parametrize(
+    ("who", "duty"), [(RedisLeases, "renew"), (RedisFleet, "beat"), (StopFeed, "next")]
+)
 async def test_a_worker_does_not_outlive_a_duty_of_its_own(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, duty: str
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, who: type, duty: str
 ) -> None:
     """One that renewed no leases any more would go on to claim, and lose all of it."""
 
     async def fails(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(RemoteDesk if duty == "renew" else StopFeed, duty, fails)
+    monkeypatch.setattr(who, duty, fails)
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(asyncio.shield(scene.services[1]), 10)

@@ -48,13 +48,21 @@ async def work(config, ctx):
     await asyncio.sleep(config.get("seconds", 0))
     return {"n": sum(config.get("of", [])) + 1}
 
+async def block(config, ctx):
+    told(ctx)
+    if ctx.attempt == 1:
+        time.sleep(config["seconds"])  # as no handler should: nothing else goes on meanwhile
+    return {"n": 1}
+
 async def main():
     settings = Settings(redis_url=sys.argv[3], lease_seconds=%s, stale_result_timeout=1,
-                        stale_claim_interval=0.5, drain_seconds=5)
+                        stale_claim_interval=0.5, drain_seconds=5,
+                        heartbeat_interval=0.1, heartbeat_timeout=0.5)
     if sys.argv[1] == "orchestrator":
         await orchestrate(settings)
     registry = builtin_registry(settings)
     registry.add(describe(work, name="work"))
+    registry.add(describe(block, name="block"))
     async with working(settings, registry):
         await asyncio.Event().wait()
 
@@ -276,6 +284,57 @@ async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_ur
                 await asyncio.sleep(0.01)
         await parts.orchestrator.apply([Cancel("r")])
         assert (await ended(parts, "r")).status is RunStatus.CANCELLED
+
+
+async def executed(services: Services, *lines: str) -> None:
+    """Returns once these nodes have begun."""
+    async with asyncio.timeout(PATIENCE):
+        while not {*lines} <= {*services.executions()}:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_handler_that_blocks_the_event_loop_costs_no_node_its_lease(
+    services: Services, redis_url: str
+) -> None:
+    services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        nodes = {
+            "done": {},  # its result waits until the loop turns again
+            "block": {"handler": "block", "config": {"seconds": 3 * LEASE}},
+            "beside": {"config": {"seconds": 3 * LEASE}},
+        }
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        await executed(services, "r block 1 1")
+        await asyncio.sleep(2 * LEASE)  # longer than a lease, and than a heartbeat may take
+        (worker,) = await RedisFleet(parts.pipe).workers()
+        assert worker["alive"], "it works"
+        run = await ended(parts, "r")
+        assert run.status is RunStatus.COMPLETED
+        assert [(node.attempt, node.crashes) for node in run.nodes] == [(1, 0)] * 3
+        types = {event.type async for event in parts.store.watch("r")}
+        assert not types & {"node.lost", "result.refused"}
+    assert sorted(services.executions()) == ["r beside 1 1", "r block 1 1", "r done 1 1"]
+
+
+async def test_a_handler_that_blocks_the_event_loop_beyond_its_timeout_loses_its_worker_everything(
+    services: Services, redis_url: str
+) -> None:
+    services.start("orchestrator")
+    services.start("worker")
+    async with parts_of(redis_url) as parts:
+        nodes = {
+            "block": {"handler": "block", "config": {"seconds": 60}, "timeout_seconds": 0.3},
+            "beside": {"config": {"seconds": 0.5}},
+        }
+        await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
+        await executed(services, "r block 1 1", "r beside 1 1")
+        services.start("worker")
+        run = await ended(parts, "r")
+        assert run.status is RunStatus.COMPLETED
+        assert [(node.attempt, node.crashes) for node in run.nodes] == [(2, 1)] * 2
+        alive = [worker["alive"] for worker in await RedisFleet(parts.pipe).workers()]
+        assert alive == [False, True]
 
 
 async def test_what_a_sleeping_worker_says_too_late_changes_nothing(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 
 from dovetail import fleet as module
 from dovetail.config import load_settings
+from dovetail.core.definition.validation import check
 from dovetail.core.errors import StoreError
 from dovetail.fleet import RemoteFleet, watching
 from dovetail.pipe import Pipe
@@ -62,6 +64,31 @@ async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_kno
     monkeypatch.setattr(redis_fleet, "REMEMBERED_SECONDS", 0.0)
     await handlers.learn()
     assert not handlers.retries
+
+
+async def test_whether_a_handler_takes_secrets_is_known_as_its_worker_announced_it(
+    pipe: Pipe,
+) -> None:
+    fleet = RedisFleet(pipe)
+    handlers = Handlers({"own": 0}, fleet, lambda name: ("headers",))
+    names = ["all", "own", "plain", "some"]
+    facts = WorkerFacts("w", "host", 7, 0.0, names, 0, 1, {}, {"all": True, "some": ["body"]})
+    await fleet.beat(facts)
+    await handlers.learn()
+    assert handlers.secret_fields("all") is True
+    assert handlers.secret_fields("some") == {"body"}
+    assert handlers.secret_fields("plain") is False
+    assert handlers.secret_fields("own") == ("headers",), "what is known here is known best"
+    node = {"id": "a", "handler": "all", "config": {"k": "{{ secrets.KEY }}"}}
+    definition = {"name": "w", "nodes": [node]}
+    assert check(definition, handlers).valid
+    told = orjson.loads(await pipe.call("HGET", WORKERS, "w"))
+    del told["secrets"]  # as a worker from before the rule announces itself
+    await pipe.call("HSET", WORKERS, "w", orjson.dumps(told))
+    await handlers.learn()
+    (problem,) = check(definition, handlers).errors
+    assert problem.code == "template_forbidden"
+    assert "the worker that announced it does not say so" in problem.message
 
 
 async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away() -> None:

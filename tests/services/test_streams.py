@@ -11,6 +11,7 @@ import hiredis
 import orjson
 import pytest
 
+from dovetail.core.caching import Caching
 from dovetail.core.events import Token
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail, Stop
@@ -42,7 +43,7 @@ TASK = Task(
     12.5,
     "tag",
     (Deferred(("a", 0), "{{ secrets.S }}", {"params": {}}),),
-    ("key", 60.0),
+    Caching("key", 60.0, {"params": "d1"}),
 )
 NESTED = "[" * 1000 + "]" * 1000
 
@@ -103,7 +104,7 @@ async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
     "result",
     [
         Complete("run", "node", TOKEN, {"a": [None, "ü"]}),
-        Complete("run", "node", TOKEN, None, ("key", 60.0)),
+        Complete("run", "node", TOKEN, None, Caching("key", 60.0, {"params": "d1"})),
         Fail("run", "node", TOKEN, {"type": "E", "message": "m"}, permanent=True),
         Fail(
             *("run", "node", TOKEN, {"type": "E", "message": "m"}),
@@ -295,7 +296,7 @@ def many_results() -> list[Any]:
         for n in range(150)
     ]
     told[7] = Fail("run", "failed", TOKEN, {"type": "E", "message": "m"})
-    told[8] = Complete("run", "cached", TOKEN, 1, ("key", 60.0))
+    told[8] = Complete("run", "cached", TOKEN, 1, Caching("key", 60.0))
     told[9] = Complete("run", "large", TOKEN, "x" * 10_000)
     return told
 

@@ -43,7 +43,7 @@ async def flaky(config, ctx):
         raise RetryableError("not yet", after=0.01)
     return ctx.attempt
 
-@handler
+@handler(secrets=True)
 async def broken(config, ctx):
     raise PermanentError(f"cannot: {ctx.secrets.get('KEY')}")
 
@@ -59,7 +59,7 @@ async def hold(config, ctx):
                 raise
     return "seen"
 
-@handler
+@handler(secrets=True)
 async def talks(config, ctx):
     ctx.log.info("one\\n{\\"level\\": \\"forged\\"} and %s", ctx.secrets["KEY"])
     logging.getLogger("mine").warning("of a library: %s\\x1b[31m", ctx.secrets["KEY"])

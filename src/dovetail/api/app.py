@@ -15,8 +15,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from dovetail.api import batches, events, fleet, health, limits, metrics, runs, workflows
+from dovetail.api.admission import Admission
 from dovetail.api.answers import PREFIX, json_answer
+from dovetail.api.budgets import Budgets, limits_of
 from dovetail.api.compression import Compression
+from dovetail.api.connection import most_connections
 from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.document import describe
 from dovetail.api.envelope import Answered, Envelope
@@ -76,7 +79,11 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
     tell_problems(app, hidden=re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$"))
     settings = service.settings
     guard = Guard(
-        Compression(app),
+        Admission(
+            Compression(app),
+            Budgets(limits_of(settings, most_connections(settings.max_connections))),
+            settings.trusted_proxies,
+        ),
         hosts=[*settings.allowed_hosts, *service.hosts],
         tokens=Tokens(settings.tokens),
     )

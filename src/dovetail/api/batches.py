@@ -70,7 +70,7 @@ async def make_batch_of_definition(
     here = await maker_of(request)
     body = await read_fields(request, here, {"definition": DEFINITION, **_BATCH_ITEMS}, deeper=2)
     _check_items(body.fields["items"])
-    checked = await check(here, Part(body.source, "definition"))
+    checked = await check(request, here, Part(body.source, "definition"))
     made = await here.commands.batch(checked, body.fields["items"], idempotency_key=idempotency_key)
     return _made(made)
 

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastapi import Request
 
+from dovetail.api.admission import brings_much, caller_of
 from dovetail.api.problems import InvalidRequest, Refusal
 from dovetail.api.service import Service
 from dovetail.core.definition.source import Source, read_text
 from dovetail.core.errors import InvalidDefinition, Problem
 from dovetail.core.findings import Path, Suggester, shown
 
+T = TypeVar("T")
+
 BODY_SECONDS = 30.0
 """A client that takes longer to send at most a megabyte holds a place that others want."""
+SMALL_BYTES = 2 * 1024
+"""Up to this, reading takes no longer than the rest of a request."""
 LARGE_BYTES = 16 * 1024
 """Above this, reading takes long enough to be noticed by everybody else: aside, then."""
 MOST_UNKNOWN = 100
@@ -62,7 +67,20 @@ async def read_source(request: Request, here: Service, *, deeper: int = 0) -> So
     def read() -> Source:
         return read_text(text, format=form, max_bytes=settings.max_body_bytes, max_depth=depth)
 
-    return await here.aside(read) if len(text) > LARGE_BYTES else read()
+    return await in_line(request, here, len(text), read)
+
+
+async def in_line(
+    request: Request, here: Service, size: int, work: Callable[[], T], *, goes_on: bool = False
+) -> T:
+    """Work on a body of this size, when it is the caller's turn. Raises `Overloaded`.
+
+    `goes_on`: the body has had a turn before.
+    """
+    if size <= SMALL_BYTES:
+        return work()
+    line = here.aside if size > LARGE_BYTES else here.between
+    return await line(work, caller_of(request), goes_on=goes_on)
 
 
 class Field(NamedTuple):
@@ -176,8 +194,11 @@ async def _read(request: Request, most: int) -> bytes:
         raise Refusal(415, "the body must not be compressed")
     _format(request)  # before anything of it is read
     length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > most):
-        raise _too_large(most)
+    if length.isascii() and length.isdigit():
+        if len(length) > 18 or int(length) > most:
+            raise _too_large(most)
+        if int(length) > LARGE_BYTES:
+            brings_much(request)  # before anything of it is kept
     pieces, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -185,6 +206,8 @@ async def _read(request: Request, most: int) -> bytes:
                 size += len(piece)
                 if size > most:
                     raise _too_large(most)
+                if size > LARGE_BYTES:
+                    brings_much(request)  # it may not have said how much it is
                 pieces.append(piece)
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None

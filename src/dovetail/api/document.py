@@ -43,6 +43,8 @@ _CONFLICTS = {
     "POST /workflows/{name}/batches",
     "POST /batches",
     "GET /runs/{run_id}/results",
+    "GET /runs/{run_id}/result",
+    "GET /runs/{run_id}/nodes/{node_id}/output",
     "GET /run-ids/{beginning}",
     "POST /runs/{run_id}/retry",
     "POST /runs/{run_id}/cancel",
@@ -54,7 +56,11 @@ _CHANGED = {
     "DELETE /workflows/{name}",
     "PUT /workflows/{name}/aliases/{alias}",
 }
-_TAGGED = {"GET /workflows/{name}", "GET /runs/{run_id}"}
+_TAGGED = {
+    "GET /workflows/{name}",
+    "GET /runs/{run_id}",
+    "GET /runs/{run_id}/nodes/{node_id}/output",
+}
 _LOCATED = {
     "POST /workflows",
     "POST /workflows/{name}/runs",

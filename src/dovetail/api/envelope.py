@@ -17,14 +17,12 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dovetail.api.problems import Refusal, refuse
-from dovetail.api.security import OPEN_PATHS, PROTECTIVE_HEADERS
+from dovetail.api.security import PROTECTIVE_HEADERS
 from dovetail.core.errors import DovetailError
 from dovetail.engine.listening import REQUEST_ID
 
 log = logging.getLogger("dovetail.api")
 
-MOST_AT_ONCE = 1000
-"""Requests, streams among them. More are told to come back: each costs memory and a descriptor."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -44,13 +42,10 @@ class Envelope:
         *,
         closing: asyncio.Event,
         answered: Answered | None = None,
-        most_at_once: int = MOST_AT_ONCE,
     ) -> None:
         self._app = app
         self._closing = closing
         self._answered = answered
-        self._most = most_at_once
-        self._at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,9 +64,8 @@ class Envelope:
                 message = {**message, "headers": _complete(message["headers"], request_id)}
             await send(message)
 
-        self._at_once += 1
         try:
-            await self._serve(scope, receive, sending)
+            await self._app(scope, receive, sending)
         except asyncio.CancelledError:
             if not self._closing.is_set():
                 raise
@@ -85,16 +79,8 @@ class Envelope:
             call = f"{scope['method']} {scope['path']} ({request_id})"
             log.error("%s: %s", call, error.__cause__ if ours else error, exc_info=not ours)
         finally:
-            self._at_once -= 1
             if self._answered is not None:
                 self._answered(scope, status, time.perf_counter() - began)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._at_once > self._most and scope["path"] not in OPEN_PATHS:
-            words = f"{self._most:,} requests are being served already"
-            await refuse(Refusal(429, words), scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
 
 def _request_id(scope: Scope) -> str:

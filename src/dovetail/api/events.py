@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api import schemas
+from dovetail.api.admission import waits
 from dovetail.api.answers import Here, json_answer
+from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
 from dovetail.api.service import Service
 from dovetail.core.events import Event
@@ -28,6 +30,10 @@ KEEP_ALIVE_SECONDS = 15.0
 MOST_EVENTS = 1 << 53
 MOST_WAITING = 1000
 """Events that were read for a client that is slower."""
+PAGE = 1000
+"""Events of a list that are read at once."""
+PAGE_BYTES = 1 << 20
+"""What such a page is taken to have."""
 STREAM = "text/event-stream"
 
 
@@ -74,7 +80,11 @@ async def events(
     if last_event_id:
         after = _number(last_event_id)
     if wants_list(request.headers.get("accept", "")):
-        return json_answer(await here.commands.events(run_id, after=after))
+        first = await here.commands.events(run_id, after=after, limit=PAGE)
+        if len(first) < PAGE:
+            return json_answer(first)
+        return Streamed(_listed(here, run_id, first), media_type=JSON)
+    waits(request)
     run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
@@ -109,6 +119,19 @@ def _quality(parameters: list[str]) -> float:
             except ValueError:
                 return 0.0
     return 1.0
+
+
+async def _listed(here: Service, run_id: str, page: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """A list that is too long to be in memory at once, a page at a time."""
+    opening = b"["
+    while page:
+        async with here.answers.taking(PAGE_BYTES):
+            yield opening + orjson.dumps(page)[1:-1]
+            opening, after = b",", page[-1]["seq"]
+            last, page = len(page) < PAGE, []
+            if not last:
+                page = await here.commands.events(run_id, after=after, limit=PAGE)
+    yield b"]"
 
 
 async def _frames(here: Service, run_id: str, after: int) -> AsyncIterator[bytes]:

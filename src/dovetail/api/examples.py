@@ -65,7 +65,17 @@ _NODE = {
     "worker": "host-4711",
     "output": {"text": "Hello Ada"},
 }
-_RUN = {**_SUMMARY, "nodes": [_NODE]}
+_LARGE_OUTPUT = {
+    "$output": {"size": 912345, "href": f"/api/v1/runs/{RUN}/nodes/fetch/output"},
+}
+_LARGE = {
+    **_NODE,
+    "id": "fetch",
+    "handler": "call_external_service",
+    "dependencies": [],
+    "output": _LARGE_OUTPUT,
+}
+_RUN = {**_SUMMARY, "nodes": [_NODE, _LARGE]}
 _RUNNING = {
     **_RUN,
     "status": "RUNNING",
@@ -151,9 +161,11 @@ EXAMPLES = {
         {
             "status": "COMPLETED",
             "result": {"text": "Hello Ada"},
-            "outputs": {"start": {"who": "Ada"}, "end": {"text": "Hello Ada"}},
+            "outputs": {"fetch": _LARGE_OUTPUT, "end": {"text": "Hello Ada"}},
         }
     ),
+    "GET /runs/{run_id}/result": Example({"text": "Hello Ada"}),
+    "GET /runs/{run_id}/nodes/{node_id}/output": Example({"text": "Hello Ada"}),
     "GET /runs/{run_id}/explain": Example(
         {
             "run_id": RUN,
@@ -174,9 +186,18 @@ EXAMPLES = {
                     "details": {"parents": ["fetch"]},
                 },
             ],
+            "damage": [],
         }
     ),
     "GET /runs/{run_id}/verify": Example({"run_id": RUN, "divergences": []}),
+    "POST /runs/{run_id}/repair": Example(
+        {
+            "run_id": RUN,
+            "differences": ["node 'b' is kept with status COMPLETED, the log makes it QUEUED"],
+            "repaired": True,
+        },
+        {},
+    ),
     "GET /run-ids/{beginning}": Example({"run_id": RUN}),
     "POST /runs/{run_id}/retry": Example(
         _RUNNING, {"from": "end"}, {"rerun": ["end"], "reuse": ["start"]}
@@ -227,6 +248,7 @@ PARAMETERS = {
     "name": ("a workflow's name", "greet"),
     "alias": ("a name for a version", "stable"),
     "run_id": ("the id of a run", RUN),
+    "node_id": ("the id of a node", "end"),
     "beginning": ("at least 4 characters of a run's id", RUN[:6]),
     "batch_id": ("the id of a batch", BATCH),
     "tag": ("a `resource_tag`", "search_api"),

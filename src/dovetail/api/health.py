@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
 from dovetail.api.answers import Here, json_answer
-from dovetail.api.problems import Refusal
-from dovetail.core.errors import StoreError
+from dovetail.api.problems import KIND_OF, answer
+from dovetail.api.service import Service
 
 router = APIRouter(prefix="/health", tags=["health"])
 
-READY_SECONDS = 3.0
-"""Whoever asks has given up by then."""
+STOPPING = "the server is stopping"
+UNKNOWN = "what runs are kept in cannot be used at the moment"
 
 
 @router.get("/live", summary="The process answers", response_model=schemas.Health)
@@ -24,15 +22,25 @@ async def live() -> Response:
 
 
 @router.get("/ready", summary="It can be given work; else 503", response_model=schemas.Health)
-async def ready(here: Here) -> Response:
+async def ready(request: Request) -> Response:
+    here: Service = request.app.state.service
     if here.closing.is_set():
-        raise Refusal(503, "the server is stopping")
-    try:
-        async with asyncio.timeout(READY_SECONDS):
-            await here.commands.list_runs(limit=1)  # or a `StoreError`, which is a 503
-    except TimeoutError:
-        raise StoreError(f"no list of runs within {READY_SECONDS:g} s") from None
+        return _not_ready(request, KIND_OF[503], STOPPING)
+
+    async def probe() -> None:
+        """What a trigger needs; raises `StoreError`."""
+        await here.fleet.check()
+        await here.commands.list_runs(limit=1)
+        await here.commands.check_writable()
+
+    refused = await here.readiness(probe)
+    if refused is not None:
+        return _not_ready(request, refused.type, refused.reason or UNKNOWN)
     return json_answer({"status": "ok"})
+
+
+def _not_ready(request: Request, kind: str, reason: str) -> Response:
+    return answer(503, kind, reason, request.scope, reasons=[reason])
 
 
 @router.get(

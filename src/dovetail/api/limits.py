@@ -9,7 +9,7 @@ from starlette.responses import Response
 from dovetail.api import schemas
 from dovetail.api.answers import Here, fields_of, json_answer
 from dovetail.api.bodies import Field, is_number, is_whole, read_fields
-from dovetail.engine.commands import FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 
 router = APIRouter(prefix="/rate-limits", tags=["rate limits"])
 

@@ -36,7 +36,10 @@ STATUS_OF = {
     "conflict": 409,
     "precondition_failed": 412,
     "overloaded": 429,
+    "run_damaged": 409,
+    "record_damaged": 409,
     "store_error": 503,
+    "store_lost": 503,
     "archive_down": 503,
 }
 # What HTTP itself refuses. Words of our own: Python's change from version to version.
@@ -87,6 +90,7 @@ def answer(
     scope: Scope,
     *,
     errors: Iterable[Problem] | None = None,
+    reasons: Iterable[str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """The response; `kind` is the stable word that programs compare."""
@@ -101,6 +105,8 @@ def answer(
         problem["request_id"] = scope["state"]["request_id"]
     if errors is not None:
         problem["errors"] = [one.as_dict() for one in errors]
+    if reasons is not None:
+        problem["reasons"] = list(reasons)
     headers = dict(headers or {})
     if status in RETRY_AFTER:
         headers.setdefault("Retry-After", str(RETRY_AFTER[status]))
@@ -129,6 +135,7 @@ def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
         if status >= 500:
             log.error("%s: %s", _called(request), error)
             words = "what runs are kept in cannot be used at the moment"
+            words = getattr(error, "public", words)
             return answer(status, kind, words if status == 503 else _BUG, request.scope)
         headers = {}
         if status in RETRY_AFTER and getattr(error, "retry_after", None) is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
+from dovetail.api.admission import waits
 from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
 from dovetail.api.answers import (
+    PREFIX,
     Here,
     fields_of,
     json_answer,
@@ -20,9 +23,24 @@ from dovetail.api.answers import (
     unless_known,
 )
 from dovetail.api.bodies import ANYTHING, DEFINITION, FLAG, TEXT, VERSION, Part, read_fields
+from dovetail.api.outputs import (
+    FULL,
+    SHOWN,
+    Outputs,
+    Read,
+    answer_of,
+    joined,
+    output_parts,
+    result_parts,
+    run_parts,
+    tag_of_output,
+    tag_of_parts,
+)
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.service import Service
 from dovetail.api.workflows import IfNoneMatch, check
+from dovetail.core.outputs import LARGE_OUTPUT, Elsewhere, looks_like_a_reference, reference
+from dovetail.core.run import RunState
 from dovetail.engine.commands import Accepted
 from dovetail.engine.views import run_view
 
@@ -34,9 +52,17 @@ IdempotencyKey = Annotated[
     str | None,
     Header(description="the same key again gives the same answer, and makes nothing new"),
 ]
+WhichOutputs = Annotated[
+    Literal["full"] | None,
+    Query(
+        description=f"`full`: also the outputs of more than {LARGE_OUTPUT // 1024} KiB, in whose "
+        'place there is `{"$output": {"size", "href"}}` otherwise'
+    ),
+]
 _TRIGGER = {"params": ANYTHING, "version": VERSION}
 _AD_HOC = {"definition": DEFINITION, "params": ANYTHING}
 _RETRY = {"from": TEXT, "dry_run": FLAG}
+_REPAIR = {"dry_run": FLAG}
 _SAME_KEY: dict[int | str, dict[str, Any]] = {
     200: {"model": schemas.Triggered, "description": "the key was used before: the same answer"}
 }
@@ -73,7 +99,7 @@ async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey =
 async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
     body = await read_fields(request, here, _AD_HOC)
-    checked = await check(here, Part(body.source, "definition"))
+    checked = await check(request, here, Part(body.source, "definition"))
     async with here.making:
         accepted = await here.commands.trigger(
             checked, body.fields["params"], idempotency_key=idempotency_key
@@ -101,7 +127,13 @@ async def list_runs(
         batch=batch or None,
         limit=page_size(limit),
         cursor=cursor or None,
+        most=LARGE_OUTPUT,
     )
+    for view in found["items"]:
+        result = view["result"]
+        if not _is_whole(result):
+            size = result.size if isinstance(result, Elsewhere) else len(orjson.dumps(result))
+            view["result"] = reference(size, f"{location(view['run_id'])['Location']}/result")
     return json_answer(found)
 
 
@@ -110,6 +142,7 @@ async def get_run(
     run_id: str,
     request: Request,
     nodes: bool = True,
+    outputs: WhichOutputs = None,
     wait: Annotated[
         float,
         Query(ge=0, allow_inf_nan=False, description="answer when it has finished, or after this"),
@@ -118,8 +151,41 @@ async def get_run(
 ) -> Response:
     here = await service_of(request)
     if wait:
+        waits(request)
         await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
-    return unless_known(request, await here.commands.get_run(run_id, nodes=nodes))
+    if not nodes:
+        view = await here.commands.summary(run_id, most=LARGE_OUTPUT)
+        # What goes on has a result in parts, and one that is large is made of references.
+        if view["finished_at"] is not None and _is_whole(view["result"]):
+            return unless_known(request, view)
+    run = await here.commands.look(run_id, FULL if outputs else SHOWN)
+    return await _run_answer(here, request, run, nodes=nodes, full=outputs is not None)
+
+
+async def _run_answer(
+    here: Service,
+    request: Request,
+    run: RunState,
+    *,
+    nodes: bool = True,
+    full: bool = False,
+    moved: bool = False,
+) -> Response:
+    """A run's detail; `moved`: it was asked to change, and this is what became of it."""
+    parts = await run_parts(run, run_view(run, nodes=nodes), PREFIX, full=full)
+    read = _reader(here, run)
+    if moved:
+        return answer_of(request, parts, read, here.answers, status=202, headers=location(run.id))
+    return answer_of(request, parts, read, here.answers, tag=tag_of_parts(parts))
+
+
+def _is_whole(result: Any) -> bool:
+    """Whether a result that was read only if it is not large may be shown as it is."""
+    return not isinstance(result, Elsewhere) and not looks_like_a_reference(result)
+
+
+def _reader(here: Service, run: RunState) -> Read:
+    return lambda wanted: here.commands.store.read_outputs(run, wanted)
 
 
 async def _end(here: Service, run_id: str, request: Request) -> None:
@@ -144,8 +210,46 @@ async def _left(request: Request) -> None:
 @router.get(
     "/runs/{run_id}/results", summary="Its result and outputs", response_model=schemas.Results
 )
-async def results(run_id: str, here: Here, partial: bool = False) -> Response:
-    return json_answer(await here.commands.results(run_id, partial=partial))
+async def results(
+    run_id: str,
+    request: Request,
+    here: Here,
+    partial: bool = False,
+    outputs: WhichOutputs = None,
+) -> Response:
+    run = await here.commands.with_results(run_id, partial=partial, room=FULL if outputs else SHOWN)
+    parts = await result_parts(run, PREFIX, full=outputs is not None)
+    return answer_of(request, parts, _reader(here, run), here.answers)
+
+
+@router.get(
+    "/runs/{run_id}/nodes/{node_id}/output",
+    summary="The output of one node, as it is",
+    responses={
+        200: {"description": "any JSON value", "content": {"application/json": {"schema": {}}}}
+    },
+)
+async def node_output(
+    run_id: str, node_id: str, request: Request, here: Here, if_none_match: IfNoneMatch = None
+) -> Response:
+    run, place = await here.commands.with_output(run_id, node_id)
+    read = _reader(here, run)
+    tag = tag_of_output(run, run.nodes[place], node_id)
+    parts = await output_parts(run, place, read)
+    return answer_of(request, parts, read, here.answers, tag=tag)
+
+
+@router.get(
+    "/runs/{run_id}/result",
+    summary="Its result alone, as it is",
+    responses={
+        200: {"description": "any JSON value", "content": {"application/json": {"schema": {}}}}
+    },
+)
+async def result(run_id: str, request: Request, here: Here, partial: bool = False) -> Response:
+    run = await here.commands.with_results(run_id, partial=partial, room=FULL)
+    parts = joined(await Outputs(run, PREFIX, full=True).result())
+    return answer_of(request, parts, _reader(here, run), here.answers)
 
 
 @router.get(
@@ -185,12 +289,14 @@ async def find_run(beginning: str, here: Here) -> Response:
         {"from": {"type": ["string", "null"]}, "dry_run": {"type": ["boolean", "null"]}}
     ),
 )
-async def retry(run_id: str, request: Request, here: Here) -> Response:
+async def retry(
+    run_id: str, request: Request, here: Here, outputs: WhichOutputs = None
+) -> Response:
     from_node, dry_run = (await read_fields(request, here, _RETRY)).fields.values()
     if dry_run:
         return json_answer(await here.commands.plan_retry(run_id, from_node))
-    run = await here.commands.retry(run_id, from_node)
-    return json_answer(run_view(run), 202, location(run_id))
+    run = await here.commands.retry(run_id, from_node, room=FULL if outputs else SHOWN)
+    return await _run_answer(here, request, run, full=outputs is not None, moved=True)
 
 
 @router.post(
@@ -200,6 +306,20 @@ async def retry(run_id: str, request: Request, here: Here) -> Response:
     response_model=schemas.Run,
     openapi_extra=fields_of({}),
 )
-async def cancel(run_id: str, request: Request, here: Here) -> Response:
+async def cancel(
+    run_id: str, request: Request, here: Here, outputs: WhichOutputs = None
+) -> Response:
     await read_fields(request, here, {})
-    return json_answer(run_view(await here.commands.cancel(run_id)), 202, location(run_id))
+    run = await here.commands.cancel(run_id, room=FULL if outputs else SHOWN)
+    return await _run_answer(here, request, run, full=outputs is not None, moved=True)
+
+
+@router.post(
+    "/runs/{run_id}/repair",
+    summary="Rebuild its state from its own log",
+    response_model=schemas.Repaired,
+    openapi_extra=fields_of({"dry_run": {"type": ["boolean", "null"]}}),
+)
+async def repair(run_id: str, request: Request, here: Here) -> Response:
+    (dry_run,) = (await read_fields(request, here, _REPAIR)).fields.values()
+    return json_answer(await here.commands.repair(run_id, dry_run=bool(dry_run)))

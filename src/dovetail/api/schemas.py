@@ -40,6 +40,7 @@ class ProblemDetails(Answer):
     instance: str
     request_id: str
     errors: list[ProblemFound] = []
+    reasons: list[str] = []
 
 
 class Registered(Answer):
@@ -106,6 +107,12 @@ class Failure(BaseModel):
     node: str = ""
 
 
+_OUTPUT = (
+    "a JSON value; one of more than 64 KiB, or one that has a key `$output` itself, is "
+    '`{"$output": {"size", "href"}}` unless `outputs=full`: `href` has it'
+)
+
+
 class NodeItem(Answer):
     id: str
     handler: str
@@ -120,7 +127,7 @@ class NodeItem(Answer):
     finished_at: Time | None
     duration: Seconds | None
     worker: str | None
-    output: Any
+    output: Any = Field(description=_OUTPUT)
 
 
 class RunItem(Answer):
@@ -135,7 +142,7 @@ class RunItem(Answer):
     finished_at: Time | None
     duration: Seconds | None
     error: Failure | None
-    result: Any
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
 
 
 class Run(RunItem):
@@ -149,8 +156,8 @@ class Runs(Answer):
 
 class Results(Answer):
     status: RunState
-    result: Any
-    outputs: dict[str, Any]
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
+    outputs: dict[str, Any] = Field(description=f"by node; each is {_OUTPUT}")
 
 
 class Reason(Answer):
@@ -164,6 +171,7 @@ class Reason(Answer):
         "no_worker",
         "max_concurrency",
         "running",
+        "damaged",
     ]
     why: str
     details: dict[str, Any]
@@ -173,11 +181,22 @@ class Explanation(Answer):
     run_id: str
     status: RunState
     nodes: list[Reason]
+    damage: list[str] = Field(
+        description="where its state disagrees with itself or with its log: `repair` rebuilds it"
+    )
 
 
 class Verified(Answer):
     run_id: str
     divergences: list[str] = Field(description="none, if all is well")
+
+
+class Repaired(Answer):
+    run_id: str
+    differences: list[str] = Field(
+        description="where its state was not what its log says; none, if there was nothing to do"
+    )
+    repaired: bool
 
 
 class RunId(Answer):

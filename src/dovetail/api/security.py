@@ -62,13 +62,18 @@ class Tokens:
         return bool(self._known)
 
     def access(self, token: bytes) -> Access:
+        return self.holder(token)[0]
+
+    def holder(self, token: bytes) -> tuple[Access, int]:
+        """What it may do, and which of the settings' tokens it is."""
         asked = _digest(token)
         found: Access = "none"
-        for known, access in self._known:
+        place = -1
+        for number, (known, access) in enumerate(self._known):
             # All of them, also after a hit. A token that is listed twice has its larger scope.
             if hmac.compare_digest(known, asked) and found != "full":
-                found = access
-        return found
+                found, place = access, number
+        return found, place
 
 
 def _digest(token: bytes) -> bytes:
@@ -129,11 +134,15 @@ class Guard:
             raise Refusal(400, words, {"Connection": "close"})
         host = self._check_host(given[b"host"])
         reads = scope["method"] in READING_METHODS
-        if self._tokens and scope["path"] not in OPEN_PATHS:
+        is_open = scope["path"] in OPEN_PATHS
+        state = scope.setdefault("state", {})
+        if self._tokens and not is_open:
             only_reads = reads or scope["path"] in READING_POSTS
-            self._check_token(given[b"authorization"], only_reads)
+            state["token"] = self._check_token(given[b"authorization"], only_reads)
         if not reads:
             self._check_origin(given[b"origin"], host)
+        if not is_open and (visit := state.get("visit")) is not None:
+            visit.known = True
 
     def _check_host(self, given: list[bytes]) -> str:
         """A page of another site may have its own name resolve to us; its `Host` gives it away."""
@@ -149,15 +158,20 @@ class Guard:
             )
         return host
 
-    def _check_token(self, given: list[bytes], reads: bool) -> None:
+    def _check_token(self, given: list[bytes], reads: bool) -> int:
+        """Which of the tokens it is."""
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        access = self._tokens.access(token.strip()) if scheme.lower() == b"bearer" else "none"
+        access: Access = "none"
+        number = -1
+        if scheme.lower() == b"bearer":
+            access, number = self._tokens.holder(token.strip())
         if access == "none":
             words = "wrong token" if given else "a token is needed: Authorization: Bearer <token>"
             raise Refusal(401, words, {"WWW-Authenticate": 'Bearer realm="dovetail"'})
         if access == "read" and not reads:
             challenge = 'Bearer realm="dovetail", error="insufficient_scope"'
             raise Refusal(403, "this token may only read", {"WWW-Authenticate": challenge})
+        return number
 
     def _check_origin(self, given: list[bytes], host: str) -> None:
         """A browser names the page that writes; it must be one of ours. Programs send nothing."""

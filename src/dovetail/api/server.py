@@ -12,11 +12,21 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from math import ceil
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from dovetail.api.connection import Connection
+from dovetail.api.connection import (
+    MOST_CONNECTIONS,
+    REQUEST_SECONDS,
+    Connection,
+    Crowd,
+    Sending,
+    most_connections,
+)
 from dovetail.core.errors import DovetailError
 
 LAST_REQUESTS_SECONDS = 1
@@ -97,11 +107,22 @@ def url_of(listening: Sequence[socket.socket]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(app: ASGIApp, listening: list[socket.socket], closing: asyncio.Event) -> None:
-    """Answer requests until `closing` is set; then take no more and finish those under way."""
+async def serve(
+    app: ASGIApp,
+    listening: list[socket.socket],
+    closing: asyncio.Event,
+    connections: int = MOST_CONNECTIONS,
+    sending: Sending | None = None,
+) -> None:
+    """Answer requests until `closing` is set; then take no more and finish those under way.
+
+    `connections`: no more than these at once.
+    """
+    crowd = Crowd(most_connections(connections))
+    made = partial(Connection, crowd=crowd, sending=sending or Sending())
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=cast("Any", made),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -109,6 +130,7 @@ async def serve(app: ASGIApp, listening: list[socket.socket], closing: asyncio.E
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
+        timeout_keep_alive=ceil(REQUEST_SECONDS),
         timeout_graceful_shutdown=LAST_REQUESTS_SECONDS,
     )
     server = _Server(config)

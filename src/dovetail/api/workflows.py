@@ -18,7 +18,7 @@ from dovetail.api.answers import (
     json_answer,
     unless_known,
 )
-from dovetail.api.bodies import LARGE_BYTES, Field, is_whole, read_fields, read_source
+from dovetail.api.bodies import Field, in_line, is_whole, read_fields, read_source
 from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.service import Service
 from dovetail.core.definition.source import Source
@@ -55,7 +55,7 @@ _ALIAS = {"version": Field("a version's number", is_whole, required=True)}
 async def register(
     request: Request, here: Here, if_match: IfMatch = None, if_none_match: IfNew = None
 ) -> Response:
-    checked = await check(here, await read_source(request, here))
+    checked = await check(request, here, await read_source(request, here))
     seen: Seen | None = None
     refusal: Changed | None = None
     if checked.workflow is not None:
@@ -80,7 +80,7 @@ async def register(
 )
 async def validate(request: Request, here: Here) -> Response:
     try:
-        checked = await check(here, await read_source(request, here))
+        checked = await check(request, here, await read_source(request, here))
     except InvalidDefinition as error:  # a text that is no data at all is a finding like others
         checked = Checked(None, error.problems, (), [])
     found: dict[str, Any] = {
@@ -92,12 +92,12 @@ async def validate(request: Request, here: Here) -> Response:
     return json_answer(found)
 
 
-async def check(here: Service, definition: Source) -> Checked:
+async def check(request: Request, here: Service, definition: Source) -> Checked:
     """Aside, if it is large: everybody else shall not wait for it."""
     await here.commands.learn_handlers()
-    if len(definition.text or "") > LARGE_BYTES:
-        return await here.aside(lambda: here.commands.validate(definition))
-    return here.commands.validate(definition)
+    size = len(definition.text or "")
+    validate = here.commands.validate
+    return await in_line(request, here, size, lambda: validate(definition), goes_on=True)
 
 
 async def _seen(request: Request, here: Service, name: str) -> Seen | None:

@@ -5,9 +5,12 @@ takes. What it must not know: the transport (`transports/celery.py`), where each
 its own, and a lost worker costs one node instead of the whole DAG.
 """
 
-from dovetail.celery.groups import DagGroup, DagGroupResult, result_of, run_dag_group
-from dovetail.celery.known import DagRefused, register_dag, register_handlers
-from dovetail.celery.task import DagTask, configure, run_dag
+from dovetail.extras import imports_of
+
+with imports_of("dovetail.celery", "celery"):
+    from dovetail.celery.groups import DagGroup, DagGroupResult, result_of, run_dag_group
+    from dovetail.celery.known import DagRefused, register_dag, register_handlers
+    from dovetail.celery.task import DagTask, configure, run_dag
 
 __all__ = [
     "DagGroup",

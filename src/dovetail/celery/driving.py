@@ -34,7 +34,7 @@ from dovetail.engine.limits import LocalLimits
 from dovetail.engine.ports import Calls, Limits
 from dovetail.executor import WorkflowDAG, WorkflowResult, reusable, submission
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.wiring import LocalEngine, buckets, shared_limits
+from dovetail.wiring import LocalEngine, buckets, registry_versions, shared_limits
 
 log = logging.getLogger("dovetail.celery")
 
@@ -69,6 +69,7 @@ def prepare(
         sensitive=settings().sensitive(),
         max_config_bytes=settings().max_config_bytes,
         max_output_bytes=settings().max_output_bytes,
+        max_input_bytes=settings().max_input_bytes,
     )
     params = apply_params(schema, dict(context or {}))
     reused = reusable(graph, earlier)
@@ -150,6 +151,8 @@ async def _drive(
             isolate=prepared.isolate,
             max_config_size=settings().max_config_bytes,
             clock=time.monotonic,
+            versions=registry_versions(known_handlers()) if prepared.isolate else None,
+            secrets=settings().secrets,
         )
         await stack.enter_async_context(engine)
         await engine.orchestrator.submit(submit)

@@ -221,11 +221,12 @@ def graph(
     format: Annotated[  # noqa: A002  (the name of the option)
         Literal["text", "mermaid", "dot", "svg"], typer.Option(help="How to draw it.")
     ] = "text",
+    handlers: Handlers = None,
 ) -> None:
     """Draw the layers of a workflow and what depends on what."""
     from dovetail.cli.commands.graph import draw_file
 
-    raise typer.Exit(draw_file(file, format))
+    raise typer.Exit(draw_file(file, format, handlers or []))
 
 
 @app.command()
@@ -248,7 +249,7 @@ def schema() -> None:
 
 @app.command()
 def handlers(handlers: Handlers = None, as_json: AsJson = False) -> None:
-    """List the handlers known here: origin, retries and config."""
+    """List the handlers known here: origin, retries, version and config."""
     from dovetail.cli.commands.handlers import list_handlers
 
     list_handlers(handlers or [], as_json=as_json)

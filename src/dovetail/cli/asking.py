@@ -6,7 +6,7 @@ What it must not know: what is asked, or how the answer looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,14 +16,17 @@ from dovetail.cli.files import File
 from dovetail.cli.places import is_shared, looking, settings_of_this_place
 from dovetail.cli.text import plain
 from dovetail.config import Settings
+from dovetail.core.dag import Graph
 from dovetail.core.definition.validation import Checked, Limits
 from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
 from dovetail.engine.commands import Commands
+from dovetail.handlers.builtin import builtin_registry, load_registry
 from dovetail.handlers.registry import Registry
 
 T = TypeVar("T")
 
 UNKNOWN_HANDLER = "unknown_handler"
+FORBIDDEN = "template_forbidden"
 Question = Callable[[Commands], Awaitable[T]]
 
 
@@ -47,6 +50,22 @@ def checked_for_this_place(file: File, limits: Limits, registry: Registry) -> Ch
     except InvalidDefinition as error:
         return Checked(None, error.problems, (), [])
     return ask(lambda commands: commands.judge(definition), registry)
+
+
+def handlers_to_name(graph: Graph) -> Sequence[str]:
+    """What `--handlers` has to name in a command that goes on with a run of this graph: nothing
+    where services run it, or where its handlers are known without; else a file that has them."""
+    settings = settings_of_this_place()
+    if is_shared(settings):
+        return ()
+    used = {spec.handler for spec in graph.nodes}
+    if used <= set(builtin_registry(settings)):
+        return ()
+    try:
+        known = set(load_registry(settings, ()))
+    except DovetailError:
+        return ()  # who goes on is told what is wrong with them
+    return () if used <= known else ("FILE.py",)
 
 
 class KnownElsewhere:
@@ -76,6 +95,12 @@ class KnownElsewhere:
         errors = [
             still.get(problem.path) if problem.code == UNKNOWN_HANDLER else problem
             for problem in checked.errors
+        ]
+        # What is wrong with a secret in the config of a handler is known only where the handler is.
+        errors += [
+            problem
+            for problem in judged.errors
+            if problem.code == FORBIDDEN and problem not in checked.errors
         ]
         return replace(checked, errors=tuple(problem for problem in errors if problem))
 

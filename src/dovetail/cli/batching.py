@@ -215,7 +215,7 @@ class Batch:
             ]
             for failure in sorted(self._failures)
         ]
-        yield from table(rows)
+        yield from table(rows, streams.room())
         if bad > len(rows):
             listing = command("runs", "list", "--batch", self._batch_id, "--status", "FAILED")
             yield [(f"  and {bad - len(rows):,} more:  {listing}", "dim")]

@@ -59,12 +59,16 @@ async def this_process(
         fleet = ThisProcess(
             commands, _names(registry), settings.concurrency, telemetry.depths or dict
         )
-        taking_over = asyncio.ensure_future(_take_over(commands))
+        duties = [
+            asyncio.ensure_future(_take_over(commands)),
+            asyncio.ensure_future(commands.lost()),
+        ]
         try:
-            yield Behind(commands, fleet, [taking_over], facts)
+            yield Behind(commands, fleet, duties, facts)
         finally:
-            taking_over.cancel()
-            await asyncio.wait([taking_over])
+            for duty in duties:
+                duty.cancel()
+            await asyncio.wait(duties)
 
 
 async def _take_over(commands: Commands) -> None:
@@ -87,7 +91,9 @@ def on_redis(
     async def opened() -> AsyncIterator[Behind]:
         duties: list[asyncio.Future[None]] = []
         async with AsyncExitStack() as stack:
-            commands = await stack.enter_async_context(commanding(settings, registry, telemetry))
+            commands = await stack.enter_async_context(
+                commanding(settings, registry, telemetry, kind="api")
+            )
             fleet = await stack.enter_async_context(watching(settings, _names(registry)))
             inside: list[Service] = []
             if "orchestrator" in services:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.cli import streams
 from dovetail.cli.document_rows import HEAD, SURE, document_row, kept_of, warnings_in
 from dovetail.cli.document_runs import DocumentRuns, Outcome
 from dovetail.cli.document_tally import CACHED, CANCELLED, COMPLETED, FAILED
@@ -47,7 +48,7 @@ def ending(runs: DocumentRuns, reviews: Reviews, out: Sequence[str]) -> Iterator
     kept = {outcome.document.id: reviews.get(outcome.document.id) for outcome in shown}
     if shown:
         rows = [_row(outcome, kept[outcome.document.id]) for outcome in shown]
-        yield from table([HEAD, *rows])
+        yield from table([HEAD, *rows], streams.room())
     if len(good) > len(shown):
         listing = _reviews_command("list", *out)
         yield [(f"and {len(good) - len(shown):,} more:  {listing}", "dim")]

@@ -20,7 +20,7 @@ _LONGEST_WARNING = 200
 SURE = 0.8
 """What is below it is worth a look, and is shown so."""
 HEAD: Line = [
-    (name, "dim") for name in ("DOCUMENT", "TYPE", "VENDOR", "DATE", "TOTAL", "SURE", "STATE")
+    (name, "dim") for name in ("DOCUMENT", "TYPE", "VENDOR", "DATE", "TOTAL", "CONFIDENCE", "STATE")
 ]
 
 

@@ -12,12 +12,18 @@ from typing import Any
 import orjson
 
 from dovetail.cli import streams
+from dovetail.cli.text import printable
 
 Write = Callable[[bytes], None]
 
 
 def json_bytes(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return f"{json_text(value, orjson.OPT_INDENT_2)}\n".encode()
+
+
+def json_text(value: Any, option: int = 0) -> str:
+    """The same value, with every character that could steer a terminal as `\\uXXXX`."""
+    return printable(orjson.dumps(value, option=option).decode())
 
 
 def document_if(wanted: bool) -> AbstractContextManager[Write | None]:

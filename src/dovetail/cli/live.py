@@ -8,6 +8,7 @@ must not know: where the events come from.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +20,10 @@ from rich.text import Text
 
 from dovetail.cli.board import Board, Row
 from dovetail.cli.rows import id_width, row_line
-from dovetail.cli.text import Line, counted, duration
+from dovetail.cli.text import JOINERS, Line, counted, duration
 from dovetail.core.events import Event
 from dovetail.core.states import FINAL, NodeStatus
+from dovetail.core.visible import visible
 
 PICTURES_PER_SECOND = 10
 # What is below the rows: the summary, and the line the cursor stands on.
@@ -60,7 +62,8 @@ def _painted(lines: Iterable[Line]) -> Text:
         if number:
             text.append("\n")
         for words, style in line:
-            text.append(words, _RICH_STYLES[style])
+            shown = "" if os.environ.get("NO_COLOR") else _RICH_STYLES[style]
+            text.append(visible(words, JOINERS), shown)
     return text
 
 

@@ -122,7 +122,7 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
     """Returns once Redis answers. Raises `RedisError` if it does not within a while."""
     from dovetail.fleet import await_redis
 
-    await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why))
+    await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why), log.warning)
 
 
 async def unless_stopped(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import streams
+from dovetail.cli.asking import handlers_to_name
 from dovetail.cli.board import Board
 from dovetail.cli.driving import (
     SHORT_ID,
@@ -177,7 +178,8 @@ class Session:
         if asked is Ask.HAND_BACK and self._driven:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
-            self._comment([("nobody drives this run; ", "wait"), *resume_hint(short, ())])
+            hint = resume_hint(short, handlers_to_name(run.graph))
+            self._comment([("nobody drives this run; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None

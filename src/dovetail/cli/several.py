@@ -22,7 +22,7 @@ from dovetail.cli.places import driving
 from dovetail.cli.stage import Stopping, perform
 from dovetail.cli.text import Line, clip, counted, duration, plain
 from dovetail.config import Settings
-from dovetail.core.errors import Conflict
+from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
@@ -91,7 +91,7 @@ class Several:
         for run_id in left[:MOST_LEFT]:
             try:
                 driven += await commands.resume(run_id)
-            except Conflict as reason:
+            except (Conflict, BrokenRun) as reason:
                 streams.complain([(f"{run_id[:6]}: ", "bold"), (plain(reason), "")])
         if len(left) > MOST_LEFT:
             streams.complain(f"and {len(left) - MOST_LEFT:,} more")

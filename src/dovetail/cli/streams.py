@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TextIO
 
-from dovetail.cli.text import Line, bare, coloured
+from dovetail.cli.text import JOINERS, Line, bare, coloured
+from dovetail.core.visible import visible
 
 WIDTH_OF_A_LOG = 120
+KEPT = "\n\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B))) + JOINERS
+"""Characters that are not printable and steer nothing: breaks of lines, and spaces of any width."""
 
 
 def prepare() -> None:
@@ -37,10 +40,13 @@ def prepare() -> None:
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """Whether colours and a view that moves are wanted there."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()
+    """Whether it can show a view that moves."""
+    return os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def shows_colours(stream: IO[str]) -> bool:
+    """Whether colours are wanted there, too. `NO_COLOR` takes them, and not the view."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
 def knows_signs(stream: TextIO) -> bool:
@@ -52,6 +58,11 @@ def width() -> int:
     if sys.stdout.isatty():
         return shutil.get_terminal_size((WIDTH_OF_A_LOG, 24)).columns
     return WIDTH_OF_A_LOG
+
+
+def room() -> int | None:
+    """The columns that a table may take: those of the terminal, and any number in a file."""
+    return width() if sys.stdout.isatty() else None
 
 
 def say(line: Line | str = "") -> None:
@@ -66,8 +77,12 @@ def complain(line: Line | str) -> None:
 
 
 def _write(stream: TextIO, line: Line | str) -> None:
-    if not isinstance(line, str):
-        line = coloured(line) if is_terminal(stream) else bare(line)
+    # The last edge before a terminal: whatever was not cleaned before is spelled out here.
+    if isinstance(line, str):
+        line = visible(line, KEPT)
+    else:
+        pieces = [(visible(text, KEPT), style) for text, style in line]
+        line = coloured(pieces) if shows_colours(stream) else bare(pieces)
     if not knows_signs(stream):
         line = line.translate(_PLAIN_SIGNS)
     stream.write(line + "\n")

@@ -1,7 +1,7 @@
 """Text for people: cleaned, measured, clipped and, on a terminal, coloured.
 
 Names, messages and outputs come from definitions and handlers, so nothing of them reaches a
-terminal before `plain` or `printable` has taken out what could steer it. What it must not know:
+terminal before `plain` or `printable` has spelled out what could steer it. What it must not know:
 runs, files, or where a line is printed.
 """
 
@@ -12,6 +12,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from math import ceil
+
+from dovetail.core.visible import visible
+from dovetail.core.words import counted as counted
 
 Piece = tuple[str, str]
 """A text and its style, one of `STYLES` or none: data that any view can colour or not."""
@@ -30,28 +33,23 @@ STYLES = {
     "bold wait": "1;33",
 }
 
-# Sequences that end are taken out whole; of one that does not, the generic last branch takes
-# the first two characters, so that it cannot hide the rest of a message.
-_ESCAPE = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor movements
-    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # titles, links
-    r"|\x1b[ -/]*[0-~]?"
-)
+JOINERS = "\u200c\u200d"
+"""Of scripts and emoji: without them a name would be another one."""
 
 
 def plain(text: object) -> str:
-    """One line without anything that could steer a terminal."""
+    """One line in which everything that could steer a terminal is spelled out, as `\\x1b`."""
     words = str(text)
     if words.isprintable():
         return words
-    words = _ESCAPE.sub("", words)
-    return " ".join("".join(map(_harmless, words)).split())
+    words = "".join(map(_spaced, words.replace("\r\n", "\n")))
+    return " ".join(visible(words, JOINERS).split())
 
 
 def plain_lines(text: object) -> list[str]:
     """The same for a text of several lines; their indents are kept, empty ones are not."""
     found = []
-    for line in str(text).splitlines():
+    for line in str(text).replace("\r\n", "\n").split("\n"):  # what else breaks lines is shown
         words = plain(line)
         if words:
             indent = len(line) - len(line.lstrip(" "))
@@ -61,15 +59,22 @@ def plain_lines(text: object) -> list[str]:
 
 def printable(text: str) -> str:
     """A JSON text, still JSON, with everything that is not printable spelled as `\\uXXXX`."""
-    if all(line.isprintable() for line in text.split("\n")):
-        return text
-    return "".join(char if char.isprintable() or char == "\n" else _spelled(char) for char in text)
+    return _UNUSUAL.sub(_spelled_out, text)
 
 
-def _harmless(char: str) -> str:
-    if char.isprintable():
-        return char
-    return " " if char.isspace() else ""
+_UNUSUAL = re.compile(r"[^\n\x20-\x7e]+")  # most of a large text is passed over at once
+
+
+def _spelled_out(found: re.Match[str]) -> str:
+    words = found[0]
+    if words.isprintable():
+        return words
+    return "".join(char if char.isprintable() else _spelled(char) for char in words)
+
+
+def _spaced(char: str) -> str:
+    """Breaks of lines and spaces of any width are spaces in a line."""
+    return " " if char in "\n\t" or unicodedata.category(char) == "Zs" else char
 
 
 def _spelled(char: str) -> str:
@@ -103,11 +108,6 @@ def clip(text: str, width: int) -> str:
 
 def pad(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 node`, `12 nodes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int) -> str:
@@ -152,13 +152,41 @@ def age(timestamp: str, now: float) -> str:
     return ago(now - datetime.fromisoformat(timestamp).timestamp())
 
 
-def table(rows: Sequence[Line]) -> Iterator[Line]:
-    """Rows with their pieces as columns, each as wide as its widest; the last one is not padded."""
+def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
+    """Rows with their pieces as columns, each as wide as its widest; the last one is not padded.
+
+    With a `width` it fits into that many columns of a terminal: the widest cells are cut.
+    """
     columns = zip(*([text for text, _ in row] for row in rows), strict=True)
     widths = [max(map(cells, column)) for column in columns]
+    if width is not None:
+        widths = fitting(widths, width - len(_BETWEEN) * (len(widths) - 1))
     for row in rows:
-        *padded, last = zip(row, widths, strict=True)
-        yield [*((pad(text, width) + "  ", style) for (text, style), width in padded), last[0]]
+        cut = [(clip(text, most), style) for (text, style), most in zip(row, widths, strict=True)]
+        *padded, last = zip(cut, widths, strict=True)
+        yield [*((pad(text, most) + _BETWEEN, style) for (text, style), most in padded), last[0]]
+
+
+_BETWEEN = "  "
+_NARROWEST = 6
+"""Of a cell that is cut: less would say nothing."""
+
+
+def fitting(widths: Sequence[int], room: int) -> list[int]:
+    """The widths of columns that have so much room together: the widest give way first.
+
+    Where even the narrowest do not fit, the room is not kept: what is there can be read.
+    """
+    most = max(widths, default=0)
+    while most > _NARROWEST and sum(min(width, most) for width in widths) > room:
+        most -= 1
+    found = [min(width, most) for width in widths]
+    left = room - sum(found)
+    for place, width in enumerate(widths):  # what is left over by equal shares
+        if left > 0 and found[place] < width:
+            found[place] += 1
+            left -= 1
+    return found
 
 
 def bare(line: Line) -> str:

@@ -28,7 +28,16 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 import orjson
 
-from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, WorkflowVersion
+from dovetail.client.answers import (
+    Batch,
+    BatchRun,
+    Event,
+    Page,
+    Repaired,
+    Run,
+    RunNode,
+    WorkflowVersion,
+)
 from dovetail.client.arguments import (
     params_or_none,
     seconds_or_none,
@@ -251,6 +260,15 @@ class Dovetail:
         commands = self._commands
         return _run(commands.view(await commands.cancel(text("run_id", run_id))))
 
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
+        """Rebuild a run's state from its own log; with `dry_run`, only say what differs.
+
+        Raises `NotFound`, and `BrokenRun` when the log itself is damaged: cancel the run then.
+        """
+        commands = self._commands
+        done = await commands.repair(text("run_id", run_id), dry_run=bool(dry_run))
+        return Repaired.from_api(done)
+
     async def resume(self, run_id: str | None = None) -> list[str]:
         """Go on here with a run that nobody drives; without an id, with all whose handlers are
         known here. Returns the ids; `wait` tells how each ends. Raises `NotFound`, `Conflict`.
@@ -419,7 +437,9 @@ class Dovetail:
 
 
 def _settings(target: str | PathLike[str] | None, given: dict[str, Any]) -> Settings:
-    if "secrets" in given:  # an argument ends in tracebacks and in other people's logs
+    if {"secrets", "secret_hosts"} & set(
+        given
+    ):  # an argument ends in tracebacks and in other people's logs
         raise SettingsError("secrets are read from the environment: set DOVETAIL_SECRET_<NAME>")
     if target is not None:
         place = _place(target)

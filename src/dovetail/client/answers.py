@@ -42,6 +42,15 @@ class WorkflowVersion(_Answer):
     created: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Repaired(_Answer):
+    """Where a run's state was not what its log says, and whether that was changed."""
+
+    run_id: str
+    differences: list[str]
+    repaired: bool
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class RunNode(_Answer):
     """One node of a run."""

@@ -14,6 +14,8 @@ import orjson
 from dovetail.config import env_name
 from dovetail.core.errors import (
     ArchiveDown,
+    BrokenRecord,
+    BrokenRun,
     Changed,
     Conflict,
     DovetailError,
@@ -22,6 +24,7 @@ from dovetail.core.errors import (
     NotFound,
     Problem,
     StoreError,
+    StoreLost,
 )
 from dovetail.core.findings import one_line
 
@@ -52,7 +55,10 @@ _BY_WORDS: dict[str, Callable[[str], DovetailError]] = {
     "not_found": NotFound,
     "conflict": Conflict,
     "precondition_failed": Changed,
+    "run_damaged": BrokenRun,
+    "record_damaged": BrokenRecord,
     "store_error": StoreError,
+    "store_lost": StoreLost,
     "archive_down": ArchiveDown,
 }
 _BY_FINDINGS: dict[str, type[InvalidDefinition]] = {

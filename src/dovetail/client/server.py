@@ -28,6 +28,7 @@ from dovetail.core.definition.validation import Checked, check
 from dovetail.core.errors import DovetailError, InvalidDefinition, InvalidParams, NotFound, Problem
 from dovetail.core.events import Event
 from dovetail.core.findings import shown
+from dovetail.core.outputs import Room, looks_like_a_reference
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
 from dovetail.engine.commands import Accepted, Commands, Given
@@ -39,6 +40,8 @@ WAIT_SECONDS = 25.0
 """Of one request for the end of a run: below what proxies take for dead."""
 FIRST_LOOK, LONGEST_LOOK = 0.05, 1.0
 """Seconds between two looks at a batch, which grow."""
+FULL: Query = {"outputs": "full"}
+"""An answer with every output in it, however large."""
 JSON, YAML = "application/json", "application/yaml"
 LARGEST_BODY = 1 << 30
 """How much a body may have is the server's to say; this is what memory is there for."""
@@ -79,10 +82,13 @@ class Reading:
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         # The events first: what happens in between is then told twice, and not left out.
         events = [event_from(fields) for fields in await self.events(run_id)]
-        return run_from(await self._get(at("runs", run_id)), events)
+        query = FULL if outputs else {}
+        return run_from(await self._get(at("runs", run_id), **query), events)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         feed = self._connection.events(at("runs", run_id, "events"), after)
@@ -93,7 +99,7 @@ class Reading:
     async def wait(self, run_id: str) -> RunState:
         while True:
             await self.ended(run_id)
-            run = await self._get(at("runs", run_id))
+            run = await self._get(at("runs", run_id), **FULL)
             if run["finished_at"] is not None:  # else somebody has retried it meanwhile
                 return run_from(run)
 
@@ -113,18 +119,27 @@ class Reading:
     async def find_run(self, prefix: str) -> str:
         return str((await self._get(at("run-ids", prefix)))["run_id"])
 
-    async def list_runs(self, **wanted: Any) -> dict[str, Any]:
-        return await self._get(at("runs"), **wanted)
+    async def list_runs(self, *, most: int | None = None, **wanted: Any) -> dict[str, Any]:
+        page = await self._get(at("runs"), **wanted)
+        for run in page["items"]:
+            # A page has room for small results; each other one is fetched by itself.
+            if looks_like_a_reference(run["result"]):
+                path = at("runs", run["run_id"], "result")
+                run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
+        return page
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        """With what there is of a large result: who wants it asks for the run."""
         return await self._get(at("runs", run_id), nodes="false")
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
         return receipt_view(await self.summary(run_id))
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         path = at("runs", run_id, "events")
-        return list(await self._connection.call("GET", path, query={"after": after}))
+        return list(await self._connection.call("GET", path, query={"after": after}))[:limit]
 
     async def serving(self) -> set[str]:
         """The handlers that its live workers have."""
@@ -244,7 +259,7 @@ class ServerCommands(Commands):
         return made, key is None or status != 200
 
     async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
-        query = {} if nodes else {"nodes": "false"}
+        query = FULL if nodes else {"nodes": "false", **FULL}
         return dict(await self.connection.call("GET", at("runs", run_id), query=query))
 
     def view(self, run: RunState) -> dict[str, Any]:
@@ -252,22 +267,38 @@ class ServerCommands(Commands):
         return dict(run.fields)
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
-        query = {"partial": "true"} if partial else {}
+        query = {"partial": "true", **FULL} if partial else FULL
         return dict(await self.connection.call("GET", at("runs", run_id, "results"), query=query))
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         return dict(await self.connection.call("GET", at("runs", run_id, "explain")))
 
+    async def damage(self, run_id: str) -> list[str]:
+        return list((await self.explain(run_id)).get("damage", ()))
+
     async def verify(self, run_id: str) -> list[str]:
         found = await self.connection.call("GET", at("runs", run_id, "verify"))
         return list(found["divergences"])
 
-    async def cancel(self, run_id: str) -> RunState:
-        return run_from(await self._ask(at("runs", run_id, "cancel"), _json({})))
+    async def cancel(self, run_id: str, *, room: Room | None = None) -> RunState:
+        return await self._moved(run_id, await self._ask(at("runs", run_id, "cancel"), _json({})))
 
-    async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+        body = _json({"dry_run": dry_run})
+        return dict(await self._ask(at("runs", run_id, "repair"), body, repeatable=True))
+
+    async def retry(
+        self, run_id: str, from_node: str | None = None, *, room: Room | None = None
+    ) -> RunState:
         body = _json({} if from_node is None else {"from": from_node})
-        return run_from(await self._ask(at("runs", run_id, "retry"), body))
+        return await self._moved(run_id, await self._ask(at("runs", run_id, "retry"), body))
+
+    async def _moved(self, run_id: str, told: dict[str, Any]) -> RunState:
+        """A run that was told to change, in full. Not asked for with the change: a long answer
+        that breaks may be asked for again, and a change may not."""
+        if any(looks_like_a_reference(node["output"]) for node in told["nodes"]):
+            told = await self.get_run(run_id)
+        return run_from(told)
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         body = _json({"from": from_node, "dry_run": True})

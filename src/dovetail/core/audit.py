@@ -21,7 +21,7 @@ what became ready with such a node is decided when the log goes on with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heapify
@@ -39,11 +39,12 @@ from dovetail.core.consequences import (
     Undecided,
     resolve,
 )
-from dovetail.core.dag import NodeSpec
+from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import FINISHED, NodeStatus, RunStatus
+from dovetail.core.restored import is_restored_start, restore
+from dovetail.core.run import NodeState, Phase, RunState, Unkept
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.templates import Condition
 from dovetail.core.transitions import (
@@ -63,12 +64,13 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.core.verify import compare
+from dovetail.core.words import counted
 
 CLOCKS_APART = 5.0
 """So many seconds before its time a node may be started: on a machine whose clock is ahead."""
 LONG_OVER = float("-inf")
-_UNKNOWN = object()
-"""The output of an earlier epoch."""
+_UNKNOWN = Unkept(0)
+"""The output of an earlier epoch: it counts for nothing."""
 _WAITS = frozenset({"node.parked", "node.retrying"})
 
 
@@ -82,9 +84,102 @@ def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
             return [f"event {expected} is missing: the log goes on with {event.seq}"]
+    if twice := started_twice(submit.graph, events):
+        return [twice]
     story = _Story(submit, events, run)
     difference = story.retell()
     return list(_compare_runs(story, run)) if difference is None else [difference]
+
+
+class Rebuilt:
+    """A run as the rules make it of its log alone, and where that is not what is kept of it."""
+
+    def __init__(self, story: _Story, difference: str | None) -> None:
+        self._story = story
+        self.difference = difference
+        """Where the log itself departs from the rules: then `run` ends before that."""
+        self.run: RunState = story.run
+        names = [spec.id for spec in self.run.graph.nodes]
+        nodes = self.run.nodes
+        self.lost = [name for name, node in zip(names, nodes, strict=True) if _is_lost(node)]
+        """Completed nodes whose outputs are nowhere."""
+        self.undecided = story.undecided()
+        """Nodes that are ready and wait for a verdict, in the order in which they became so."""
+
+    def differences(self, kept: RunState) -> list[str]:
+        return list(_compare_runs(self._story, kept))
+
+
+def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any]) -> Rebuilt:
+    """Tell a log again; `outputs` are those of completed nodes, which no log has.
+
+    Leases and the nonces of tokens are in no log either: who writes the run back gives them out.
+    """
+    believed = RunState(submit.run_id, submit.graph, submit.params, 0.0, submit.version)
+    for event in events:
+        name = event.node
+        if name is not None and name in outputs and event.type in ("node.completed", "node.cached"):
+            node = believed.node(name)
+            node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
+    story = _Story(submit, events, believed)
+    for expected, event in enumerate(events, 1):
+        if event.seq != expected:
+            story.run, _ = begin(submit, event.time, 1)
+            return Rebuilt(story, f"event {expected} is missing")
+    return Rebuilt(story, story.retell())
+
+
+def _is_lost(node: NodeState) -> bool:
+    return node.status is COMPLETED and node.output is _UNKNOWN
+
+
+def inconsistencies(run: RunState) -> list[str]:
+    """Where a run as it is kept disagrees with itself, as sentences: no rule leads there.
+
+    For whoever cannot read a log each time: a node that somebody changed by hand is found by the
+    counts beside it, or by the nodes that wait for it.
+    """
+    nodes, specs = run.nodes, run.graph.nodes
+    # Without its log nobody can tell a run that was restored, and may be over its limit for that.
+    found = list(_compare_counts(run, is_settled=False, restored=True))
+    for spec, node in zip(specs, nodes, strict=True):
+        if node.status is not PENDING:
+            continue
+        parents = [nodes[place].status for place in spec.parents]
+        waits = sum(status not in (COMPLETED, NodeStatus.SKIPPED) for status in parents)
+        if node.waiting != waits:
+            found.append(
+                f"node '{spec.id}' waits for {node.waiting} more of its parents; "
+                f"{waits} are not done"
+            )
+        if FAILED in parents or NodeStatus.CANCELLED in parents:
+            found.append(f"node '{spec.id}' waits for a parent that has failed or was cancelled")
+    open_nodes = any(node.status not in FINISHED for node in nodes)
+    if run.seq and run.finished == open_nodes:
+        ended = "has ended, and some of its nodes have not"
+        found.append(
+            f"the run {ended if run.finished else 'goes on, and all its nodes have ended'}"
+        )
+    if run.finished and run.status not in FINAL:
+        found.append(f"the run has ended, and is {run.status}")
+    return found
+
+
+def started_twice(graph: Graph, events: Iterable[Event]) -> str | None:
+    """The first at-most-once node that the log starts a second time in an epoch, as a sentence."""
+    first: dict[tuple[str, int], int] = {}
+    for event in events:
+        if event.type != "node.started" or event.node is None or event.node not in graph.index:
+            continue
+        if not graph.nodes[graph.index[event.node]].at_most_once:
+            continue
+        before = first.setdefault((event.node, event.epoch), event.seq)
+        if before != event.seq:
+            return (
+                f"event {event.seq}: '{event.node}', which is at_most_once, was started again in "
+                f"epoch {event.epoch}; it had been started by event {before}"
+            )
+    return None
 
 
 class _Story:
@@ -113,6 +208,8 @@ class _Story:
         """The number of the last one that was not to run."""
         self._told: Event | None = None
         """The event that has the verdict that is asked for."""
+        self.restored = False
+        """Nodes that were held may have been published before the run was put back."""
 
     def retell(self) -> str | None:
         """The first difference, if there is one; `run` is where the log leads to."""
@@ -134,6 +231,11 @@ class _Story:
             except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 return f"event {event.seq}: '{event.type}' cannot be understood: {problem!r}"
 
+    def undecided(self) -> list[int]:
+        waiting = sorted(self._undecided.items(), key=lambda item: item[1])
+        nodes = self.run.nodes
+        return [i for i, _ in waiting if nodes[i].status is PENDING and not nodes[i].waiting]
+
     # ── what must have happened ──────────────────────────────────────────────────────────
 
     def _decide(self, event: Event) -> Decision:
@@ -143,6 +245,9 @@ class _Story:
             return self._settle(event, run.graph.index[event.node or ""])
         if event.type not in _MOVES:
             return NOTHING
+        if is_restored_start(event):
+            self.restored = True
+            return restore(run, LONG_OVER, event.time)
         if node is not None and node.status is QUEUED and _was_published(event, node):
             self._wake(event, node)
         move = _MOVES[event.type](self, event)
@@ -364,7 +469,7 @@ def _compare_runs(story: _Story, kept: RunState) -> Iterator[str]:
         if ruled.status is node.status:
             yield from _compare_place(who, story, ruled, node)
     is_settled = not any(node.status is PENDING and not node.waiting for node in made.nodes)
-    yield from _compare_counts(kept, is_settled)
+    yield from _compare_counts(kept, is_settled, story.restored)
 
 
 def _compare_fields(who: str, names: Sequence[str], made: object, kept: object) -> Iterator[str]:
@@ -402,7 +507,7 @@ def _may_be(made: NodeState, kept: NodeState, certain: bool) -> bool:
     return free and not certain  # it was woken, or another was before it
 
 
-def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
+def _compare_counts(kept: RunState, is_settled: bool, restored: bool) -> Iterator[str]:
     statuses = [node.status for node in kept.nodes]
     held = [place for place, node in enumerate(kept.nodes) if node.phase is HELD]
     active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
@@ -414,11 +519,19 @@ def _compare_counts(kept: RunState, is_settled: bool) -> Iterator[str]:
     }
     for name, number in counts.items():
         if getattr(kept, name) != number:
-            yield f"the run counts {getattr(kept, name)} {name} nodes; there are {number}"
+            many = counted(getattr(kept, name), f"{name} node")
+            yield f"the run counts {many}; there are {number}"
+    if kept.max_bytes is not None:
+        weight = sum(node.size for node in kept.nodes)
+        if kept.kept_bytes != weight:
+            yield f"the run counts {kept.kept_bytes} bytes of outputs; there are {weight}"
+        if weight > kept.max_bytes:
+            yield f"the run keeps {weight} bytes of outputs; it may keep {kept.max_bytes}"
     if sorted(kept.held) != held:
         yield f"the run holds the nodes {sorted(kept.held)} back; held are {held}"
     limit = kept.graph.max_concurrency
-    if limit is not None and active > limit:
-        yield f"{active} nodes are published or running; max_concurrency is {limit}"
+    if limit is not None and active > limit and not restored:
+        many = counted(active, "node is", "nodes are")
+        yield f"{many} published or running; max_concurrency is {limit}"
     if limit is not None and held and active < limit and is_settled:
         yield f"nodes are held back although {active} of {limit} are published or running"

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop, Wake
 
@@ -107,6 +107,32 @@ def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int)
         out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
     else:
         publish(run, index, node, out)
+
+
+def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
+    """Count an output of a run that has a limit; the error if the run may not keep it as well."""
+    kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
+    if limit is not None and kept + size > limit:
+        # The same words as in consequences.lua.
+        message = (
+            f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
+            f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"
+        )
+        return {"type": "too_large", "message": message}
+    run.kept_bytes = kept + size
+    node.size = size
+    return None
+
+
+def overweight(run: RunState, index: int, error: dict[str, Any], now: float) -> Decision:
+    """The node gave more than its run may keep: it fails, and trying again would not help."""
+    out = Decision()
+    node = run.nodes[index]
+    node.answered = node.token
+    run.active -= 1
+    fail_node(run, index, error, out, now)
+    close(run, out, now)
+    return out
 
 
 def lay_down(node: NodeState) -> None:

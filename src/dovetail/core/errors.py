@@ -73,11 +73,30 @@ class StoreError(DovetailError):
     """What runs are kept in cannot be used; nothing that was acknowledged is lost."""
 
     type = "store_error"
+    reason = ""
+    """The same for anybody: a few words, without a file, an address or a user."""
 
 
 class BrokenRun(StoreError):
     """What the store has of one run, or is asked to do with it, makes no sense to it. All others
     go on."""
+
+    type = "run_damaged"
+
+
+class BrokenRecord(StoreError):
+    """One record beside the runs (a workflow, a batch, a key) cannot be read. All others can."""
+
+    type = "record_damaged"
+
+
+class StoreLost(StoreError):
+    """The file was deleted or replaced while this process had it open. Whatever is written now
+    is lost, so nothing is accepted any more."""
+
+    type = "store_lost"
+    public = "the file that runs are kept in was deleted or replaced; this process stops"
+    """What may be said of it where paths may not be shown."""
 
 
 class ArchiveDown(StoreError):
@@ -98,10 +117,22 @@ class MissingValue(TemplateError):
     type = "missing_value"
 
 
+class TemplateForbidden(TemplateError):
+    """A template that no definition may have, as it does more with a secret than name it."""
+
+    type = "template_forbidden"
+
+
 class TooLarge(TemplateError):
     """A value grew past its limit."""
 
     type = "too_large"
+
+
+class SecretInKey(DovetailError):
+    """An output with a secret in the key of an object: keys are never rewritten."""
+
+    type = "secret_in_key"
 
 
 class PermanentError(DovetailError):

@@ -12,6 +12,8 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from dovetail.core.redaction import MASK, Redactor
+from dovetail.core.visible import visible
+from dovetail.core.words import counted
 
 LONGEST_TEXT = 20_000
 """Characters of one text that are logged; a handler may log its whole output."""
@@ -48,7 +50,7 @@ class LogLines:
     def value(self, value: Any, depth: int = 8) -> Any:
         """Numbers as they are, containers piece by piece, everything else as one line."""
         if value is None or isinstance(value, bool | int | float):
-            return self._redactor.redact(value)
+            return self._redactor.redact_shown(value)
         if depth and isinstance(value, Mapping):
             items = list(value.items())[:MOST_VALUES]
             return {self.line(str(key)): self.value(item, depth - 1) for key, item in items}
@@ -57,15 +59,15 @@ class LogLines:
         return self.line(_text(value))
 
     def line(self, text: str) -> str:
-        return _visible(_cut(self._hidden(text)))
+        return visible(_cut(self._hidden(text)))
 
     def block(self, text: str) -> str:
         lines = _cut(self._hidden(text)).split("\n")
-        return "\n".join(MARGIN + _visible(line) for line in lines)
+        return "\n".join(MARGIN + visible(line) for line in lines)
 
     def _hidden(self, text: str) -> str:
         """Whole, before it is cut: a cut secret would not be recognised."""
-        text = self._redactor.redact(text)
+        text = self._redactor.redact_shown(text)
         return _URL_PASSWORD.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 
@@ -89,13 +91,4 @@ def _text(value: object) -> str:
 def _cut(text: str) -> str:
     if len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST_TEXT]}… ({len(text) - LONGEST_TEXT:,} characters more)"
-
-
-def _visible(text: str) -> str:
-    """Everything that is not printable spelled out: line breaks, escapes, marks that turn text."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+    return f"{text[:LONGEST_TEXT]}… ({counted(len(text) - LONGEST_TEXT, 'character')} more)"

@@ -1,11 +1,16 @@
 """The one place that takes secrets out of what is stored, logged or shown.
 
-A secret may come back changed: inside a URL, inside a JSON text, inside a Basic header. The
-redactor knows those spellings and writes `***` over them: raw, in lower case as host names are,
-percent-encoded, JSON-escaped and HTML-escaped, each also twice over, in hexadecimal digits, and
-base64 of either alphabet, at any alignment, padded or not, in a URL or broken into lines. It must
-not know what a secret is for or where a value goes next. What it cannot see: a secret that was
-encrypted, hashed or cut to pieces; so a text is redacted before it is cut, never after.
+A secret may come back changed: inside a URL, inside a JSON text, inside a Basic header, turned
+round. The redactor knows those spellings and writes `***` over them: raw and in any case,
+backwards, with a sign between its characters, as a list of characters, percent-encoded,
+JSON-escaped and HTML-escaped, each also twice over, in hexadecimal digits, and base64 of either
+alphabet, at any alignment, padded or not, in a URL or broken into lines. It must not know what a
+secret is for or where a value goes next. What it cannot see: a secret that was encrypted, hashed or
+cut to pieces; so a text is redacted before it is cut, never after.
+
+A secret that is short or a common word would be found in innocent data. It is recognised as a whole
+value only, and in a text for people as a whole word. Keys of an output are never rewritten: an
+output with a secret in a key is refused.
 """
 
 from __future__ import annotations
@@ -13,28 +18,55 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.errors import SecretInKey
+from dovetail.core.findings import format_path
+
 MASK = "***"
+
+SHORTEST = 8
+"""Characters of a secret that is looked for anywhere; a shorter one may be part of any word."""
+COMMON = frozenset(
+    "administrator anything api-key api_key changeme change-me change_me completed default "  # noqa: SIM905
+    "dovetail example letmein localhost passphrase password passwort placeholder postgres "
+    "postgresql qwertyui qwertyuiop rabbitmq something testing undefined username whatever "
+    "12345678 123456789 1234567890".split()
+)
+"""Words of that length that outputs have for other reasons, in whatever case."""
 
 # Fewer characters than these are likely to occur by chance and would damage innocent data.
 SHORTEST_BASE64 = 6
-SHORTEST_LOWER_CASE = 8
-SHORTEST_HEX = 12
 SHORTEST_LINE = 16
 SHORTEST_HALF = 6
 LONGEST_NEEDLE = 24
 """Longer ones are slower to look for, and two are to fit into a line of broken base64."""
+LONGEST_GAP = 8
+"""Signs between the characters of a secret that was split, such as `", "` in JSON, escaped."""
 
 _PLAIN_RUN = re.compile("[A-Za-z0-9]+")
+_PLAIN = re.compile("[a-z0-9]")
+_NOT_PLAIN = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
 _JSON_SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_JSON_BREAK = re.compile(r"\\[bfnrt]")
 _HTML_NAMES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _BASE64_SIGNS = {"+": r"(?:[+-]|%(?:25)?2[Bb]|\\u002[Bb])", "/": r"(?:\\?/|_|%(?:25)?2[Ff])"}
 _LINE_END = r"(?:\r?\n[ \t]{0,8}|\\r\\n|\\n)?"
 _BASE64_BEFORE = re.compile(r"[A-Za-z0-9+/_-]")
 _BASE64_BEHIND = re.compile(r"[A-Za-z0-9+/_-]?(?:=|%(?:25)?3[Dd]|\\u003[Dd]){0,2}")
+
+
+def weakness(secret: str) -> str | None:
+    """Why a secret can be recognised as a whole value only; None if it is found anywhere."""
+    plain = secret.strip()
+    if len(plain) < SHORTEST:
+        return f"it has fewer than {SHORTEST} characters"
+    if plain.lower() in COMMON:
+        return "it is a common word"
+    return "it is one character, repeated" if len(set(plain)) == 1 else None
 
 
 class _Spelling(NamedTuple):
@@ -46,88 +78,258 @@ class _Spelling(NamedTuple):
 
     needles: tuple[str, ...]
     pattern: re.Pattern[str]
-    is_base64: bool = False
+
+
+class _Folded(NamedTuple):
+    """A secret, or it backwards, in lower case: found whatever the case of a text."""
+
+    text: str
+    needle: str
+    pattern: re.Pattern[str]
+
+
+class _View:
+    """A text as it is looked through; what is rarely needed is made then."""
+
+    __slots__ = ("folded", "squeezed", "strided", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.folded = _fold(text)
+        self.squeezed = _squeezed(self.folded)
+        # Of a secret with one sign between its characters every second one is left.
+        self.strided = (self.folded[::2], self.folded[1::2])
 
 
 class Redactor:
-    """Replaces every known spelling of the secrets, in any JSON value, keys included."""
+    """Replaces every known spelling of the secrets in a JSON value, but never in a key."""
 
-    __slots__ = ("_needles", "_numbers", "_spellings")
+    __slots__ = (
+        "_base64",
+        "_folded",
+        "_hex",
+        "_is_active",
+        "_needles",
+        "_numbers",
+        "_quoted",
+        "_shortest",
+        "_squeezed_needles",
+        "_strided_needles",
+        "_whole",
+        "_words",
+    )
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
-        known = sorted({form for secret in secrets.values() for form in _known(secret) if form})
-        # As the host of a URL; a short one would be found in innocent words.
-        hosts = sorted({one.lower() for one in known if len(one) >= SHORTEST_LOWER_CASE})
-        self._spellings = (
-            *(one for secret in known for one in _spellings(secret)),
-            *(_as_text(host) for host in hosts if host not in known),
+        known = {form for secret in secrets.values() for form in _known(secret) if form}
+        strong = sorted(one for one in known if weakness(one) is None)
+        self._whole = frozenset(one for one in known if weakness(one) is not None)
+        self._words = _words(self._whole)
+        self._numbers = frozenset(one for one in known if one.lstrip("-").isdecimal())
+        self._quoted = tuple(sorted({_json(one) for one in self._whole} | self._numbers))
+        self._folded = tuple(
+            _as_text(form) for secret in strong for form in dict.fromkeys((secret, secret[::-1]))
         )
-        self._needles = tuple(dict.fromkeys(n for one in self._spellings for n in one.needles))
-        self._numbers = frozenset(secret for secret in known if secret.lstrip("-").isdecimal())
+        self._hex = tuple(map(_as_hex, strong))
+        self._base64 = tuple(one for secret in strong for one in _as_base64(secret))
+        needles = dict.fromkeys(n for one in self._base64 for n in one.needles)
+        self._needles = tuple(needles)
+        self._squeezed_needles = tuple(
+            dict.fromkeys(
+                [one.needle.encode() for one in self._folded]
+                + [one.needles[0].encode() for one in self._hex]
+            )
+        )
+        self._strided_needles = tuple(dict.fromkeys(one.needle for one in self._folded))
+        self._shortest = min(map(len, strong), default=0)
+        self._is_active = bool(known)
 
     def __bool__(self) -> bool:
         """Whether there is anything to redact."""
-        return bool(self._spellings)
+        return self._is_active
 
     def redact(self, value: Any) -> Any:
-        """The value without secrets; the very same object if there were none in it."""
-        if not self._spellings:
+        """The value without secrets; the very same object if there were none in it.
+
+        Raises `SecretInKey` if a key has one: a key is what others find a value by.
+        """
+        if not self._is_active:
             return value
         if isinstance(value, str):
-            return self._text(value)
+            return MASK if value in self._whole else self._text(value)
+        if self._is_clean(value):
+            return value
+        walked = self._walk(value, ("output",))
+        return value if walked == value else walked
+
+    def redact_shown(self, value: Any) -> Any:
+        """The same for people: a text or a value of a log, an error, a dead letter.
+
+        Of short and common secrets every whole word is masked, and a key with another is.
+        """
+        if not self._is_active:
+            return value
+        if isinstance(value, str):
+            text = self._text(value)
+            return text if self._words is None else self._words.sub(MASK, text)
+        if isinstance(value, Mapping):
+            return {
+                self._text(key) if isinstance(key, str) else key: self.redact_shown(item)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return self._characters([self.redact_shown(item) for item in value])
+        return self._number(value)
+
+    def _is_clean(self, value: Any) -> bool:
+        """Serialising and searching cost a fraction of a walk in Python; most outputs end here."""
         try:
             text = orjson.dumps(value).decode()
-        except (TypeError, ValueError):  # not plain JSON, so it has to be looked at piece by piece
-            return self._walk(value)
-        # Serialising and searching cost a fraction of a walk in Python; most outputs end here.
+        except (TypeError, ValueError):  # not plain JSON: it has to be looked at piece by piece
+            return False
+        if any(quoted in text for quoted in self._quoted) or self._may_have(text):
+            return False
+        # An escaped line break between the characters of a secret is one sign.
+        return not ("\\" in text and self._may_have(_JSON_BREAK.sub(" ", text)))
+
+    def _may_have(self, text: str) -> bool:
+        if not self._shortest:
+            return False
         for needle in self._needles:
             if needle in text:
-                return self._walk(value)
-        return value
+                return True
+        folded = text.lower()
+        squeezed = _squeezed(folded)
+        for octets in self._squeezed_needles:
+            if octets in squeezed:
+                return True
+        strided = f"{folded[::2]}\0{folded[1::2]}"
+        return any(needle in strided for needle in self._strided_needles)
 
-    def _walk(self, value: Any) -> Any:
+    def _walk(self, value: Any, path: tuple[str | int, ...]) -> Any:
         if isinstance(value, str):
-            return self._text(value)
+            return MASK if value in self._whole else self._text(value)
         if isinstance(value, Mapping):
-            return {self._walk(key): self._walk(item) for key, item in value.items()}
+            for key in value:
+                if isinstance(key, str) and self._spans(key):
+                    raise SecretInKey(
+                        f"{format_path(path)} has a key with a secret in it, and keys are never "
+                        "rewritten; so it is not stored: put it into a value, which is masked, or "
+                        "leave it out"
+                    )
+            return {key: self._walk(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._walk(item) for item in value]
+            walked = [self._walk(item, (*path, at)) for at, item in enumerate(value)]
+            return self._characters(walked)
+        return self._number(value)
+
+    def _number(self, value: Any) -> Any:
         # A PIN that a handler turned into a number is still the PIN.
         if isinstance(value, int) and not isinstance(value, bool) and str(value) in self._numbers:
             return MASK
         return value
 
+    def _characters(self, items: list[Any]) -> list[Any]:
+        """A list without the characters of a secret, one by one."""
+        if not self._shortest or len(items) < self._shortest:
+            return items
+        text = "".join(one if isinstance(one, str) and len(one) == 1 else "\0" for one in items)
+        left, done = [], 0
+        for start, end in _united(self._spans(text)):
+            left += [*items[done:start], MASK]
+            done = end
+        return [*left, *items[done:]] if left else items
+
     def _text(self, text: str) -> str:
-        spans = [
-            span
-            for one in self._spellings
-            if any(needle in text for needle in one.needles)
-            for span in _spans(one, text)
-        ]
+        spans = self._spans(text)
         return _masked(text, spans) if spans else text
 
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        if not self._shortest or len(text) < self._shortest:
+            return []
+        spans: list[tuple[int, int]] = []
+        for one in self._base64:
+            if any(needle in text for needle in one.needles):
+                spans += _base64_spans(one.pattern, text)
+        view = _View(text)
+        for folded in self._folded:
+            if folded.needle.encode() in view.squeezed:
+                spans += _found(folded.pattern, view.folded)
+                spans += _apart(folded.text, view)
+            if any(folded.needle in every_second for every_second in view.strided):
+                spans += _every_second(folded.text, view)
+        for spelled in self._hex:
+            if spelled.needles[0].encode() in view.squeezed:
+                spans += _found(spelled.pattern, view.folded)
+        return spans
 
-def _spans(spelling: _Spelling, text: str) -> Iterator[tuple[int, int]]:
+
+def _found(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
     """Where it stands, also where one begins inside another."""
-    found = spelling.pattern.search(text)
+    found = pattern.search(text)
     while found is not None:
-        start, end = found.span()
-        if spelling.is_base64:
-            # The neighbours share bits with the secret's first and last byte: take them along.
-            start -= start > 0 and _BASE64_BEFORE.match(text, start - 1) is not None
-            behind = _BASE64_BEHIND.match(text, end)
-            end = behind.end() if behind else end
+        yield found.span()
+        found = pattern.search(text, found.start() + 1)
+
+
+def _base64_spans(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    for start, end in _found(pattern, text):
+        # The neighbours share bits with the secret's first and last byte: take them along.
+        before = start > 0 and _BASE64_BEFORE.match(text, start - 1) is not None
+        behind = _BASE64_BEHIND.match(text, end)
+        yield start - before, behind.end() if behind else end
+
+
+def _every_second(secret: str, view: _View) -> Iterator[tuple[int, int]]:
+    """Where it stands with any one sign between its characters."""
+    for phase, text in enumerate(view.strided):
+        at = text.find(secret)
+        while at >= 0:
+            yield phase + 2 * at, phase + 2 * (at + len(secret)) - 1
+            at = text.find(secret, at + 1)
+
+
+def _apart(secret: str, view: _View) -> Iterator[tuple[int, int]]:
+    """Where it stands with the same few signs between its characters, as in a list's text."""
+    plain = [at for at, char in enumerate(secret) if _PLAIN.fullmatch(char)]
+    if len(plain) < 2:
+        return
+    first, second = plain[:2]
+    steps = second - first
+    wanted = "".join(secret[at] for at in plain).encode()
+    at = view.squeezed.find(wanted)
+    if at < 0:
+        return
+    places = [found.start() for found in _PLAIN.finditer(view.folded)]
+    while at >= 0:
+        start = places[at]
+        gap, rest = divmod(places[at + 1] - start - steps, steps)
+        if not rest and 2 <= gap <= LONGEST_GAP:
+            between = view.folded[start + 1 : start + 1 + gap]
+            begin = start - first * (1 + gap)
+            spelled = between.join(secret)
+            if begin >= 0 and view.folded.startswith(spelled, begin):
+                yield begin, begin + len(spelled)
+        at = view.squeezed.find(wanted, at + 1)
+
+
+def _united(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Of spans that overlap one is made: no secret keeps an end that another one hid."""
+    spans.sort()
+    at = 0
+    while at < len(spans):
+        start, end = spans[at]
+        at += 1
+        while at < len(spans) and spans[at][0] < end:
+            end = max(end, spans[at][1])
+            at += 1
         yield start, end
-        found = spelling.pattern.search(text, found.start() + 1)
 
 
 def _masked(text: str, spans: list[tuple[int, int]]) -> str:
-    """Of spans that overlap one mask is made: no secret keeps an end that another one hid."""
-    pieces, done = [], -1
-    for start, end in sorted(spans):
-        if start >= done:
-            pieces += [text[max(done, 0) : start], MASK]
-        done = max(done, end)
+    pieces, done = [], 0
+    for start, end in _united(spans):
+        pieces += [text[done:start], MASK]
+        done = end
     return "".join([*pieces, text[done:]])
 
 
@@ -143,39 +345,79 @@ def _known(secret: str) -> Iterator[str]:
         )
 
 
-def _as_text(secret: str) -> _Spelling:
-    needle = max(_PLAIN_RUN.findall(secret), key=len, default="")
+def _fold(text: str) -> str:
+    """In lower case, each character where it was."""
+    folded = text.lower()
+    return folded if len(folded) == len(text) else "".join(map(_fold_one, text))
+
+
+def _fold_one(char: str) -> str:
+    folded = char.lower()
+    return folded if len(folded) == 1 else char
+
+
+def _squeezed(folded: str) -> bytes:
+    """Letters and digits alone."""
+    return folded.encode("utf-8", "replace").translate(None, _NOT_PLAIN)
+
+
+def _words(whole: frozenset[str]) -> re.Pattern[str] | None:
+    if not whole:
+        return None
+    longest_first = sorted(whole, key=lambda one: (-len(one), one))
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+
+def _json(text: str) -> str:
+    try:
+        return orjson.dumps(text).decode()
+    except TypeError:  # half a character, which no JSON can hold
+        return text
+
+
+def _as_text(secret: str) -> _Folded:
+    needle = max(_PLAIN_RUN.findall(secret), key=len, default="")[:LONGEST_NEEDLE]
     pattern = "".join(_any_of(_forms(char)) for char in secret)
-    return _Spelling((needle[:LONGEST_NEEDLE],), re.compile(pattern))
+    return _Folded(_fold(secret), needle.lower(), re.compile(pattern))
 
 
-def _spellings(secret: str) -> Iterator[_Spelling]:
-    yield _as_text(secret)
-    octets = secret.encode("utf-8", "replace")
-    spelled = [octets.hex()] if len(octets) * 2 >= SHORTEST_HEX else []
-    spelled.append("".join(f"%{octet:02x}" for octet in octets))
-    for form in spelled:
-        for cased in dict.fromkeys((form, form.upper())):
-            yield _Spelling((cased[:LONGEST_NEEDLE],), re.compile(re.escape(cased)))
-    for form in _base64_forms(octets):
+def _as_hex(secret: str) -> _Spelling:
+    """In hexadecimal digits, with a sign before, or between, each pair or none."""
+    octets = [f"{octet:02x}" for octet in secret.encode("utf-8", "replace")]
+    needle = "".join(octets)[:LONGEST_NEEDLE]
+    return _Spelling((needle,), re.compile("%?" + "[^0-9a-z]?".join(octets)))
+
+
+def _as_base64(secret: str) -> Iterator[_Spelling]:
+    for form in _base64_forms(secret.encode("utf-8", "replace")):
         signs = (_BASE64_SIGNS.get(char, char) for char in form)
         run = max(_PLAIN_RUN.findall(form), key=len, default="")
         half = min(len(run) // 2, LONGEST_NEEDLE)
         # A line that ends within one of the two leaves the other whole.
         needles = (run[:half], run[half : 2 * half]) if half >= SHORTEST_HALF else (run,)
-        yield _Spelling(needles, re.compile(_LINE_END.join(signs)), is_base64=True)
+        yield _Spelling(needles, re.compile(_LINE_END.join(signs)))
 
 
-def _forms(char: str) -> list[str]:
-    """A character raw, percent-encoded, form-encoded, JSON- and HTML-escaped, once and twice."""
+@lru_cache(512)
+def _forms(char: str) -> tuple[str, ...]:
+    """A character in lower case: raw, percent-encoded, form-encoded, JSON- and HTML-escaped, once
+    and twice. Another case of it is another character to the encodings."""
     if _PLAIN_RUN.fullmatch(char):
-        return [char]
-    percent = "".join(f"%{octet:02X}" for octet in char.encode("utf-8", "replace"))
+        return (char.lower(),)
+    found: set[str] = set()
+    for cased in {char, char.lower(), char.upper()}:
+        if len(cased) == 1:
+            found |= _encoded(cased)
+    # Longest first, so that an escaped backslash is not taken for two.
+    return tuple(sorted({_fold(form) for form in found}, key=lambda form: (-len(form), form)))
+
+
+def _encoded(char: str) -> set[str]:
+    percent = "".join(f"%{octet:02x}" for octet in char.encode("utf-8", "replace"))
     twice = percent.replace("%", "%25")
     units = char.encode("utf-16-be", "surrogatepass").hex()
     escaped = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
-    upper = "".join(f"\\u{units[at : at + 4].upper()}" for at in range(0, len(units), 4))
-    found = {char, percent, percent.lower(), twice, twice.lower(), escaped, upper}
+    found = {char, percent, twice, escaped}
     if char == " ":
         found.add("+")
     elif char in '"\\/':
@@ -188,12 +430,11 @@ def _forms(char: str) -> list[str]:
     if char in _HTML_NAMES:
         number = ord(char)
         found |= {f"&{name};" for name in (_HTML_NAMES[char], f"#{number}", f"#0{number}")}
-        found |= {f"&#x{number:x};", f"&#x{number:X};"}
-    # Longest first, so that an escaped backslash is not taken for two.
-    return sorted(found, key=lambda form: (-len(form), form))
+        found.add(f"&#x{number:x};")
+    return found
 
 
-def _any_of(forms: list[str]) -> str:
+def _any_of(forms: tuple[str, ...]) -> str:
     escaped = [re.escape(form) for form in forms]
     return escaped[0] if len(escaped) == 1 else f"(?:{'|'.join(escaped)})"
 

@@ -22,7 +22,7 @@ from dovetail.core.consequences import (
     SKIPPED,
 )
 from dovetail.core.events import Event, Token
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
     Cancel,
@@ -43,6 +43,12 @@ from dovetail.core.transitions import (
 )
 
 FOREVER = float("inf")
+LARGEST = 1 << 31
+"""Of an epoch, an attempt or a count of crashes: more is no number that a rule has made."""
+
+
+class Unreadable(ValueError):
+    """A log that these rules cannot read: damaged, or written by a newer version."""
 
 
 class Entry(NamedTuple):
@@ -81,11 +87,29 @@ def _lease(until: float) -> float | None:
     return None if until == FOREVER else until  # which JSON does not know
 
 
+def _kept(output: Any, decision: Decision) -> Any:
+    """An output that was taken. Of one that was too large for its run, its size alone."""
+    if not decision.changed:
+        return None
+    return encoded_size(output) if is_too_large(decision.events) else output
+
+
+def is_taken(decision: Decision) -> bool:
+    """Whether the output that was told is the node's now."""
+    return bool(decision.changed) and not is_too_large(decision.events)
+
+
+def is_too_large(events: Sequence[Event]) -> bool:
+    """Whether the node whose output was told failed by it, in the events of that decision."""
+    return bool(events) and events[0].type == "node.failed"
+
+
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
     Claim: lambda move, decision: _lease(move.lease_until),
     Renew: lambda move, decision: [decision.changed[0], _lease(move.lease_until)],
-    Complete: lambda move, decision: move.output if decision.changed else None,
-    Recall: lambda move, decision: move.output,
+    Submit: lambda move, decision: move.max_bytes,
+    Complete: lambda move, decision: _kept(move.output, decision),
+    Recall: lambda move, decision: _kept(move.output, decision),
     Wake: lambda move, decision: decision.changed[0],
     Reap: lambda move, decision: move.max_crashes,
     TakeOver: lambda move, decision: [move.max_crashes, move.behind],
@@ -101,19 +125,65 @@ def extra_of(move: Submit | Transition, decision: Decision) -> Any:
 def replay(run: RunState, entries: Iterable[Entry]) -> None:
     """Bring a run that was just made, or one that was replayed before, to where they end."""
     for entry in entries:
-        _before(run, entry)
-        for event in entry.events:
-            run.seq = event.seq
-            if event.node is None:
-                _run_fact(run, event, entry)
-            elif event.type != "result.refused":
-                _NODE_FACTS[event.type](run.node(event.node), event, entry)
-                run.unfinished -= event.type in _ENDS
-        for place in entry.dispatch:
-            run.nodes[place].phase = PUBLISHED
-        if not run.unfinished and run.finished_at is None:
-            run.finished_at = entry.time
+        if entry.seq != run.seq + 1:
+            raise Unreadable(f"event {run.seq + 1} is missing: the log goes on with {entry.seq}")
+        try:
+            _replay(run, entry)
+        except Unreadable:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            what = f"{type(problem).__name__}: {problem}"
+            raise Unreadable(f"event {entry.seq}: '{entry.kind}' makes no sense ({what})") from None
     recount(run)
+
+
+def _replay(run: RunState, entry: Entry) -> None:
+    """Raises `Unreadable`, or whatever comes of a field that is not what it should be."""
+    if entry.kind not in _KIND_NAMES:
+        raise Unreadable(f"event {entry.seq}: '{entry.kind}' is no transition that is known here")
+    _before(run, entry)
+    for event in entry.events:
+        run.seq = event.seq
+        if event.node is None:
+            _run_fact(run, event, entry)
+        elif event.type != "result.refused":
+            fact = _NODE_FACTS.get(event.type)
+            if fact is None:
+                raise Unreadable(f"event {event.seq}: '{event.type}' is no event known here")
+            node = run.node(event.node)
+            fact(node, event, entry)
+            if run.max_bytes is not None and event.type in _OUTPUTS:
+                node.size = encoded_size(node.output)
+            run.unfinished -= event.type in _ENDS
+    for place in entry.dispatch:
+        _at(run, place).phase = PUBLISHED
+    if not run.unfinished and run.finished_at is None:
+        run.finished_at = entry.time
+
+
+def _at(run: RunState, place: Any) -> NodeState:
+    """Not from the end, as Python would have it."""
+    if type(place) is not int or not 0 <= place < len(run.nodes):
+        raise Unreadable(f"there is no node at place {place!r}")
+    return run.nodes[place]
+
+
+def _number(value: Any) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise Unreadable(f"{value!r} is no time")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST:
+        raise Unreadable(f"{value!r} is no count")
+    return value
+
+
+def _error(value: Any) -> dict[str, Any] | None:
+    if value is not None and type(value) is not dict:
+        raise Unreadable(f"{value!r} is no error")
+    return value
 
 
 def recount(run: RunState) -> None:
@@ -129,17 +199,22 @@ def recount(run: RunState) -> None:
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
     run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
     run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]
+    run.kept_bytes = sum(node.size for node in nodes)
 
 
 def _before(run: RunState, entry: Entry) -> None:
     """What an entry changes that none of its events tells."""
-    if entry.kind == "wake":
-        node = run.nodes[entry.extra]
+    if entry.kind == "submit":
+        run.max_bytes = entry.extra  # none in a log that an earlier version began
+        if run.max_bytes is not None:
+            _count(run.max_bytes)
+    elif entry.kind == "wake":
+        node = _at(run, entry.extra)
         node.phase, node.until = HELD, None
     elif entry.kind == "renew":
         place, lease = entry.extra
-        run.nodes[place].lease_until = FOREVER if lease is None else lease
-    elif entry.kind == "take_over" and entry.extra[1] > 0:
+        _at(run, place).lease_until = FOREVER if lease is None else _number(lease)
+    elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
         for node in run.nodes:
             if node.until is not None:
                 node.until -= entry.extra[1]
@@ -164,11 +239,13 @@ def _run_fact(run: RunState, event: Event, entry: Entry) -> None:
         run.epoch, run.status = event.epoch, RunStatus.RUNNING
         run.error = run.finished_at = None
         for place in entry.extra:
-            run.unfinished += run.nodes[place].status in FINISHED
+            run.unfinished += _at(run, place).status in FINISHED
             run.nodes[place] = NodeState(run.epoch, 0)
-    else:
+    elif event.type in RUN_ENDS:
         run.status = RUN_ENDS[event.type]
-        run.error = data.get("error")
+        run.error = _error(data.get("error"))
+    else:
+        raise Unreadable(f"event {event.seq}: '{event.type}' is no event known here")
 
 
 # ── what happened to a node ──────────────────────────────────────────────────────────────
@@ -183,27 +260,28 @@ def _queued(node: NodeState, event: Event, entry: Entry) -> None:
 def _started(node: NodeState, event: Event, entry: Entry) -> None:
     node.status, node.phase = RUNNING, None
     node.attempt = event.attempt or 0
-    node.worker = (event.data or {}).get("worker")
-    node.lease_until = FOREVER if entry.extra is None else entry.extra
+    worker = (event.data or {}).get("worker")
+    node.worker = None if worker is None else str(worker)
+    node.lease_until = FOREVER if entry.extra is None else _number(entry.extra)
     node.started_at = event.time
 
 
 def _parked(node: NodeState, event: Event, entry: Entry) -> None:
-    node.phase, node.until = Phase.PARKED, (event.data or {})["until"]
+    node.phase, node.until = Phase.PARKED, _number((event.data or {})["until"])
 
 
 def _retrying(node: NodeState, event: Event, entry: Entry) -> None:
     data = event.data or {}
     node.answered = node.token
-    node.error = data["error"]
+    node.error = _error(data["error"])
     node.status, node.phase = QUEUED, Phase.BACKING_OFF
-    node.until = event.time + data["delay"]
+    node.until = event.time + _number(data["delay"])
     node.lease_until = node.worker = None
     node.token = Token(event.epoch, node.attempt + 1, entry.seq)
 
 
 def _lost(node: NodeState, event: Event, entry: Entry) -> None:
-    node.crashes = (event.data or {})["crashes"]
+    node.crashes = _count((event.data or {})["crashes"])
 
 
 def _told(node: NodeState, event: Event, entry: Entry) -> None:
@@ -219,9 +297,9 @@ def _completed(node: NodeState, event: Event, entry: Entry) -> None:
 
 def _failed(node: NodeState, event: Event, entry: Entry) -> None:
     data = event.data or {}
-    if entry.kind == "fail" and event is entry.events[0]:
+    if entry.kind in ("fail", "complete", "recall") and event is entry.events[0]:
         node.answered = node.token
-    node.error = data.get("error", node.error)
+    node.error = _error(data.get("error", node.error))
     _ended(node, FAILED, event)
 
 
@@ -254,6 +332,8 @@ _NODE_FACTS: dict[str, Callable[[NodeState, Event, Entry], None]] = {
     "node.skipped": _skipped,
     "node.cancelled": _cancelled,
 }
+_OUTPUTS = frozenset({"node.cached", "node.completed"})
+_KIND_NAMES = frozenset(KINDS.values())
 _ENDS = frozenset(
     {"node.cached", "node.completed", "node.failed", "node.skipped", "node.cancelled"}
 )

@@ -7,10 +7,13 @@ definition, so that a fan-in is a decrement in a list.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import NO_TOKEN, Token
+from dovetail.core.outputs import Elsewhere
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import NodeValue
 
@@ -32,6 +35,19 @@ class Phase(StrEnum):
 _PENDING = NodeStatus.PENDING
 
 
+class Unkept(NamedTuple):
+    """Stands for an output that is not at hand: only its size is known."""
+
+    size: int
+
+
+def encoded_size(output: Any) -> int:
+    """How many bytes an output takes as every store keeps it: JSON without spaces."""
+    if type(output) is Unkept or type(output) is Elsewhere:
+        return int(output.size)
+    return len(orjson.dumps(output))
+
+
 class NodeState:
     """One node of a run. `attempt` counts its starts in this epoch, `crashes` the lost ones."""
 
@@ -48,6 +64,7 @@ class NodeState:
         "output",
         "phase",
         "reason",
+        "size",
         "started_at",
         "status",
         "token",
@@ -71,6 +88,8 @@ class NodeState:
     lease_until: float | None
     worker: str | None
     output: Any
+    size: int
+    """Bytes of its output, in a run that may keep only so many; else zero."""
     error: dict[str, Any] | None
     reason: Reason | None
     cause: str | None
@@ -82,7 +101,7 @@ class NodeState:
         self.epoch = epoch
         self.waiting = waiting
         self.fed = False
-        self.attempt = self.crashes = 0
+        self.attempt = self.crashes = self.size = 0
         self.token = self.answered = NO_TOKEN
         self.phase = self.until = self.lease_until = self.worker = None
         self.output = self.error = self.reason = self.cause = None
@@ -107,7 +126,9 @@ class RunState:
         "graph",
         "held",
         "id",
+        "kept_bytes",
         "logged",
+        "max_bytes",
         "nodes",
         "params",
         "seq",
@@ -140,6 +161,11 @@ class RunState:
         """Whether its events are written: not for a run that nobody can look at."""
         self.seq = 0
         """Of its newest event."""
+        self.max_bytes: int | None = None
+        """What its outputs may have together, fixed when the run is made. None: no limit, and
+        nothing is counted."""
+        self.kept_bytes = 0
+        """What its outputs have together."""
         self.unfinished = len(self.nodes)
         self.failed = 0
         self.cancelled = 0

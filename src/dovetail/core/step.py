@@ -43,17 +43,19 @@ from dovetail.core.consequences import (
     lose_node,
     note,
     outstanding,
+    overweight,
     publish,
     refuse,
     resolve,
     settle,
     stops,
+    weigh,
     write,
 )
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
-from dovetail.core.states import FINAL, FINISHED, Reason, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
     NOTHING,
     TAKEN,
@@ -79,6 +81,7 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
     """Make the run of an accepted trigger and queue its first nodes."""
     run = RunState(submit.run_id, submit.graph, submit.params, now, submit.version)
     run.logged = submit.logged
+    run.max_bytes = submit.max_bytes
     out = Decision()
     log(run, out, now, "run.created", {"workflow": submit.graph.name, "version": submit.version})
     run.status = RunStatus.RUNNING
@@ -153,6 +156,8 @@ def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     node = run.nodes[index]
     if node.status is not RUNNING or node.token != move.token:
         return refuse(run, index, move.token, now)
+    if run.max_bytes is not None and (error := weigh(run, node, move.output)):
+        return overweight(run, index, error, now)
     out = Decision()
     node.answered = move.token
     node.output = move.output
@@ -176,6 +181,8 @@ def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
     node = run.nodes[index]
     if node.phase is not PUBLISHED or node.token != move.token:
         return NOTHING
+    if run.max_bytes is not None and (error := weigh(run, node, move.output)):
+        return overweight(run, index, error, now)
     out = Decision()
     node.output = move.output
     node.error = None
@@ -308,8 +315,14 @@ def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
-    run.active = 0
+    # Counted anew: a run that somebody cancels ends, whatever its counts say.
+    statuses = [node.status for node in run.nodes]
+    run.failed, run.cancelled = statuses.count(FAILED), statuses.count(NodeStatus.CANCELLED)
+    run.unfinished = run.active = 0
     run.held.clear()
+    if run.status not in FINAL and not run.failed and not run.cancelled:
+        run.status = RunStatus.CANCELLED
+        log(run, out, now, "run.cancelled")
     close(run, out, now)
     return out
 
@@ -328,6 +341,7 @@ def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
     out.changed += reset
     nodes = run.nodes
     for index in reset:
+        run.kept_bytes -= nodes[index].size
         nodes[index] = NodeState(run.epoch, 0)
     # Everything is counted anew from the states, never from what a failed epoch left behind.
     run.unfinished = sum(node.status not in FINISHED for node in nodes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event, Token
 from dovetail.core.run import RunState
@@ -29,6 +30,14 @@ class Submit(NamedTuple):
     reused: Mapping[str, Any] | None = None
     """Outputs by node of an earlier run: these nodes begin as COMPLETED. Of stores, only memory
     keeps such a run yet."""
+    max_bytes: int | None = None
+    """What the run's outputs may have together. It is kept with the run: whoever moves the run
+    later, or replays it, decides by the same number."""
+
+
+def bounded_submit(submit: Submit, max_bytes: int | None) -> Submit:
+    """With this limit, unless it has one."""
+    return submit if submit.max_bytes is not None else submit._replace(max_bytes=max_bytes)
 
 
 class Claim(NamedTuple):
@@ -57,8 +66,8 @@ class Complete(NamedTuple):
     node: str
     token: Token
     output: Any
-    cache: tuple[str, float] | None = None
-    """Key and time to live under which the store keeps the output for other nodes."""
+    cache: Caching | None = None
+    """How the store keeps the output for other nodes."""
 
 
 class Fail(NamedTuple):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import FOREVER, Entry
-from dovetail.core.run import Phase, RunState
+from dovetail.core.replay import FOREVER, Entry, is_too_large
+from dovetail.core.run import Phase, RunState, Unkept
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import (
     Cancel,
@@ -46,7 +46,8 @@ def verify(submit: Submit, entries: Iterable[Entry]) -> tuple[RunState | None, l
         if run is None:
             if entry.kind != "submit":
                 return None, [f"the log begins with '{entry.kind}', not with 'submit'"]
-            run, decision = begin(submit, entry.time, entry.seq)
+            given = submit._replace(max_bytes=entry.extra)
+            run, decision = begin(given, entry.time, entry.seq)
         else:
             try:
                 move = _move_of(run, entry)
@@ -134,6 +135,11 @@ def _lease(until: float | None) -> float:
     return FOREVER if until is None else until
 
 
+def _output(entry: Entry) -> Any:
+    """What the node gave; of what was too large for its run only the size was kept."""
+    return Unkept(int(entry.extra)) if is_too_large(entry.events) else entry.extra
+
+
 def _fail(run: RunState, entry: Entry) -> Fail:
     data = _data(entry)
     who = _subject(run, entry)
@@ -151,8 +157,8 @@ def _progress(run: RunState, entry: Entry) -> Progress:
 _MOVES: dict[str, Callable[[RunState, Entry], Transition]] = {
     "claim": lambda run, e: Claim(*_subject(run, e), _data(e)["worker"], _lease(e.extra)),
     "renew": lambda run, e: Renew(*_at(run, e.extra[0]), _lease(e.extra[1])),
-    "complete": lambda run, e: Complete(*_subject(run, e), e.extra),
-    "recall": lambda run, e: Recall(*_subject(run, e), e.extra),
+    "complete": lambda run, e: Complete(*_subject(run, e), _output(e)),
+    "recall": lambda run, e: Recall(*_subject(run, e), _output(e)),
     "fail": _fail,
     "reap": lambda run, e: Reap(*_subject(run, e), e.extra),
     "take_over": lambda run, e: TakeOver(run.id, *e.extra),

@@ -85,6 +85,11 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         if isinstance(error, PermanentError) or ctx.attempt > EXTRACT_RETRIES:
             await asyncio.to_thread(_record_failure, document, ctx, time.time() - began)
         raise
+    if config.get("sha256") and config.get("extractor"):
+        # Both were compared: equal content has this output, whichever document asks for it. So it
+        # names none, or a duplicate would be given the name of another.
+        ctx.decided_by_config()
+        return found
     return {**found, "document_id": document.id, "file_path": document.path}
 
 

@@ -97,9 +97,15 @@ class HotRuns(Protocol):
         ...
 
     async def put_back(
-        self, snapshot: RunSnapshot, lease_until: float, *, replacing: int | None = None
+        self,
+        snapshot: RunSnapshot,
+        lease_until: float,
+        *,
+        replacing: int | None = None,
+        now: float = ...,
     ) -> bool:
-        """Make the run as it was, if it is not there, or in place of that generation."""
+        """Make the run as it was, if it is not there, or in place of that generation. What may
+        have started since it was archived, and must not twice, counts as started `now`."""
         ...
 
     async def drop(self, run_id: str, head: Head) -> int:
@@ -173,6 +179,14 @@ class Archiver:
                 # Whoever waited meanwhile goes along: those of a batch are retried side by side.
                 together, self._unkept = self._unkept, {}
                 await self._bring([*together])
+
+    async def record(self, run_ids: Sequence[str]) -> bool:
+        """Bring the archive up to these now; False if it is away, or that takes long."""
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                return set(run_ids) <= await self._bring(run_ids)
+        except (StoreError, TimeoutError):
+            return False
 
     async def _take(self, claims: Sequence[Claim]) -> None:
         try:

@@ -19,17 +19,20 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
-from dovetail.core.audit import audit
+from dovetail.core.audit import audit, inconsistencies
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import LONGEST_LABEL, Workflow
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, Limits, check
 from dovetail.core.errors import (
+    BrokenRecord,
+    BrokenRun,
     Conflict,
     InvalidDefinition,
     InvalidParams,
@@ -38,8 +41,10 @@ from dovetail.core.errors import (
     StoreError,
 )
 from dovetail.core.events import Event
+from dovetail.core.findings import one_line, shown
+from dovetail.core.outputs import ONLY_SIZES, Room
 from dovetail.core.run import RunState
-from dovetail.core.states import FINAL, RunStatus
+from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
@@ -47,7 +52,13 @@ from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import Request
-from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE
+from dovetail.engine.limits import (
+    DEFAULT_BURST,
+    DEFAULT_RATE,
+    FASTEST,
+    LARGEST_BURST,
+    SLOWEST,
+)
 from dovetail.engine.ports import (
     Driver,
     DurableStore,
@@ -67,12 +78,11 @@ WAITED_FOR = 20
 """Runs of a batch at a time."""
 RETRIED_AT_ONCE = 100
 """Of a batch: they share commits, and nobody else waits for long."""
+MOST_AUDITED = 2_000
+"""Events of a run that are read to explain it; `verify` reads all of them."""
 MOST_TRIES = 3
 """To move a run in a store that does not keep it."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
-SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
-"""Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
-waited for, or a count in a store, would no longer be a number."""
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST_ALIAS = 128
 
@@ -102,6 +112,10 @@ async def _nothing_new() -> None:
     """Who runs the handlers in this process knows them."""
 
 
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
 @dataclass(frozen=True, slots=True)
 class Commands:
     store: DurableStore
@@ -123,8 +137,15 @@ class Commands:
     """Said to who wants to."""
     learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
+    hindered: Callable[[], Awaitable[str | None]] | None = None
+    """Says what keeps published nodes from their workers, if something does."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
     """The handlers that live workers have; without it whoever drives a run has its handlers."""
+    check_writable: Callable[[], Awaitable[object]] = _nothing_new
+    """Raises `StoreError`, with its reason, if a run that is asked for now would not be accepted.
+    It may write, so it is not to be asked often."""
+    lost: Callable[[], Awaitable[None]] = _never
+    """Raises what ended the store of this process, when something does."""
     _compiled: dict[Any, _Compiled] = field(default_factory=dict)
 
     # ── definitions ──────────────────────────────────────────────────────────────────────
@@ -182,7 +203,13 @@ class Commands:
             if key not in self._compiled:
                 await self.learn_handlers()
                 found = await self.records.registered(given, number)
-                workflow = Workflow.model_validate(orjson.loads(found.content))
+                try:
+                    workflow = Workflow.model_validate(orjson.loads(found.content))
+                except ValueError as error:  # damaged, or of a version that is newer than ours
+                    raise BrokenRecord(
+                        f"version {number} of workflow '{given}' cannot be read "
+                        f"({one_line(' '.join(str(error).split()), 200)}): register it again"
+                    ) from None
                 self._remember(key, workflow, found.version, None, None)
             return self._compiled[key]
         if version is not None:
@@ -276,6 +303,14 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
+    async def look(self, run_id: str, room: Room) -> RunState:
+        """The run with as many outputs as there is room for; `store.read_outputs` has the rest."""
+        return await self.store.load(run_id, room=room)
+
+    async def summary(self, run_id: str, *, most: int | None = None) -> dict[str, Any]:
+        """As a list has it. A result of more bytes than `most` is an `Elsewhere`."""
+        return await self.records.summary(run_id, most)
+
     async def ended(self, run_id: str) -> None:
         """Returns once the run has finished; `wait` reads all of it then. Raises `NotFound`."""
         await self.store.ended(run_id)
@@ -292,45 +327,92 @@ class Commands:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
-        """Newest first, without nodes."""
+        """Newest first, without nodes. A result of more bytes than `most` is an `Elsewhere`."""
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
         return await self.records.list_runs(
-            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
+            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor, most=most
         )
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
-        run = await self.store.load(run_id)
-        if run.status not in FINAL and not partial:
-            raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
+        run = await self.with_results(run_id, partial=partial)
         return {"status": run.status.value, "result": result(run), "outputs": outputs(run)}
 
-    async def events(self, run_id: str, *, after: int = 0) -> list[dict[str, Any]]:
-        """What is kept of its log so far."""
-        return await self.records.events(run_id, after)
+    async def with_results(
+        self, run_id: str, *, partial: bool = False, room: Room | None = None
+    ) -> RunState:
+        """The run, if it has results: `Conflict` while its status is not final."""
+        run = await self.store.load(run_id, room=room)
+        if run.status not in FINAL and not partial:
+            raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
+        return run
+
+    async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
+        """The run, and the place of a node of it that has an output, which need not be at hand.
+
+        Raises `NotFound` for a node that is not there or ended without an output, and `Conflict`
+        for one that may still have one.
+        """
+        run = await self.store.load(run_id, room=ONLY_SIZES)
+        place = run.graph.index.get(node)
+        if place is None:
+            near = get_close_matches(node, run.graph.index, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise NotFound(f"run {run_id} has no node {shown(node)}{hint}")
+        status = run.nodes[place].status
+        if status not in FINISHED:
+            raise Conflict(f"node '{node}' of run {run_id} is {status}: it has no output yet")
+        if status is not NodeStatus.COMPLETED:
+            raise NotFound(f"node '{node}' of run {run_id} is {status}: it has no output")
+        return run, place
+
+    async def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """What is kept of its log so far; no more than `limit` of it."""
+        return await self.records.events(run_id, after, limit)
 
     async def explain(self, run_id: str) -> dict[str, Any]:
         """Why each node that has not finished is where it is."""
         run = await self.store.load(run_id, outputs=False)
         driven = await self.store.owner_of(run_id) != "gone"
         served = None if self.serving is None else await self.serving()
-        nodes = explain(run, self.clock(), driven, served)
-        return {"run_id": run_id, "status": run.status.value, "nodes": nodes}
+        damage = await self._damage(run)
+        hindered = None if self.hindered is None else await self.hindered()
+        nodes = explain(run, self.clock(), driven, served, damage, hindered)
+        return {"run_id": run_id, "status": run.status.value, "nodes": nodes, "damage": damage}
+
+    async def damage(self, run_id: str) -> list[str]:
+        """Where the state of a run disagrees with itself or with its log, as sentences."""
+        return await self._damage(await self.store.load(run_id, outputs=False))
+
+    async def _damage(self, run: RunState) -> list[str]:
+        found = inconsistencies(run)
+        if not found and not run.finished and 0 < run.seq <= MOST_AUDITED:
+            try:
+                found = await self.store.repair(run.id, dry_run=True)
+            except BrokenRun as problem:
+                found = [str(problem)]
+        return found
 
     async def verify(self, run_id: str) -> list[str]:
-        """Where the run's log departs from the rules, as sentences."""
+        """Where the run's log departs from the rules, as sentences; why, if it cannot be read."""
+        try:
+            return await self._verified(run_id)
+        except BrokenRun as problem:
+            return [str(problem)]
+
+    async def _verified(self, run_id: str) -> list[str]:
         run = await self.store.load(run_id)
-        submit = Submit(run_id, run.graph, run.params, run.version)
+        submit = Submit(run_id, run.graph, run.params, run.version, max_bytes=run.max_bytes)
         entries = await self.records.entries(run_id)
         if entries is None:
             return audit(submit, await self._events_of(run), run)
-        made, differences = verify(submit, entries)
-        shown = await self.records.summary(run_id)
-        if not differences and made is not None and made.status.value != shown["status"]:
-            differences = [f"the list shows {shown['status']}, the log makes it {made.status}"]
-        return differences
+        _, differences = verify(submit, entries)
+        return differences or await self.store.repair(run_id, dry_run=True)
 
     async def _events_of(self, run: RunState) -> list[Event]:
         """Its log up to the moment at which it was loaded."""
@@ -347,28 +429,48 @@ class Commands:
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
-    async def cancel(self, run_id: str) -> RunState:
-        """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left."""
-        return await self._move(Cancel(run_id))
+    async def cancel(self, run_id: str, *, room: Room | None = None) -> RunState:
+        """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left.
 
-    async def retry(self, run_id: str, from_node: str | None = None) -> RunState:
+        A run that is damaged ends, too, if only as a run of which nothing else is known.
+        """
+        try:
+            return await self._move(Cancel(run_id), room)
+        except BrokenRun as problem:
+            return await self.store.end_damaged(run_id, str(problem), self.clock())
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Rebuild a run's state from its log; with where the two differ, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` for a log that is damaged itself.
+        """
+        found = await self.store.repair(run_id, dry_run=dry_run)
+        return {
+            "run_id": run_id,
+            "differences": found,
+            "repaired": bool(found) and not dry_run,
+        }
+
+    async def retry(
+        self, run_id: str, from_node: str | None = None, *, room: Room | None = None
+    ) -> RunState:
         """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
             await self._check_handlers(run_id)
-        run = await self._move(Retry(run_id, from_node))
+        run = await self._move(Retry(run_id, from_node), room)
         if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
-            run = await self.store.load(run_id)
+            run = await self.store.load(run_id, room=room)
         return run
 
-    async def _move(self, move: Cancel | Retry) -> RunState:
+    async def _move(self, move: Cancel | Retry, room: Room | None) -> RunState:
         epoch = (await self.store.load(move.run_id, outputs=False)).epoch
         for again in range(MOST_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
                 (decision,) = await self.orchestrator.apply([move], durable=True)
             else:  # whoever drives it learns of it and sends out what follows
                 (decision,) = await self.store.apply([move], self.clock(), durable=True)
-            run = await self.store.load(move.run_id)
+            run = await self.store.load(move.run_id, room=room)
             if (decision or again) and _is_done(move, epoch, run):
                 return run
             if not decision:
@@ -401,7 +503,7 @@ class Commands:
             raise Conflict(self.why_not_here)
         if run_id is None:
             orphans = await self.store.orphans()
-            able = [one for one in orphans if not await self._unknown_handlers(one)]
+            able = [one for one in orphans if await self._can_be_driven(one)]
             return await self._take_over(able)
         match await self.store.owner_of(run_id):
             case "here":
@@ -413,6 +515,12 @@ class Commands:
                 raise Conflict(f"run {run_id} is driven by another process, which is alive")
         await self._check_handlers(run_id)
         return await self._take_over([run_id])
+
+    async def _can_be_driven(self, run_id: str) -> bool:
+        try:
+            return not await self._unknown_handlers(run_id)
+        except BrokenRun:
+            return True  # whoever takes it over finds that it cannot be read, and leaves it
 
     async def _check_handlers(self, run_id: str) -> None:
         if unknown := await self._unknown_handlers(run_id):

@@ -6,7 +6,7 @@ asks, or how the answer is shown.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
@@ -25,19 +25,26 @@ class Why(NamedTuple):
 
 
 def explain(
-    run: RunState, now: float, driven: bool, served: Container[str] | None = None
+    run: RunState,
+    now: float,
+    driven: bool,
+    served: Container[str] | None = None,
+    damage: Sequence[str] = (),
+    hindered: str | None = None,
 ) -> list[dict[str, Any]]:
     """Every node that has not finished, as `GET /runs/<id>/explain` answers.
 
     `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
     for besides. `served`: the handlers that live workers have; None if whoever drives the run
-    has them all.
+    has them all. `damage`: where the run's state disagrees with itself or with its log. Then
+    nobody can say what a node waits for. `hindered`: why published nodes do not reach a worker, if
+    that is so.
     """
     told = []
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status in FINISHED:
             continue
-        why = _why(run, spec, node, now, driven, served)
+        why = _damaged(damage) if damage else _why(run, spec, node, now, driven, served, hindered)
         told.append(
             {
                 "id": spec.id,
@@ -50,6 +57,11 @@ def explain(
     return told
 
 
+def _damaged(damage: Sequence[str]) -> Why:
+    sentence = f"damaged: {damage[0]}; `dovetail runs repair` rebuilds the run from its log"
+    return Why("damaged", sentence, {"damage": list(damage)})
+
+
 def _why(
     run: RunState,
     spec: NodeSpec,
@@ -57,6 +69,7 @@ def _why(
     now: float,
     driven: bool,
     served: Container[str] | None,
+    hindered: str | None,
 ) -> Why:
     if node.status is NodeStatus.PENDING:
         return _waiting_for_parents(run, spec)
@@ -72,6 +85,8 @@ def _why(
         return _rate_limited(spec, node, now)
     if node.phase is Phase.BACKING_OFF:
         return _backing_off(spec, node, now)
+    if hindered is not None:
+        return Why("no_worker", f"queued, but {hindered}", {"handler": spec.handler})
     if served is not None and spec.handler not in served:
         sentence = f"queued, no live worker serves handler '{spec.handler}'"
         return Why("no_worker", sentence, {"handler": spec.handler})

@@ -7,22 +7,22 @@ nodes must not hold a thousand rendered configs.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
 
 import orjson
 
-from dovetail.core.consequences import PUBLISHED, QUEUED, RUNNING, new_tuple
-from dovetail.core.dag import NodeSpec
+from dovetail.core.caching import Caching, Facts
+from dovetail.core.consequences import COMPLETED, PUBLISHED, QUEUED, RUNNING, new_tuple
 from dovetail.core.errors import TemplateError
-from dovetail.core.templates import MAX_CONFIG_SIZE, Rendered
+from dovetail.core.templates import MAX_CONFIG_SIZE
 from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
+from dovetail.engine.caching import NodeCache, caching_of, facts_of
 from dovetail.engine.clock import Clock
 from dovetail.engine.limits import TokenBucket
 from dovetail.engine.orchestrator import Orchestrator
-from dovetail.engine.ports import Limits, Result, Store, Task
+from dovetail.engine.ports import Cached, Limits, Result, Store, Task
 
 FOREVER = float("inf")
 LONG_WAIT = 1.0
@@ -51,7 +51,9 @@ class Intake:
         worker_id: str,
         isolate: bool = True,
         max_config_size: int = MAX_CONFIG_SIZE,
+        cache: NodeCache | None = None,
     ) -> None:
+        self._cache = cache or NodeCache(store, clock, secrets={})
         self._published = published
         self._store = store
         self.report: Callable[[Sequence[Result | Progress]], Awaitable[object]]
@@ -99,8 +101,8 @@ class Intake:
                     continue
                 cache = None
                 if spec.cache_ttl is not None:
-                    cache = (cache_key(spec, rendered), spec.cache_ttl)
-                    if await self._recall(cache[0], dispatch):
+                    cache = caching_of(spec, rendered)
+                    if cache is not None and await self._recall(cache, dispatch):
                         continue
                 if spec.resource_tag is not None and not await self._admit(dispatch):
                     continue
@@ -142,12 +144,19 @@ class Intake:
     async def slow(self, tag: str, until: float) -> None:
         await self._limits.slow(tag, until)
 
-    async def _recall(self, key: str, dispatch: Dispatch) -> bool:
+    async def _recall(self, caching: Caching, dispatch: Dispatch) -> bool:
         """Whether the node cache has the node's output; it then needs no start."""
-        found = await self._store.recall(key, self._clock())
-        if found is None:
-            return False
         run, place, token = dispatch
+        spec = run.graph.nodes[place]
+
+        async def of_parents(reads: Container[str]) -> Facts:
+            parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in spec.parents]
+            done = {name: node.output for name, node in parents if node.status is COMPLETED}
+            return facts_of(done, reads)
+
+        found = await self._cache.find(caching, spec.handler, run.params, of_parents)
+        if not isinstance(found, Cached):
+            return False
         output = self._copy(found.output)
         await self._orchestrator.apply([Recall(run.id, run.graph.nodes[place].id, token, output)])
         return True
@@ -214,13 +223,6 @@ def _is_running(task: Task) -> bool:
         return False
     node = order.run.nodes[order.place]
     return node.status is RUNNING and node.token == task.token
-
-
-def cache_key(spec: NodeSpec, rendered: Rendered) -> str:
-    """Same handler and same rendered config, same key. Secrets enter by name, not by value."""
-    deferred = [[list(d.path), d.source, d.scope] for d in rendered.deferred]
-    basis = [spec.handler, rendered.config, deferred]
-    return hashlib.sha256(orjson.dumps(basis, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _copy(value: Any) -> Any:

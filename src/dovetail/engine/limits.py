@@ -15,6 +15,9 @@ from dovetail.engine.ports import Records
 
 DEFAULT_RATE = 10.0
 DEFAULT_BURST = 1
+SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
+"""Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
+waited for, or a count in a store, would no longer be a number."""
 NEVER = float("-inf")
 LATENESS = 0.05
 """How late a timer may ring on a busy machine without costing the rate anything."""

@@ -6,14 +6,25 @@ one contract suite tests every store and every transport against them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
+from dovetail.core.caching import Caching, Facts
 from dovetail.core.consequences import COMPLETED
 from dovetail.core.events import Event, Token
+from dovetail.core.outputs import Elsewhere, Room
 from dovetail.core.replay import Entry
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
@@ -51,10 +62,21 @@ class Store(Protocol):
         """
         ...
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         """The run as it is now, to read. Raises `NotFound`.
 
         For who needs no `outputs` they may be left out: a run may have more than fit into memory.
+        With `room` only so many are read: each other one is an `Elsewhere`, unless it is in the
+        memory of this process anyway.
+        """
+        ...
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        """These outputs of a run that `load` gave, as JSON, in this order.
+
+        Raises `StoreError` if they are not there any more: the run was retried since, or removed.
         """
         ...
 
@@ -156,7 +178,23 @@ class DurableStore(Store, Protocol):
     async def adopt(
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
-        """Drive those of these that nobody drives, from now on; with every order outstanding."""
+        """Drive those of these that nobody drives, from now on; with every order outstanding.
+        One that cannot be read is left as it is."""
+        ...
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> list[str]:
+        """Make the state of a run what its log says; where the two differed, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` for a log that is damaged itself. Nothing is written if
+        somebody moves the run meanwhile: it is compared again.
+        """
+        ...
+
+    async def end_damaged(self, run_id: str, why: str, now: float) -> RunState:
+        """End a run that cannot be read, whatever is left of it; its log stays as it is.
+
+        Raises `NotFound`, or `Conflict` for a run that has ended.
+        """
         ...
 
 
@@ -216,8 +254,12 @@ class Records(Protocol):
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
-    ) -> dict[str, Any]: ...
-    async def summary(self, run_id: str) -> dict[str, Any]: ...
+        most: int | None = None,
+    ) -> dict[str, Any]:
+        """A result of more bytes than `most` is an `Elsewhere`, with its size and no more."""
+        ...
+
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""
         ...
@@ -226,7 +268,12 @@ class Records(Protocol):
         """The journal of a run; None where only its events are kept."""
         ...
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]: ...
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Those after that number, in order; no more than `limit`."""
+        ...
+
     async def open_batch(
         self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
     ) -> None: ...
@@ -247,25 +294,27 @@ class Task(NamedTuple):
     token: Token
     handler: str
     config: dict[str, Any]
-    params: dict[str, Any]
+    params: dict[str, Any] | None
+    """None if they are too large to travel: a handler that asks for them has them read then."""
     source: Dispatch | dict[str, Any] | None
     """The order that made it; from another process, the inputs themselves, or None if they are
-    too large to travel and have to be fetched."""
+    too large to travel: a handler that asks for one has it read then."""
     timeout_seconds: float
     resource_tag: str | None = None
     deferred: Sequence[Deferred] = ()
     """Strings of the config that need secrets: rendered in the worker, stored nowhere."""
-    cache: tuple[str, float] | None = None
+    cache: Caching | None = None
     place: int | None = None
     """Of the node in its definition, where that is known."""
     trace: str | None = None
     """What its start belongs to, as a `traceparent`, where somebody traces runs."""
 
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the completed parents by id; copies, so that nobody changes what is stored."""
+        """Outputs of the completed parents by id, for who sends them; copies, so that nobody
+        changes what is stored. What a handler reads comes from `handlers.inputs`."""
         if isinstance(self.source, dict):
             return self.source
-        assert self.source is not None, "fetched before anybody asks"  # noqa: S101
+        assert self.source is not None, "they are too large to travel"  # noqa: S101
         run, place, _ = self.source
         parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
         return {
@@ -301,13 +350,30 @@ class Scene(Protocol):
         """What a template reads under `name`."""
         ...
 
-    def inputs(self, place: int) -> dict[str, Any]:
-        """Outputs of the completed parents by id."""
+    def inputs(self, place: int) -> dict[str, Any] | None:
+        """Outputs of the completed parents by id. None if they were too large to be read."""
+        ...
+
+    @property
+    def unread(self) -> Collection[str]:
+        """Nodes that belong to it, and were too large to be read with the others."""
         ...
 
 
 class Scenes(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
+
+    async def scene_of(self, order: Dispatch) -> Scene:
+        """For rendering this node: whatever its templates read, and nothing else.
+
+        Raises `TooLarge` if that is more than a node may read.
+        """
+        ...
+
+    async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
+        """What of these reads is about the node's parents: which of them have an output, and
+        digests of outputs. None if that is more than a node may read."""
+        ...
 
     async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[Scene]:
         """For rendering these nodes, by run: their parents, and whatever their templates read."""
@@ -358,6 +424,11 @@ class Call(Protocol):
 
     def seal(self, task: Task, output: Any) -> Any:
         """What is stored of an output. Raises `PermanentError` for one that cannot be."""
+        ...
+
+    def caching(self, task: Task) -> Caching | None:
+        """How the output is kept for other nodes, with what the handler has read for it. Asked for
+        once the handler has returned, of tasks with a `cache`."""
         ...
 
     def describe(self, error: BaseException) -> dict[str, Any]:

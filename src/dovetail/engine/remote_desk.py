@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dovetail.core.errors import StoreError
 from dovetail.core.transitions import (
     NOTHING,
+    Complete,
     Decision,
     Park,
     Progress,
@@ -27,8 +28,10 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.engine.caching import answer
 from dovetail.engine.clock import Clock
 from dovetail.engine.isolating import isolated, told
+from dovetail.engine.lease_keeper import HeldStarts
 from dovetail.engine.lines import Wait
 from dovetail.engine.ports import Limits, Result, Task
 from dovetail.engine.shared_ports import Agenda, SharedStore, Start
@@ -78,8 +81,12 @@ class RemoteDesk:
         *,
         worker_id: str,
         lease_seconds: float,
+        secrets: Mapping[str, str] | None = None,
+        held: HeldStarts | None = None,
     ) -> None:
-        """`apply` follows what is decided."""
+        """`apply` follows what is decided; `secrets` are the worker's, for the node cache; `held`
+        has what is claimed here and not reported."""
+        self._secrets = secrets or {}
         self._inbox = inbox
         self._store = store
         self._agenda = agenda
@@ -88,6 +95,8 @@ class RemoteDesk:
         self._apply = apply
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
+        self._held = HeldStarts() if held is None else held
+        self._holds = held is not None
         self._taking: asyncio.Task[list[Task]] | None = None
         self._is_claiming = False
         self._leaving = False
@@ -155,22 +164,33 @@ class RemoteDesk:
             granted = await claims
         else:
             granted = await claiming
-        await self._inbox.settle(messages)
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
-        if any(task.source is None for task in mine):
-            mine = list(await isolated(self._with_inputs, mine, _without_inputs))
+        if self._holds:
+            self._held.add(mine)  # first: what follows may take longer than a lease
+        await self._inbox.settle(messages)
+        if any(task.cache is not None and task.cache.facts is not None for task in mine):
+            mine = await self._unanswered(mine)
         return mine
+
+    async def _unanswered(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those of these whose handlers have to be called. The outputs of others are in the node
+        cache, under keys with digests of secrets: these are known to workers alone."""
+        left: list[Task] = []
+        for task in tasks:
+            found = None
+            if task.cache is not None and task.cache.facts is not None:
+                try:
+                    found = await answer(self._store, task.cache, self._secrets, self._clock())
+                except StoreError as error:  # it is ours all the same
+                    log.warning("the node cache was not asked: %s", error)
+            if found is None:
+                left.append(task)
+            else:
+                await self.report([Complete(*_start_of(task), found.output)])
+        return left
 
     async def _claim(self, tasks: Sequence[Task], until: float, now: float) -> Sequence[bool]:
         return await self._store.claim(tasks, self._worker_id, until, now)
-
-    async def _with_inputs(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return await asyncio.gather(*map(self._with_its_inputs, tasks))
-
-    async def _with_its_inputs(self, task: Task) -> Task:
-        if task.source is not None:
-            return task
-        return task._replace(source=await self._store.inputs(task))
 
     async def _admit(self, task: Task) -> float | None:
         """None if the node may start now, else when to come back."""
@@ -192,6 +212,7 @@ class RemoteDesk:
         while results:
             try:
                 await self._inbox.send(results)
+                self._held.drop([(one.run_id, one.node, one.token) for one in results])
                 return
             except StoreError as error:  # they are all there is of the work that was done
                 log.warning("results are kept until they can be sent: %s", error)
@@ -209,6 +230,7 @@ class RemoteDesk:
             left = await _kept(self._taking)  # also what was granted, and nobody came for
             self._taking = None
         starts = [_start_of(task) for task in (*tasks, *left)]
+        self._held.drop(starts)  # first: what is renewed could not be reaped
         if starts:
             now = self._clock()
             await self._renew(starts, now)
@@ -270,17 +292,18 @@ async def _left_alone(task: Task, problem: Exception) -> Sequence[bool]:
     return [False]
 
 
-async def _without_inputs(task: Task, problem: Exception) -> Sequence[Task]:
-    await _left_alone(task, problem)
-    return ()  # it is claimed, and its lease will end
-
-
 def _start_of(task: Task) -> Start:
     return task.run_id, task.node_id, task.token
 
 
+class Renewing(Protocol):
+    async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
+        """Say that these still run; what must stop, because it is ours no longer."""
+        ...
+
+
 async def keep_leases(
-    desk: RemoteDesk,
+    desk: Renewing,
     holding: Callable[[], Sequence[Task]],
     stop: Callable[[Stop], None],
     lease_seconds: float,
@@ -296,7 +319,7 @@ async def keep_leases(
         await asyncio.sleep(pause)
         if (late := time.monotonic() - now - pause) > pause:
             log.warning(
-                "nothing could be done for %.0f s: a handler kept the event loop, or the machine "
-                "stood still; leases may be lost. Handlers that block belong into a plain `def`",
+                "no lease could be renewed for %.0f s: the machine stood still, or a handler kept "
+                "the interpreter; leases may be lost",
                 late,
             )

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.transitions import Submit
+from dovetail.core.words import counted
 from dovetail.engine.archiver import Entry, Hints, HotRuns, in_spite_of_outages
 from dovetail.engine.clock import Clock
 from dovetail.engine.isolating import isolated, told
@@ -86,7 +87,7 @@ class Restorer:
             restored += await self.restore_lost(page)
             after = page[-1]
         if restored:
-            log.warning("restored %d runs that Redis did not know", restored)
+            log.warning("restored %s that Redis did not know", counted(restored, "run"))
         return restored
 
     async def restore_lost(self, run_ids: Sequence[str]) -> int:
@@ -143,7 +144,8 @@ class Restorer:
         now = self._clock()
         # Before the run: if we die in between, the sweep looks for a run that is not there.
         await self._orchestrator.agenda.moved([run_id], now)
-        ours = await self._hot.put_back(_following(snapshot), now + self._lease_seconds)
+        lease_until = now + self._lease_seconds
+        ours = await self._hot.put_back(_following(snapshot), lease_until, now=now)
         await self._orchestrator.look_after(run_id)
         return ours
 

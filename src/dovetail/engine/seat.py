@@ -184,7 +184,8 @@ class Seat:
                 slow = partial(self._watch.slow, task.resource_tag, self._clock() + pause)
                 self._watch.call(slow)
             return failure(task, error, call.describe(error), self._chance())
-        return Complete(task.run_id, task.node_id, task.token, sealed, task.cache)
+        cache = None if task.cache is None else call.caching(task)
+        return Complete(task.run_id, task.node_id, task.token, sealed, cache)
 
     def _called(self, held: Held) -> Any:
         context = copy_context()
@@ -286,7 +287,7 @@ class Watch:
         self._wanted = asyncio.Event()
         self._opened = asyncio.Event()
         self._duties: Duties | None = None
-        self._loop = asyncio.new_event_loop()
+        self.loop = self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         threading.Thread(target=self._main, name="dovetail-watch", daemon=True).start()
 
@@ -306,6 +307,10 @@ class Watch:
 
     def note(self, progress: Progress) -> None:
         self._loop.call_soon_threadsafe(self._noted, progress)
+
+    async def opened(self) -> None:
+        """Returns once it can do its work."""
+        await self._opened.wait()
 
     async def slow(self, tag: str, until: float) -> None:
         await (await self._ready()).desk.slow(tag, until)

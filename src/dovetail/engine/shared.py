@@ -440,6 +440,14 @@ class SharedOrchestrator:
         orders.wake = wakes
         await self._follow([("", orders)])
 
+    async def over(self, run_id: str) -> None:
+        """Tell of the end of a run that no rule has brought about."""
+        ended: dict[str, Event | None] = {run_id: None}
+        if self.notices is not None:
+            await self.notices.moved([run_id], [run_id])
+        await self.agenda.ended(ended, self._clock())
+        await self._traffic.announce(ended)
+
     async def _is_lost(
         self, handler: str, since: float | None, waiting: dict[str, float | None] | None
     ) -> bool:

@@ -6,7 +6,7 @@ What it must not know: who they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from dovetail.core.events import Event, Token
 from dovetail.core.transitions import Decision, Submit, Wake
@@ -109,10 +109,6 @@ class SharedStore(Store, Protocol):
     def breaks(self) -> int:
         """How often the connection to it broke: what was asked then may have been done before it
         was asked again, and was refused."""
-        ...
-
-    async def inputs(self, task: Task) -> dict[str, Any]:
-        """The outputs of the node's completed parents by id."""
         ...
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:

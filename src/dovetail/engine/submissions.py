@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from dovetail.core.errors import DovetailError, NotFound, StoreError
-from dovetail.core.transitions import Decision, Submit, Transition
+from dovetail.core.transitions import Decision, Retry, Submit, Transition
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Key, KeyUsed
 from dovetail.engine.shared import SharedOrchestrator
@@ -75,6 +75,9 @@ class Acceptance(Protocol):
 class Submissions:
     """The driver of a process that asks for runs and leaves driving them to others."""
 
+    refused: StoreError | None = None
+    """Why this process must not ask for any: what it sent, no service would see."""
+
     def __init__(
         self,
         acceptance: Acceptance,
@@ -89,6 +92,7 @@ class Submissions:
         self._on_delay = on_delay
 
     async def submit(self, submit: Submit) -> None:
+        self._check()
         now = self._clock()
         accepted = await self._acceptance.accept(submit, now)
         if await self._made_in_time([accepted], now):
@@ -99,6 +103,7 @@ class Submissions:
     async def submit_batch(
         self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
     ) -> None:
+        self._check()
         try:
             accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
         except KeyUsed as known:
@@ -114,10 +119,27 @@ class Submissions:
         return known
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
+        if any(isinstance(move, Retry) for move in moves):
+            self._check()
         return await self._orchestrator.apply(moves, durable=durable)
+
+    def _check(self) -> None:
+        if self.refused is not None:
+            raise self.refused
 
     async def follow(self, decisions: Iterable[Decision]) -> None:
         await self._orchestrator.follow(decisions)
+
+    def now(self) -> float:
+        return self._clock()
+
+    async def look_after(self, run_id: str) -> None:
+        """Send out again whatever is outstanding of a run."""
+        await self._orchestrator.look_after(run_id)
+
+    async def over(self, run_id: str) -> None:
+        """A run was ended by force: whoever waits for that or lists it is told."""
+        await self._orchestrator.over(run_id)
 
     async def make_up(self) -> None:
         """A duty of orchestrators: make what others have accepted and then died over."""

@@ -10,6 +10,7 @@ from dovetail.core.events import Event
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 
+FIRST_SECOND = -62_135_596_800.0  # of the year 1
 LAST_SECOND = 253_402_300_799.0  # of the year 9999
 
 
@@ -134,7 +135,8 @@ def timestamp(seconds: float | None) -> str | None:
     """RFC 3339 in UTC, to the microsecond."""
     if seconds is None:
         return None
-    seconds = min(seconds, LAST_SECOND)  # a rate near zero parks a node beyond every calendar
+    # A rate near zero parks a node beyond every calendar; and a damaged file may say anything.
+    seconds = max(FIRST_SECOND, min(seconds, LAST_SECOND))
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 

@@ -94,6 +94,8 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reporting: set[asyncio.Task[Any]] = set()
         self._leader: asyncio.Task[None] | None = None
+        self._driven: Task | None = None
+        """The start that the leader drives, or drove last."""
         self._unmet: set[tuple[str, str, Token]] = set()
         """Starts that were stopped and are not here. Each is named once, so none is stopped that
         should not be."""
@@ -181,12 +183,13 @@ class Worker:
         pause_at = now() + LEAD_SECONDS
         while True:
             if not claimed:
+                self._driven = None
                 await self._refill()
             if now() > pause_at:
                 await asyncio.sleep(0)
                 pause_at = now() + LEAD_SECONDS
                 continue  # what was claimed may have been stopped meanwhile
-            task = claimed.popleft()
+            self._driven = task = claimed.popleft()
             try:
                 call = open_call(task, report)
             except DovetailError as problem:
@@ -312,6 +315,16 @@ class Worker:
         """Every start that is claimed and not done with."""
         return [*(running.task for running in self._running), *self._claimed]
 
+    def blocker(self) -> Task | None:
+        """The start whose handler has the event loop just now; asked from another thread."""
+        current = asyncio.current_task(self._loop)
+        if current is None:
+            return None
+        for running in list(self._running):
+            if getattr(running, "waiter", None) is current:
+                return running.task
+        return self._driven if current is self._leader else None
+
     def stop(self, order: Stop) -> None:
         """Stop this start of this node, wherever it is. Its result would be refused anyway."""
         begun = [one for one in self._running if _order(one.task) == order]
@@ -335,7 +348,8 @@ class Worker:
         except PermanentError as problem:
             self._fail(task, call, problem)
             return
-        fields = (task.run_id, task.node_id, task.token, sealed, task.cache)
+        cache = None if task.cache is None else call.caching(task)
+        fields = (task.run_id, task.node_id, task.token, sealed, cache)
         self._results.append(new_tuple(Complete, fields))
         if self._busy == self._concurrency:  # as `_free`, without the call: every node comes here
             self._slot_freed.set()

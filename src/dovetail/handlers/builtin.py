@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 REMOTE_RETRIES = 3
 
 
+SECRET_FIELDS = {"call_external_service": ("headers", "params", "json", "body")}
+"""Never the url: it is logged by every server on the way, and decides where a secret goes."""
+
+
 def builtin_registry(settings: Settings) -> Registry:
     """The handlers of the contract, and nothing else."""
     registry = Registry()
@@ -28,7 +32,9 @@ def builtin_registry(settings: Settings) -> Registry:
         ("sleep", sleep, 0, ()),
         ("fail", fail, 0, ()),
     ):
-        registry.add(describe(fn, name=name, max_retries=retries, origin=BUILT_IN), *aliases)
+        secrets = SECRET_FIELDS.get(name, False)
+        known = describe(fn, name=name, max_retries=retries, origin=BUILT_IN, secrets=secrets)
+        registry.add(known, *aliases)
     return registry
 
 

@@ -5,19 +5,31 @@ The last place that sees secrets: what leaves here, output, error or progress, i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import orjson
 
-from dovetail.core.errors import DovetailError, PermanentError
+from dovetail.core.caching import (
+    INPUT,
+    NAMES,
+    SECRETS,
+    VERSION,
+    Caching,
+    digest_of,
+    names_digest,
+    secrets_digest,
+)
+from dovetail.core.errors import DovetailError, PermanentError, SecretInKey
+from dovetail.core.inputs import MAX_INPUT_BYTES
 from dovetail.core.redaction import Redactor
-from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred
+from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
-from dovetail.handlers.context import Context
+from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
+from dovetail.handlers.inputs import InputBudget, Source, inputs_of
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -30,9 +42,12 @@ class RegistryCalls:
         sensitive: Mapping[str, str] | None = None,
         max_config_bytes: int = MAX_CONFIG_SIZE,
         max_output_bytes: int = MAX_BYTES,
+        max_input_bytes: int = MAX_INPUT_BYTES,
         outputs_as_text: bool = False,
+        elsewhere: Callable[[Task], Source] | None = None,
     ) -> None:
         """`sensitive` is what must not leave beside the secrets, such as the API's tokens.
+        `elsewhere` says where the inputs of a task are that did not travel with it.
 
         With `outputs_as_text` an output may be JSON text, for who only writes it down elsewhere.
         """
@@ -40,6 +55,8 @@ class RegistryCalls:
         self._secrets = dict(secrets or {})
         self._max_config_bytes = max_config_bytes
         self._max_output_bytes = max_output_bytes
+        self._budget = InputBudget(max_input_bytes)
+        self._elsewhere = elsewhere
         self._redactor = Redactor({**self._secrets, **(sensitive or {})})
         self._outputs_as_text = outputs_as_text and not self._redactor
 
@@ -47,32 +64,45 @@ class RegistryCalls:
         try:
             handler = self._registry.get(task.handler)
             config = task.config
+            names: frozenset[str] = frozenset()
             if task.deferred:
+                # Checked again: a definition may be older than the rule, and a message by hand.
                 config = render_deferred(
-                    config, task.deferred, self._secrets, self._max_config_bytes
+                    config,
+                    task.deferred,
+                    self._secrets,
+                    self._max_config_bytes,
+                    handler=task.handler,
+                    fields=handler.secrets,
                 )
+                names = secrets_read(task.deferred)
             prepared = handler.prepare(config)
         except DovetailError as problem:
             # Never tried again: the same definition on the same worker would end the same way.
-            told = describe(problem, self._redactor.redact)
+            told = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': {told['message']}"
             raise PermanentError(message, type=told["type"]) from None
         except BaseException as problem:  # a validator of the handler's own is broken
-            told = describe(problem, self._redactor.redact)
+            told = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
             message += f"{told['type']}: {told['message']}"
             raise PermanentError(message, type="invalid_config") from None
-        context = Context(
+        reads = None if task.cache is None else self._reads(task, handler)
+        context = (Context if reads is None else TrackedContext)(
             run_id=task.run_id,
             node_id=task.node_id,
             attempt=task.token.attempt,
             epoch=task.token.epoch,
-            params=task.params,
-            inputs=task.inputs,
-            secrets=self._secrets,
+            params=task.params if task.params is not None else partial(self._params, task),
+            inputs=partial(self._inputs, task, reads),
+            secrets=self._secrets if handler.secrets else _NotDeclared(handler.name),
+            secret_names=names,
             report_progress=partial(report, task),
             redactor=self._redactor,
+            seen=None if reads is None else reads.saw,
         )
+        if isinstance(context, TrackedContext) and reads is not None:
+            context.on_decided = reads.decide_by_config
         return HandlerCall(
             handler,
             prepared,
@@ -80,6 +110,73 @@ class RegistryCalls:
             self._redactor,
             self._max_output_bytes,
             self._outputs_as_text,
+            reads,
+        )
+
+    def _reads(self, task: Task, handler: Handler) -> Reads:
+        digest = partial(secrets_digest, self._secrets)
+        return Reads(handler.version, digest, config_has_secrets=bool(task.deferred))
+
+    def _params(self, task: Task) -> dict[str, Any]:
+        assert self._elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
+        return self._elsewhere(task).params()
+
+    def _inputs(self, task: Task, reads: Reads | None) -> dict[str, Any]:
+        if reads is None:
+            return inputs_of(task, self._elsewhere, self._budget, None, None)
+        return inputs_of(task, self._elsewhere, self._budget, reads.saw_input, reads.saw_names)
+
+
+class Reads:
+    """What the handler of a cached node has read, as digests of the values as they were given."""
+
+    __slots__ = ("_config_has_secrets", "_facts", "_is_decided", "_secrets")
+
+    def __init__(
+        self, version: int, secrets: Callable[[], str], *, config_has_secrets: bool
+    ) -> None:
+        self._facts = {VERSION: str(version)}
+        self._secrets = secrets
+        self._is_decided = False
+        self._config_has_secrets = config_has_secrets
+        if config_has_secrets:
+            self.saw(SECRETS, None)
+
+    def decide_by_config(self) -> None:
+        self._is_decided = True
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is compared. The config itself may have secrets."""
+        if not self._is_decided:
+            return dict(self._facts)
+        kept = (VERSION, SECRETS) if self._config_has_secrets else (VERSION,)
+        return {what: self._facts[what] for what in kept}
+
+    def saw(self, what: str, value: Any) -> None:
+        if what not in self._facts:
+            self._facts[what] = self._secrets() if what == SECRETS else digest_of(value)
+
+    def saw_input(self, name: str, value: Any) -> None:
+        self.saw(INPUT + name, value)
+
+    def saw_names(self, names: Iterable[str]) -> None:
+        self._facts[NAMES] = names_digest(names)
+
+
+class _NotDeclared(dict[str, str]):
+    """What a handler has as `ctx.secrets` that does not declare that it takes any: none."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: str) -> None:
+        super().__init__()
+        self._handler = handler
+
+    def __missing__(self, name: str) -> str:
+        raise KeyError(
+            f"the handler '{self._handler}' gets no secrets, as it does not declare that it takes "
+            f"them: @handler({self._handler!r}, secrets=True)"
         )
 
 
@@ -90,6 +187,7 @@ class HandlerCall:
         "_context",
         "_handler",
         "_max_output_bytes",
+        "_reads",
         "_redactor",
         "is_async",
     )
@@ -102,6 +200,7 @@ class HandlerCall:
         redactor: Redactor,
         max_output_bytes: int,
         as_text: bool,
+        reads: Reads | None = None,
     ) -> None:
         self._handler = handler
         self._config = config
@@ -109,6 +208,7 @@ class HandlerCall:
         self._redactor = redactor
         self._max_output_bytes = max_output_bytes
         self._as_text = as_text
+        self._reads = reads
         self.is_async = handler.is_async
 
     def begin(self, task: Task) -> Any:
@@ -123,7 +223,9 @@ class HandlerCall:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
-            message = self._redactor.redact(f"the handler's output is not storable: {problem}")
+            message = self._redactor.redact_shown(
+                f"the handler's output is not storable: {problem}"
+            )
             raise PermanentError(message, type=kind) from None
         except BaseException as problem:  # a type of the handler's own that cannot be looked at
             told = self.describe(problem)
@@ -131,7 +233,17 @@ class HandlerCall:
             raise PermanentError(message, type="invalid_output") from None
         if self._as_text:
             return orjson.Fragment(text)
-        return self._redactor.redact(orjson.loads(text))
+        try:
+            return self._redactor.redact(orjson.loads(text))
+        except SecretInKey as problem:
+            message = f"the handler's output is not storable: {problem}"
+            message = self._redactor.redact_shown(message)
+            raise PermanentError(message, type=problem.type) from None
+
+    def caching(self, task: Task) -> Caching | None:
+        if task.cache is None or self._reads is None:
+            return None
+        return task.cache._replace(facts=self._reads.facts)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
-        return describe(error, self._redactor.redact)
+        return describe(error, self._redactor.redact_shown)

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.caching import PARAMS, SECRETS
 from dovetail.core.redaction import Redactor
 
 Report = Callable[[float, str], None]
@@ -47,10 +48,12 @@ class Context:
         "_params",
         "_redactor",
         "_report",
+        "_seen",
         "attempt",
         "epoch",
         "node_id",
         "run_id",
+        "secret_names",
         "secrets",
     )
 
@@ -61,15 +64,19 @@ class Context:
         node_id: str,
         attempt: int = 1,
         epoch: int = 1,
-        params: dict[str, Any] | None = None,
+        params: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         inputs: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
         secrets: Mapping[str, str] = _NO_SECRETS,
+        secret_names: frozenset[str] = frozenset(),
         report_progress: Report = _unheard,
         redactor: Redactor | None = None,
+        seen: Callable[[str, Any], None] | None = None,
     ) -> None:
         """`report_progress` is called in the handler's own thread, whichever that is.
 
-        `redactor` spares making one from `secrets` for each node that logs or reports.
+        `secret_names` are those that the node's config has. `redactor` spares making one from
+        `secrets` for each node that logs or reports. `seen` is told once what the handler has read
+        of `params`, where somebody has to know.
         """
         self.run_id = run_id
         self.node_id = node_id
@@ -79,8 +86,10 @@ class Context:
         self._params: dict[str, Any] | None = None
         self._inputs: dict[str, Any] | None = None
         self.secrets = secrets
+        self.secret_names = secret_names
         self._report = report_progress
         self._redactor = redactor
+        self._seen = seen
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._event: asyncio.Event | None = None
         self._cancelled = False
@@ -91,12 +100,16 @@ class Context:
     def params(self) -> dict[str, Any]:
         """What the run was triggered with."""
         if self._params is None:
-            self._params = orjson.loads(orjson.dumps(self._given_params or {}))
+            given = self._given_params
+            given = given() if callable(given) else given or {}
+            if self._seen is not None:
+                self._seen(PARAMS, given)
+            self._params = orjson.loads(orjson.dumps(given))
         return self._params
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the parents by id."""
+        """Outputs of the parents by id; a large one is read when it is first asked for."""
         if self._inputs is None:
             given = self._given_inputs
             self._inputs = given() if callable(given) else given or {}
@@ -120,14 +133,22 @@ class Context:
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
         text = "".join((str(message),))  # plain text: a subclass of str may change when it is cut
-        if text and self.secrets:
+        if text and self._redaction():
             text = self.redact(text)  # whole: a cut secret would not be recognised
         text = text[:LONGEST_PROGRESS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
 
+    def decided_by_config(self) -> None:
+        """Say that the output follows from the config alone, whatever else the handler has read:
+        for the node cache, which else asks for equal params, inputs and secrets.
+
+        A promise of the handler. It is called where it holds, such as for a file whose digest is
+        in the config and was compared.
+        """
+
     def redact(self, text: str) -> str:
         """The text without secrets, for what leaves the handler by another way than its output."""
-        redacted: str = self._redaction().redact(text)
+        redacted: str = self._redaction().redact_shown(text)
         return redacted
 
     @property
@@ -155,6 +176,33 @@ class Context:
         return self._redactor
 
 
+class TrackedContext(Context):
+    """Of a node whose output is kept for others: what its handler reads decides for whom."""
+
+    __slots__ = ("_secrets", "on_decided")
+
+    on_decided: Callable[[], None]
+    """Set by whoever keeps what was read."""
+
+    def decided_by_config(self) -> None:
+        self.on_decided()
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        if self._seen is not None:
+            self._seen(SECRETS, None)
+        return self._secrets
+
+    @secrets.setter
+    def secrets(self, secrets: Mapping[str, str]) -> None:
+        self._secrets = secrets
+
+    def _redaction(self) -> Redactor:
+        if self._redactor is None:
+            self._redactor = Redactor(self._secrets)
+        return self._redactor
+
+
 class _NodeLog(logging.LoggerAdapter[logging.Logger]):
     """Adds the node's names to each record and takes secrets out of it."""
 
@@ -173,11 +221,11 @@ class _NodeLog(logging.LoggerAdapter[logging.Logger]):
             return
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         if self._redactor:
-            msg, args = self._redactor.redact(_formatted(msg, args)), ()
+            msg, args = self._redactor.redact_shown(_formatted(msg, args)), ()
             if error := kwargs.pop("exc_info", None):
-                msg = f"{msg}\n{self._redactor.redact(_traceback(error))}"
+                msg = f"{msg}\n{self._redactor.redact_shown(_traceback(error))}"
             if "extra" in kwargs:
-                kwargs["extra"] = self._redactor.redact(kwargs["extra"])
+                kwargs["extra"] = self._redactor.redact_shown(kwargs["extra"])
         super().log(level, msg, *args, **kwargs)
 
 

@@ -29,6 +29,7 @@ from dovetail.handlers.answers import Answer, check_complete, check_status, deco
 from dovetail.handlers.context import Context
 from dovetail.handlers.mocking import take_time
 from dovetail.handlers.registry import HandlerFunction
+from dovetail.handlers.secret_hosts import bound_hosts
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
@@ -94,12 +95,18 @@ class ExternalConfig(BaseModel):
 
     url: str = Field(description="http://, https://, or mock:// for an offline echo")
     method: Annotated[Method, BeforeValidator(_upper)] = "GET"
-    headers: dict[str, Scalar] = Field(default={}, description="sent beside our own")
-    params: dict[str, Parameter] = Field(
-        default={}, description="added to the url's query; a list repeats its key, null drops it"
+    headers: dict[str, Scalar] = Field(
+        default={}, description="sent beside our own; may have secrets"
     )
-    json_: Any = Field(default=None, alias="json", description="sent as application/json")
-    body: str | None = Field(default=None, description="sent as it is, in UTF-8")
+    params: dict[str, Parameter] = Field(
+        default={},
+        description="added to the url's query; a list repeats its key, null drops it; "
+        "may have secrets",
+    )
+    json_: Any = Field(
+        default=None, alias="json", description="sent as application/json; may have secrets"
+    )
+    body: str | None = Field(default=None, description="sent as it is, in UTF-8; may have secrets")
     timeout_seconds: float = Field(
         default=30.0, gt=0, le=3600, allow_inf_nan=False, description="for the whole exchange"
     )
@@ -155,6 +162,7 @@ def call_external_service(
         answer = await client.exchange(
             _request(config, ctx, client),
             guard,
+            check_host=bound_hosts(settings.secret_hosts, ctx.secret_names),
             timeout_seconds=config.timeout_seconds,
             max_bytes=settings.max_output_bytes,
             stop_at=config.expect_status or (),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from ssl import SSLContext
@@ -101,16 +101,21 @@ async def exchange(
     timeout_seconds: float,
     max_bytes: int,
     stop_at: Collection[int] = (),
+    check_host: Callable[[str], None] | None = None,
 ) -> Answer:
     """Send a request, follow its redirects, read the answer.
 
-    A redirect whose status is in `stop_at` is an answer, not a way. Raises `RetryableError` for
-    what the network did, `PermanentError` for what would be refused again.
+    `check_host` is asked before anything is sent to a host, the first and each that a redirect
+    leads to; it raises to refuse. A redirect whose status is in `stop_at` is an answer, not a
+    way. Raises `RetryableError` for what the network did, `PermanentError` for what would be
+    refused again.
     """
     request = _with_basic_auth(request)
     try:
         async with asyncio.timeout(timeout_seconds):
             for _ in range(MAX_REDIRECTS + 1):
+                if check_host is not None:
+                    check_host(request.url.raw_host.decode("ascii"))
                 answer = await _send(request, guard, max_bytes, stop_at)
                 if isinstance(answer, Answer):
                     return answer

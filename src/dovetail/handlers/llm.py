@@ -119,7 +119,7 @@ async def ask_llm(config: dict[str, Any], *, idempotency_key: str) -> dict[str, 
     """
     settings = load_settings()
     known = describe(llm_service(settings), name="llm_service", origin=BUILT_IN)
-    redact = Redactor(settings.sensitive()).redact
+    redact = Redactor(settings.sensitive()).redact_shown
     guard = AddressGuard(_ANYWHERE)
     return await _ask(settings, guard, known.prepare(config), idempotency_key, redact)
 
@@ -160,7 +160,7 @@ async def _ask(
         max_bytes=settings.max_output_bytes,
         stop_at=_REDIRECTS,  # a prompt and a key go where the operator said, nowhere else
     )
-    without_key = Redactor({"key": settings.llm_api_key or ""}).redact
+    without_key = Redactor({"key": settings.llm_api_key or ""}).redact_shown
     check_status(answer, redact=lambda text: without_key(redact(text)))
     check_complete(answer, settings.max_output_bytes)
     return _result(answer, model)

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints, overload
 
 from dovetail.core.errors import DovetailError, NotFound, PermanentError
+from dovetail.core.secret_fields import SecretFields
 from dovetail.handlers.context import Context
 
 if TYPE_CHECKING:  # a third of a second that `from dovetail import handler` need not pay
@@ -45,10 +46,14 @@ class Handler:
     name: str
     fn: HandlerFunction
     max_retries: int = 0
+    version: int = 1
+    """Outputs that another version has made are not taken from the node cache."""
     is_async: bool = True
     config_model: type[BaseModel] | None = None
     origin: str = BUILT_IN
     description: str = ""
+    secrets: SecretFields = False
+    """Where its config may have secrets: anywhere, in these fields, nowhere."""
 
     def prepare(self, config: dict[str, Any]) -> Any:
         """The config as the handler wants it: its pydantic model if it has one, else the dict.
@@ -80,24 +85,42 @@ class _Mark:
 
     name: str
     max_retries: int
+    secrets: SecretFields = False
+    version: int = 1
 
 
 @overload
 def handler(name: F) -> F: ...
 @overload
-def handler(name: str | None = None, *, max_retries: int = 0) -> Callable[[F], F]: ...
-def handler(name: Any = None, *, max_retries: int = 0) -> Any:
+def handler(
+    name: str | None = None,
+    *,
+    max_retries: int = 0,
+    version: int = 1,
+    secrets: SecretFields = False,
+) -> Callable[[F], F]: ...
+def handler(
+    name: Any = None, *, max_retries: int = 0, version: int = 1, secrets: SecretFields = False
+) -> Any:
     """Mark a function `(config, ctx)`, async or plain, as a handler.
 
     `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; without a name
-    it is the function's. The function stays what it was and can be called in tests.
+    it is the function's. The function stays what it was and can be called in tests. Raise `version`
+    when the function returns something else than before: nodes with `cache` then run it again.
+
+    With `secrets=True` a definition may put `{{ secrets.NAME }}` anywhere into the config, and
+    `ctx.secrets` has all of them; with `secrets=("headers",)` only those fields of the config may
+    have one. Such a handler decides where secrets go: it must send them only where its config
+    cannot lead it astray.
     """
     if callable(name):
         return handler()(name)
 
     def mark(fn: F) -> F:
-        named = describe(fn, name=name, max_retries=max_retries)  # complains here, at the def
-        marks = (*getattr(fn, MARK, ()), _Mark(named.name, named.max_retries))
+        # It complains here, at the def.
+        named = describe(fn, name=name, max_retries=max_retries, version=version, secrets=secrets)
+        mark = _Mark(named.name, named.max_retries, named.secrets, named.version)
+        marks = (*getattr(fn, MARK, ()), mark)
         try:
             setattr(fn, MARK, marks)
         except AttributeError:
@@ -114,7 +137,9 @@ def describe(
     *,
     name: str | None = None,
     max_retries: int = 0,
+    version: int = 1,
     origin: str | None = None,
+    secrets: SecretFields = False,
 ) -> Handler:
     """Say what handler a function is; raises `HandlerError` if it cannot be one."""
     name = getattr(fn, "__name__", None) if name is None else name
@@ -126,6 +151,18 @@ def describe(
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 0:
         raise HandlerError(
             f"@handler({name!r}): max_retries must be a whole number ≥ 0, not {max_retries!r}"
+        )
+    if not isinstance(secrets, bool):
+        listed = isinstance(secrets, list | tuple | set | frozenset)
+        if not listed or not all(isinstance(field, str) for field in secrets):
+            raise HandlerError(
+                f"@handler({name!r}): secrets is True, False or the names of config fields, "
+                "as in secrets=('headers',)"
+            )
+        secrets = frozenset(secrets)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise HandlerError(
+            f"@handler({name!r}): version must be a whole number ≥ 1, not {version!r}"
         )
     if inspect.isclass(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise HandlerError(
@@ -144,10 +181,12 @@ def describe(
         name=name,
         fn=fn,
         max_retries=max_retries,
+        version=version,
         is_async=inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call),
         config_model=_config_model(fn, signature),
         origin=origin if origin is not None else getattr(fn, "__module__", None) or "unknown",
         description=_first_paragraph(fn),
+        secrets=secrets,
     )
 
 
@@ -215,6 +254,23 @@ class Registry:
         """Name and alias → the handler's own `max_retries`."""
         return {name: known.max_retries for name, known in self.items()}
 
+    def secret_fields(self, name: str) -> SecretFields | None:
+        """Where the config of that handler may have secrets; None: there is no such handler."""
+        found = self._find(name)
+        return None if found is None else found.secrets
+
+    def taking_secrets(self) -> dict[str, bool | list[str]]:
+        """Name and alias of each handler that takes secrets → true, or the fields; as JSON."""
+        return {
+            name: True if known.secrets is True else sorted(known.secrets)
+            for name, known in self.items()
+            if not isinstance(known.secrets, bool) or known.secrets
+        }
+
+    def later_versions(self) -> dict[str, int]:
+        """Name and alias → the handler's own `version`, of those that are not in their first."""
+        return {name: known.version for name, known in self.items() if known.version != 1}
+
     def load(self, spec: str) -> list[Handler]:
         """Take in the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
         from dovetail.handlers.loading import load
@@ -240,7 +296,16 @@ def marked(fn: object, origin: str) -> list[Handler]:
     """The handlers a decorated function stands for; none if it is not decorated."""
     marks: tuple[_Mark, ...] = getattr(fn, MARK, ()) if callable(fn) else ()
     return [
-        replace(describe(fn, name=mark.name, max_retries=mark.max_retries), origin=origin)
+        replace(
+            describe(
+                fn,
+                name=mark.name,
+                max_retries=mark.max_retries,
+                version=mark.version,
+                secrets=mark.secrets,
+            ),
+            origin=origin,
+        )
         for mark in marks
         if callable(fn)
     ]

@@ -1,4 +1,8 @@
-"""How entries of a journal become bytes and entries again: JSON, so that people can read it."""
+"""How entries of a journal become bytes and entries again: JSON, so that people can read it.
+
+Whatever is read is looked at before anybody builds on it: a file may be damaged, or come from a
+version that is newer than this one. What it must not know: what an entry means.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,12 @@ import orjson
 
 from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Event
-from dovetail.core.replay import KINDS, Entry, extra_of
-from dovetail.core.transitions import Decision, Submit, Transition
+from dovetail.core.outputs import Elsewhere, Room
+from dovetail.core.replay import KINDS, LARGEST, Entry, Unreadable, extra_of
+from dovetail.core.transitions import Complete, Decision, Recall, Submit, Transition
+
+OUTPUTS = frozenset({KINDS[Complete], KINDS[Recall]})
+"""Entries whose extra is an output."""
 
 
 class Staged:
@@ -44,13 +52,70 @@ def encoded(staged: Iterable[Staged]) -> bytes:
 
 
 def decoded(rows: Iterable[tuple[int, int, bytes]]) -> Iterator[Entry]:
-    """The entries of these pieces (id, seq of the first event, bytes)."""
+    """The entries of these pieces (id, seq of the first event, bytes). Raises `Unreadable`."""
     for _, seq, piece in rows:
-        for time, kind, extra, dispatch, events in orjson.loads(piece):
-            made = _events(seq, time, events)
-            yield Entry(seq, time, kind, extra, dispatch, made)
-            seq += len(made)
+        if type(seq) is not int or not 0 < seq < 1 << 62:
+            raise Unreadable(f"{seq!r} is no number of an event")
+        try:
+            entries = orjson.loads(piece)
+            if type(entries) is not list or not entries:
+                raise Unreadable(f"event {seq}: a piece of the log holds no entries")
+            for time, kind, extra, dispatch, events in entries:
+                made = _events(seq, time, events)
+                if type(kind) is not str or type(dispatch) is not list:
+                    raise Unreadable(f"event {seq}: a field of its entry has another type")
+                yield Entry(seq, time, kind, extra, dispatch, made)
+                seq += len(made)
+        except Unreadable:
+            raise
+        except (TypeError, ValueError) as problem:  # no JSON, or not as many fields as there are
+            why = f"event {seq}: its entry cannot be read ({problem})"
+            raise Unreadable(why) from None
 
 
 def _events(seq: int, time: float, events: Sequence[Sequence[Any]]) -> list[Event]:
-    return [new_tuple(Event, (number, time, *fields)) for number, fields in enumerate(events, seq)]
+    if type(time) is not float and type(time) is not int:
+        raise Unreadable(f"event {seq}: {time!r} is no time")
+    made = []
+    for number, (kind, epoch, node, attempt, data) in enumerate(events, seq):
+        if (
+            type(kind) is not str
+            or type(epoch) is not int
+            or not 0 <= epoch < LARGEST
+            or (node is not None and type(node) is not str)
+            or (attempt is not None and (type(attempt) is not int or not 0 <= attempt < LARGEST))
+            or (data is not None and type(data) is not dict)
+        ):
+            raise Unreadable(f"event {number}: a field of it has another type")
+        made.append(new_tuple(Event, (number, time, kind, epoch, node, attempt, data)))
+    return made
+
+
+def thinned(row: tuple[int, int, bytes], room: Room | None, entries: list[Entry]) -> Room | None:
+    """Add the entries of a piece, without the outputs that there is no room for.
+
+    Returns the room that is left; without a room there is no output at all. One that is left out
+    is an `Elsewhere` that says where in the piece its bytes are.
+    """
+    number, _, text = row
+    if room is not None and len(text) <= min(room):
+        entries += decoded([row])
+        return Room(room.each, room.together - len(text))
+    at = 0
+    for entry in decoded([row]):
+        if entry.kind not in OUTPUTS:
+            entries.append(entry)
+            continue
+        output = None
+        if room is not None:
+            encoded = orjson.dumps(entry.extra)
+            size, output = len(encoded), entry.extra
+            found = -1
+            if size <= min(room):
+                room = Room(room.each, room.together - size)
+            else:
+                found = text.find(encoded, at)
+            if found >= 0:
+                at, output = found + size, Elsewhere(size, (number, found))
+        entries.append(entry._replace(extra=output))
+    return room

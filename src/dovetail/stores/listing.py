@@ -9,10 +9,15 @@ from typing import Any
 import orjson
 
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.outputs import Elsewhere
+from dovetail.core.states import RunStatus
+from dovetail.engine.damage import damage_error
 from dovetail.engine.views import summary_view
 
 MOST_LISTED = 1000
 SHORTEST_PREFIX = 4
+PAGE_BYTES = 4 << 20
+"""A page of runs for an answer ends early if its params and results have more bytes than this."""
 LATEST = "latest"
 
 
@@ -78,19 +83,82 @@ def run_meant(prefix: str, found: Sequence[str], where: object) -> str:
 
 
 def summary_of(row: Sequence[Any]) -> dict[str, Any]:
-    """A run of a list, from its row: number, id, workflow and on, as the summaries select it."""
+    """A run of a list, from its row: number, id, workflow and on, as the summaries select it.
+
+    What of it cannot be read is left out, and its error says so: one damaged row must not hide
+    all others.
+    """
     _, run_id, workflow, version, status, epoch, params, *rest = row
-    created_at, started_at, finished_at, error, result = rest
-    return summary_view(
-        run_id=run_id,
-        workflow=workflow,
-        version=version,
-        status=status,
-        epoch=epoch,
-        params=orjson.loads(params),
-        created_at=created_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        error=None if error is None else orjson.loads(error),
-        result=None if result is None else orjson.loads(result),
+    created_at, started_at, finished_at, error, result, size = rest
+    lost: list[str] = []
+    told = None if result is None else _json(result, "result", lost)
+    if result is None and size is not None:
+        told = Elsewhere(size, None)
+    view = summary_view(
+        run_id=_text(run_id, "id", lost),
+        workflow=_text(workflow, "workflow", lost),
+        version=version if isinstance(version, int | None) else _left_out("version", lost),
+        status=status if status in _STATUSES else _left_out("status", lost, run_status(status)),
+        epoch=epoch if isinstance(epoch, int) else _left_out("epoch", lost, 0),
+        params=_json(params, "params", lost, {}),
+        created_at=_time(created_at, "created_at", lost) or 0.0,
+        started_at=_time(started_at, "started_at", lost),
+        finished_at=_time(finished_at, "finished_at", lost),
+        error=None if error is None else _json(error, "error", lost, None),
+        result=told,
     )
+    if lost:
+        what = f"its record is damaged: {', '.join(lost)} cannot be read"
+        view["error"] = damage_error(what)
+    return view
+
+
+_STATUSES = frozenset(RunStatus)
+
+
+def run_status(status: Any) -> str:
+    """As it is kept; a run whose status cannot be read is no run that went well."""
+    return str(status) if status in _STATUSES else RunStatus.FAILED.value
+
+
+def _left_out(name: str, lost: list[str], instead: Any = None) -> Any:
+    lost.append(name)
+    return instead
+
+
+def _text(value: Any, name: str, lost: list[str]) -> str:
+    if isinstance(value, str):
+        return value
+    lost.append(name)
+    return repr(value)[:80]
+
+
+def _time(value: Any, name: str, lost: list[str]) -> float | None:
+    if value is None or isinstance(value, int | float):
+        return value
+    lost.append(name)
+    return None
+
+
+def _json(value: Any, name: str, lost: list[str], like: Any = ...) -> Any:
+    """`like` is what stands for it where it cannot be read; its type is the one that it has."""
+    instead = None if like is ... else like
+    try:
+        found = orjson.loads(value)
+    except (TypeError, ValueError):
+        return _left_out(name, lost, instead)
+    if like is not ... and not isinstance(found, dict):
+        return _left_out(name, lost, instead)
+    return found
+
+
+def until_cut(rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows of a page up to where it was heavy enough: those behind have no params."""
+    return rows[: next((at for at, row in enumerate(rows) if row[6] is None), len(rows))]
+
+
+def weight(view: dict[str, Any]) -> int:
+    """About how many bytes a run of a list has."""
+    result = view["result"]
+    size = 0 if result is None or isinstance(result, Elsewhere) else len(orjson.dumps(result))
+    return size + len(orjson.dumps(view["params"]))

@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any
 
-from dovetail.core.errors import NotFound
+from dovetail.core.caching import entries
+from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere, Room
+from dovetail.core.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
@@ -59,9 +62,9 @@ class MemoryStore:
             decisions.append(decision)
             if decision.events or decision.ended:
                 self._tell(run, decision)
-            if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                self._keep(key, now + ttl, move.output)
+            if type(move) is Complete and move.cache and is_taken(decision):
+                for key, kept in entries(move.cache, move.output):
+                    self._keep(key, now + move.cache.seconds, kept)
         return decisions
 
     def _report(self, events: list[Event]) -> None:
@@ -87,11 +90,18 @@ class MemoryStore:
         self._events.clear()
         self._cache.clear()
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
             return self._runs[run_id]
         except KeyError:
             raise NotFound(f"no run '{run_id}' here") from None
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        if wanted:
+            raise StoreError(f"run {run.id}: every output is in memory here, and none elsewhere")
+        return []
 
     async def wait(self, run_id: str) -> RunState:
         run = await self.load(run_id)

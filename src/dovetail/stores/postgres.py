@@ -19,6 +19,7 @@ import orjson
 
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
+from dovetail.core.outputs import ONLY_SIZES, Elsewhere, Room
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.engine.snapshots import Head, Kept, RunSnapshot
@@ -31,6 +32,16 @@ PIECE_BYTES = 4 << 20
 PIECE_ROWS = 10_000
 ROW_BYTES = 64
 """What a row weighs beside its values."""
+
+
+ALL_OUTPUTS = Room(1 << 62, 1 << 62)
+
+
+class Archived(NamedTuple):
+    """Where an output is."""
+
+    run: int
+    place: int
 
 
 class _Row(NamedTuple):
@@ -89,17 +100,20 @@ class PostgresArchive:
         rows = await self._pool.rows("heads", list(run_ids))
         return {run_id: Head(Kept(*kept), epoch, event) for run_id, *kept, epoch, event in rows}
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         """The run as far as it is archived, to read. Raises `NotFound`."""
-        snapshot = await self.read(run_id)
-        if snapshot is None:
+        wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
+        if not await self.kept([run_id]):
             raise self._no_run(run_id)
+        snapshot, left_out = await self._pool.look(lambda one: _look(one, run_id, wanted))
         given, meta = self.submission(snapshot), snapshot.meta
         created_at = float(meta["created_at"])
         run = RunState(run_id, given.graph, given.params, created_at, given.version)
         if "status" not in meta:
             return run  # it was accepted, and nothing was seen of it since
-        return run_of(
+        run_of(
             run,
             {name.encode(): value.encode() for name, value in meta.items()},
             {b"%d" % place: state.encode() for place, state in snapshot.nodes.items()},
@@ -108,6 +122,20 @@ class PostgresArchive:
             {b"%d" % place: end for place, end in snapshot.ends.items()},
             snapshot.last_seq,
         )
+        for place, output in left_out.items() if outputs else ():
+            run.nodes[place].output = output
+        return run
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        """Outputs that `load` left out, in this order. Raises `StoreError`."""
+        if not wanted:
+            return []
+        places = [one.where.place for one in wanted]
+        rows = await self._pool.rows("read_outputs", wanted[0].where.run, run.epoch, places)
+        found = {place: bytes(output) for place, output in rows}
+        if any(place not in found for place in places):
+            raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
+        return [found[place] for place in places]
 
     async def log(self, run_id: str, after: int = 0) -> list[Event]:
         """Its events as far as they are archived. Raises `NotFound`."""
@@ -116,7 +144,7 @@ class PostgresArchive:
             raise self._no_run(run_id)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
-        rows = await self._pool.rows("read_events", number, after)
+        rows = await self._pool.rows("read_events", number, after, None)
         return [event_of(text, seq, graph) for seq, text in rows]
 
     def _no_run(self, run_id: str) -> NotFound:
@@ -353,6 +381,59 @@ _COLUMNS = frozenset({"workflow", "version", "definition", "retries", "params", 
 """Of `meta`, what the trigger said: it has columns of its own."""
 
 
+def _meta(
+    workflow: str,
+    version: int | None,
+    retries: bytes,
+    params: bytes,
+    created_at: float,
+    sha256: str,
+    meta: bytes | None,
+) -> dict[str, str]:
+    """As Redis has it, from the columns of a run's row."""
+    return {
+        "workflow": workflow,
+        "version": "" if version is None else str(version),
+        "definition": sha256,
+        "retries": retries.decode(),
+        "params": params.decode(),
+        "created_at": time_text(created_at),
+        **({} if meta is None else orjson.loads(meta)),
+    }
+
+
+async def _look(
+    connection: Connection, run_id: str, room: Room
+) -> tuple[RunSnapshot, dict[int, Elsewhere]]:
+    """A run without its log, and with the outputs that there is room for; and the others."""
+    sql = statements()
+    row = await connection.fetchrow(sql["look_at_run"], run_id)
+    number, workflow, version, retries, params, created_at, *rest = row
+    generation, last_seq, meta, sha256, content = rest
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        generation=generation,
+        meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
+        nodes={},
+        outputs={},
+        ends={},
+        first_seq=last_seq + 1,
+        events=[],
+        content=content,
+    )
+    left_out: dict[int, Elsewhere] = {}
+    nodes = await connection.fetch(sql["look_at_nodes"], number, *room)
+    for place, state, ends, size, output in nodes:
+        snapshot.nodes[place] = state.decode()
+        if output is not None:
+            snapshot.outputs[place] = output
+        elif size is not None:
+            left_out[place] = Elsewhere(size, Archived(number, place))
+        if ends is not None:
+            snapshot.ends[place] = ends
+    return snapshot, left_out
+
+
 async def _read(connection: Connection, run_id: str) -> RunSnapshot:
     sql = statements()
     row = await connection.fetchrow(sql["read_run"], run_id)
@@ -361,15 +442,7 @@ async def _read(connection: Connection, run_id: str) -> RunSnapshot:
     snapshot = RunSnapshot(
         run_id=run_id,
         generation=generation,
-        meta={
-            "workflow": workflow,
-            "version": "" if version is None else str(version),
-            "definition": sha256,
-            "retries": retries.decode(),
-            "params": params.decode(),
-            "created_at": time_text(created_at),
-            **({} if meta is None else orjson.loads(meta)),
-        },
+        meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
         nodes={},
         outputs={},
         ends={},
@@ -377,7 +450,7 @@ async def _read(connection: Connection, run_id: str) -> RunSnapshot:
         events=[
             event
             for place, (seq, event) in enumerate(
-                await connection.fetch(sql["read_events"], number, 0), 1
+                await connection.fetch(sql["read_events"], number, 0, None), 1
             )
             if seq == place
         ],

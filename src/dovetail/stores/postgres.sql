@@ -139,6 +139,12 @@ SELECT pg_advisory_xact_lock($1);
 -- name: ping
 SELECT 1;
 
+-- name: is_read_only
+SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on';
+
+-- name: write_something
+UPDATE dovetail.schema_version SET version = version;
+
 -- ── runs are accepted ───────────────────────────────────────────────────────────────────
 
 -- name: add_definition
@@ -284,6 +290,30 @@ WHERE r.run_id = $1;
 -- name: read_nodes
 SELECT place, state, output, ends FROM dovetail.nodes WHERE run = $1 ORDER BY place;
 
+-- name: look_at_run
+-- Without its log and its result.
+SELECT r.number, r.workflow, r.version, r.retries, r.params, r.created_at, r.generation,
+  r.last_seq, r.meta, d.sha256, d.content
+FROM dovetail.runs r JOIN dovetail.definitions d ON d.number = r.definition
+WHERE r.run_id = $1;
+
+-- name: look_at_nodes
+-- Outputs of so many bytes each, as many of them as have so many together; of all, their sizes.
+-- What is not given is not read from where PostgreSQL keeps large values.
+SELECT place, state, ends, size,
+  CASE WHEN size <= $2::BIGINT AND together <= $3::BIGINT THEN output END
+FROM (
+  SELECT place, state, ends, output, octet_length(output) AS size,
+    SUM(CASE WHEN octet_length(output) <= $2::BIGINT THEN octet_length(output) END)
+      OVER (ORDER BY place) AS together
+  FROM dovetail.nodes WHERE run = $1
+) nodes ORDER BY place;
+
+-- name: read_outputs
+-- Unless the run has left the epoch that they are of.
+SELECT n.place, n.output FROM dovetail.nodes n JOIN dovetail.runs r ON r.number = n.run
+WHERE n.run = $1 AND r.epoch = $2 AND n.place = ANY ($3::BIGINT[]) AND n.output IS NOT NULL;
+
 -- name: read_events
 -- Each generation up to where a later one begins.
 SELECT e.seq, e.event FROM (
@@ -295,7 +325,7 @@ WHERE e.seq > $2 AND e.seq < COALESCE(
    WHERE later.run = $1 AND later.generation > g.generation),
   9223372036854775807
 )
-ORDER BY e.seq;
+ORDER BY e.seq LIMIT $3;
 
 -- name: read_definitions
 SELECT number, content FROM dovetail.definitions WHERE number = ANY ($1::BIGINT[]);
@@ -308,20 +338,34 @@ JOIN dovetail.definitions d ON d.number = r.definition WHERE r.run_id = $1;
 SELECT run_id FROM dovetail.runs WHERE run_id >= $1 AND run_id < $2 ORDER BY run_id LIMIT 5;
 
 -- name: summaries
--- Newest first, before a number; the conditions that are wanted follow it, each on an index.
-SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
-FROM dovetail.runs WHERE number < $1 {conditions} ORDER BY number DESC LIMIT $2;
+-- Newest first, before a number; the conditions that are wanted follow it, each on an index. A
+-- result of more than $3 bytes is not read, nor are params behind $4 bytes of both.
+SELECT number, run_id, workflow, version, status, epoch,
+  CASE WHEN COALESCE(weight <= $4::BIGINT, TRUE) THEN params END,
+  created_at, started_at, finished_at, error,
+  CASE WHEN size <= COALESCE($3::BIGINT, size) AND COALESCE(weight <= $4::BIGINT, TRUE) THEN result END, size
+FROM (
+  SELECT *, octet_length(result) AS size, SUM(
+    octet_length(params) + CASE WHEN octet_length(result) <= $3::BIGINT THEN octet_length(result) ELSE 0 END
+  ) OVER (ORDER BY number DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS weight
+  FROM (
+    SELECT * FROM dovetail.runs WHERE number < $1 {conditions} ORDER BY number DESC LIMIT $2
+  ) page
+) weighed ORDER BY number DESC;
 
 -- name: summaries_of
 -- Of these runs, under the same conditions.
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
+  finished_at, error,
+  CASE WHEN octet_length(result) <= COALESCE($3::BIGINT, octet_length(result)) THEN result END,
+  octet_length(result)
 FROM dovetail.runs WHERE number < $1 AND run_id = ANY ($2::TEXT[]) {conditions};
 
 -- name: summary
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
+  finished_at, error,
+  CASE WHEN octet_length(result) <= COALESCE($2::BIGINT, octet_length(result)) THEN result END,
+  octet_length(result)
 FROM dovetail.runs WHERE run_id = $1;
 
 -- ── registered workflows ────────────────────────────────────────────────────────────────

@@ -35,7 +35,10 @@ IDLE_TRANSACTION_SECONDS = 15.0
 MIGRATION_SECONDS = 60.0
 """How long to wait for another process that migrates."""
 LONGEST_MIGRATION_SECONDS = 3600.0
+DOUBT_SECONDS = 3.0
+"""After a write that found no room."""
 READ_ONLY = "25006"
+NO_ROOM = ("53100", "53200", "58")
 UNWRITABLE = ("22000", "22021")
 """What asyncpg says of a number too large and of half a character, and PostgreSQL of U+0000."""
 _LOCK = 0x444F5645
@@ -75,6 +78,8 @@ class PostgresPool:
         self._pool: Any = None
         self._opening: asyncio.Task[None] | None = None
         self._migrated = False
+        self._refusal: tuple[StoreError, float] | None = None
+        """The last write that was refused for want of room, and when."""
         self.is_pooled = False
         """A pooler is in between; known once the database was reached."""
         self.where = shown(url)
@@ -161,6 +166,27 @@ class PostgresPool:
     async def ping(self) -> None:
         """Raises `StoreError` unless the database is there and of this version."""
         await self._use(lambda connection: connection.fetchval(statements()["ping"]))
+
+    async def check_writable(self) -> None:
+        """Raises `StoreError`, with its reason, if a write would be refused.
+
+        Asked without a write, unless one was refused: then a small one must succeed, and a while
+        must have passed, because a larger one may still find no room.
+        """
+        if await self._use(lambda connection: connection.fetchval(statements()["is_read_only"])):
+            await self._pool.expire_connections()  # the next may be to another server
+            raise self._read_only()
+        if self._refusal is not None:
+            refusal, since = self._refusal
+            if asyncio.get_running_loop().time() - since < DOUBT_SECONDS:
+                raise refusal
+            await self.execute("write_something")
+            self._refusal = None
+
+    def _read_only(self) -> StoreError:
+        error = self._told(f"{self.where} is read-only; is it a replica?")
+        error.reason = _public(READ_ONLY)
+        return error
 
     async def _use(
         self,
@@ -335,17 +361,28 @@ class PostgresPool:
         """What went wrong, and what would help. What is not of the database is raised as it is."""
         asyncpg = _library()
         if isinstance(error, asyncpg.PostgresError):
-            return self._refused(error)
+            found = self._refused(error)
+            found.reason = _public(error.sqlstate or "")
+            if (error.sqlstate or "").startswith(NO_ROOM):
+                self._refusal = found, asyncio.get_running_loop().time()
+            return found
         if isinstance(error, TimeoutError):
-            return self._told(f"{self.where} did not answer in time; is it overloaded or cut off?")
-        if isinstance(error, OSError):
-            return self._told(
+            found = self._told(f"{self.where} did not answer in time; is it overloaded or cut off?")
+            found.reason = "PostgreSQL does not answer"
+        elif isinstance(error, OSError):
+            found = self._told(
                 f"{self.where} cannot be reached ({_reason(error)}); is PostgreSQL running, and "
                 "is DOVETAIL_DATABASE_URL right?"
             )
-        if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
-            return self._told(f"{self.where} broke the connection ({error}); try again in a moment")
-        raise error
+            found.reason = "PostgreSQL cannot be reached"
+        elif isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            found = self._told(
+                f"{self.where} broke the connection ({error}); try again in a moment"
+            )
+            found.reason = "PostgreSQL cannot be reached"
+        else:
+            raise error
+        return found
 
     def _refused(self, error: Any) -> StoreError:
         code = error.sqlstate or ""
@@ -362,6 +399,26 @@ class PostgresPool:
 
 class _NeverWritten(StoreError):
     """A value that PostgreSQL cannot hold: nothing with it can ever have been stored."""
+
+
+# For anybody, by SQLSTATE or its beginning.
+_PUBLIC = (
+    (READ_ONLY, "PostgreSQL accepts no writes: it is read-only"),
+    ("53100", "PostgreSQL accepts no writes: its disk is full"),
+    ("53300", "PostgreSQL has no connection left"),
+    ("53", "PostgreSQL has run out of something it needs"),
+    ("58", "PostgreSQL cannot read or write its files"),
+    ("28", "PostgreSQL refuses the login"),
+    ("57P", "PostgreSQL is starting or stopping"),
+    ("08", "PostgreSQL cannot be reached"),
+)
+
+
+def _public(code: str) -> str:
+    for beginning, reason in _PUBLIC:
+        if code.startswith(beginning):
+            return reason
+    return "PostgreSQL cannot do what it is asked"
 
 
 _CONSOLATION = "(nothing that was acknowledged is lost)"

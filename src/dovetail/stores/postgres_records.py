@@ -19,12 +19,14 @@ from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.definitions import Definitions, StoredDefinition
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     check_seen,
     long_enough,
     page_size,
     place_in_list,
     run_meant,
     summary_of,
+    until_cut,
     version_meant,
 )
 from dovetail.stores.postgres_pool import (
@@ -241,18 +243,27 @@ class PostgresRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number = None if batch is None else (await self._batch(batch))["number"]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
         before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = await self._pool.rows("summaries", before, limit + 1, **given)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
+        rows = await self._summaries(before, limit + 1, most, given)
+        found = until_cut(rows)[:limit]
+        more = str(found[-1][0]) if len(rows) > len(found) else None
+        return {"items": [summary_of(row) for row in found], "next_cursor": more}
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        row = await self._pool.row("summary", run_id)
+    async def _summaries(
+        self, before: int, limit: int, most: int | None, given: dict[str, Any]
+    ) -> list[Any]:
+        """Rows of a page; with `most` only as far as an answer has room, see `until_cut`."""
+        heaviest = None if most is None else PAGE_BYTES
+        return await self._pool.rows("summaries", before, limit, most, heaviest, **given)
+
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = await self._pool.row("summary", run_id, most)
         if row is None:
             raise self._no_run(run_id)
         return summary_of(row)
@@ -265,14 +276,16 @@ class PostgresRecords:
         """A run that lives in Redis has a log of events, and no journal of transitions."""
         await self.summary(run_id)
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         """As far as they are archived."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
             raise self._no_run(run_id)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
-        rows = await self._pool.rows("read_events", number, after)
+        rows = await self._pool.rows("read_events", number, after, limit)
         return [event_view(event_of(text, seq, graph)) for seq, text in rows]
 
     # ── batches ──────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Container,
     Iterable,
     Mapping,
     Sequence,
@@ -27,9 +28,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.caching import INPUT, NAMES, Facts, digest_of, entries, names_digest
 from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Event, Token
+from dovetail.core.inputs import MAX_INPUT_BYTES, parts
+from dovetail.core.outputs import Elsewhere, Room
+from dovetail.core.replay import is_taken
 from dovetail.core.run import Phase, RunState
 from dovetail.core.transitions import (
     NOTHING,
@@ -42,9 +47,10 @@ from dovetail.core.transitions import (
     Submit,
     TakeOver,
     Transition,
+    bounded_submit,
 )
 from dovetail.engine.ports import Cached, Task
-from dovetail.pipe import Command, Pipe
+from dovetail.pipe import Argument, Command, Pipe
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_definitions import GRACE_SECONDS
 from dovetail.stores.redis_foresight import Foreseen, foresee, foresee_roots
@@ -72,6 +78,14 @@ from dovetail.stores.redis_moves import (
     time_text,
 )
 from dovetail.stores.redis_outputs import PART_BYTES, Outputs, bounded, there
+from dovetail.stores.redis_repair import (
+    MOST_TRIES,
+    end_by_force,
+    loses_output,
+    rebuilt_from_log,
+    strays,
+    write_back,
+)
 from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 from dovetail.stores.redis_starts import Starts
@@ -129,23 +143,27 @@ class RedisStore:
         events: bool = True,
         listed: bool = True,
         news: Callable[[str], Awaitable[None]] | None = None,
+        max_input_bytes: int = MAX_INPUT_BYTES,
+        max_run_bytes: int | None = None,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
         Without `listed` the lists of runs are kept elsewhere.
 
-        `news` returns when it is worth to look whether a run has ended.
+        `news` returns when it is worth to look whether a run has ended. `max_run_bytes` is what
+        the outputs of a run that is made here may have together, unless its submit says so.
         """
         self._pipe = pipe
         self._events = events
         self._listed = listed
         self._news = news or _a_moment
+        self._max_run_bytes = max_run_bytes
         self.ahead: Ahead | None = None
         """Set by the wiring, if nodes that are about to be published may be sent from here."""
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
         self._shells = Shells(pipe)
-        self._scenes = Scenes(pipe, self._shells)
+        self._scenes = Scenes(pipe, self._shells, max_input_bytes)
         self._starts = Starts(pipe, self._shells)
         self._outputs = Outputs(pipe)
         self._judge = Judge(pipe, self._shells, self._scenes)
@@ -164,6 +182,7 @@ class RedisStore:
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
         nonce, began = _nonce(), monotonic()
+        submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
             await self._pipe.many(definitions)
@@ -228,6 +247,11 @@ class RedisStore:
             # A call may have come after what was sent behind it, so that nobody could claim that.
             return answers, [{}] * len(calls)
         return answers, aheads
+
+    def forget(self, run_id: str) -> None:
+        """What is known of a run that is about to be another."""
+        self._shells.forget(run_id)
+        self._scenes.at_hand.forget(run_id)
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
         await self._shells.look_for(run_ids)
@@ -407,34 +431,99 @@ class RedisStore:
                 break
         return whole
 
+    # ── runs that are damaged ────────────────────────────────────────────────────────────
+
+    async def repair(self, run_id: str, now: float, *, dry_run: bool = False) -> list[str]:
+        """Rebuild the state of a run from its log; where the two differed, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` if the log itself is damaged.
+        """
+        shell, keys = await self._known(run_id), keys_of(run_id)
+        before: list[str] = []
+        for _ in range(MOST_TRIES):
+            made = await rebuilt_from_log(self._pipe, shell, keys)
+            try:
+                kept = await self._load(run_id, shell)
+                found = made.differences(kept)
+                found += await strays(self._pipe, made, kept, keys)
+            except BrokenRun as problem:
+                found = [f"its state cannot be read: {problem}"]
+            if found and await self._pipe.call("LLEN", keys[5]) != made.run.seq:
+                continue  # it moved between two looks, which is no damage
+            if found and found != before:
+                before = found
+                continue  # told twice: a node is woken, or held back, without an event
+            if found and (lost := loses_output(made)) is not None:
+                raise BrokenRun(f"run {run_id}: {lost}")
+            if dry_run or not found:
+                return found
+            self._scenes.at_hand.forget(run_id)
+            if await write_back(self._pipe, made, keys, now):
+                return found
+        if dry_run:
+            return []
+        raise BrokenRun(f"run {run_id} moves while it is repaired: try again, or cancel it first")
+
+    async def end_by_force(self, run_id: str, now: float) -> bool:
+        """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
+        self._scenes.at_hand.forget(run_id)
+        try:
+            shell = await self._shells.find(run_id)
+        except BrokenRun:
+            shell = None
+        size = 0 if shell is None else len(shell.run.graph.nodes)
+        return await end_by_force(self._pipe, run_id, keys_of(run_id), size, now)
+
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
     ) -> None:
         for move, decision in zip(moves, decisions, strict=True):
-            if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                kept = orjson.dumps([now + ttl, move.output])
-                life = max(1, int(ttl * 1000))
-                await self._pipe.call("SET", f"wf:cache:{key}", kept, "PX", life)
+            if type(move) is Complete and move.cache and is_taken(decision):
+                until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
+                await self._pipe.many(
+                    [
+                        ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
+                        for key, kept in entries(move.cache, move.output)
+                    ]
+                )
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
-        return await self._load(run_id, await self._known(run_id), outputs=outputs)
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
+        return await self._load(run_id, await self._known(run_id), outputs=outputs, room=room)
 
-    async def _load(self, run_id: str, shell: Shell, *, outputs: bool = True) -> RunState:
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        places = [one.where for one in wanted]
+        found = await self._outputs.all(run.id, places, b"%d" % run.epoch)
+        if found is None or any(place not in found for place in places):
+            raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
+        return [found[place] for place in places]
+
+    async def _load(
+        self, run_id: str, shell: Shell, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         try:
-            return await self._read(run_id, shell, outputs=outputs)
-        except (LookupError, ValueError) as error:
+            return await self._read(run_id, shell, outputs=outputs, room=room)
+        except (LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise BrokenRun(f"run {run_id}: Redis has only parts of it ({what})") from error
+            raise BrokenRun(
+                f"run {run_id}: Redis has only parts of it ({what}); rebuild it with `dovetail "
+                f"runs repair {run_id[:6]}`, or end it with `dovetail runs cancel {run_id[:6]}`"
+            ) from error
 
-    async def _read(self, run_id: str, shell: Shell, *, outputs: bool) -> RunState:
+    async def _read(
+        self, run_id: str, shell: Shell, *, outputs: bool, room: Room | None
+    ) -> RunState:
         meta, nodes, deps, out, ends, events, _ = keys_of(run_id)
         keys = (meta, nodes, deps, ends, out, events)
-        most = PART_BYTES if outputs else -1
+        asked: list[Argument] = [PART_BYTES if outputs else -1]
+        if outputs and room is not None:
+            asked = [room.together, room.each]
         while True:
-            *hashes, seq, placed, small = await self._pipe.script(bounded("load"), keys, [most])
+            answer = await self._pipe.script(bounded("load"), keys, asked)
+            *hashes, seq, placed, small, sizes = answer
             fields, states, counts, endings = map(_pairs, hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
                 self._shells.forget(run_id)
@@ -446,7 +535,10 @@ class RedisStore:
         known = shell.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
-        return run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
+        for place, size in zip(map(int, sizes[::2]), sizes[1::2], strict=True):
+            run.nodes[place].output = Elsewhere(size, place)
+        return run
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""
@@ -494,12 +586,56 @@ class RedisStore:
         """For rendering these nodes: their parents, and whatever their templates read."""
         return await self._scenes.read(orders)
 
-    async def inputs(self, task: Task) -> dict[str, Any]:
-        """The outputs of a node's completed parents by id."""
-        shell = await self._known(task.run_id)
-        place = shell.run.graph.index[task.node_id]
-        (scene,) = await self.scenes({task.run_id: [Dispatch(shell.run, place, task.token)]})
-        return scene.inputs(place)
+    async def scene_of(self, order: Dispatch) -> RedisScene:
+        run, place, _ = order
+        scene = await self._scenes.only(run, run.graph.nodes[place].config.reads)
+        nodes = run.graph.nodes
+        scene.leave_unread(
+            parent
+            for parent in nodes[place].parents
+            if nodes[parent].id not in nodes[place].config.reads
+        )
+        return scene
+
+    async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
+        run, place, _ = order
+        sizes = await self._input_sizes(run, place)
+        facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
+        read = {name: size for name, size in sizes.items() if INPUT + name in reads}
+        if sum(read.values()) > self._scenes.max_input_bytes:
+            return None
+        for part in parts(read):
+            for name, text in (await self._read_outputs(run, part)).items():
+                facts[INPUT + name] = digest_of(orjson.loads(text))
+        return facts
+
+    async def params_of(self, task: Task) -> dict[str, Any]:
+        return (await self._known(task.run_id)).run.params
+
+    async def input_sizes(self, task: Task) -> dict[str, int]:
+        """The bytes of the outputs of a node's completed parents by id; no output is read."""
+        run = (await self._known(task.run_id)).run
+        return await self._input_sizes(run, run.graph.index[task.node_id])
+
+    async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
+        nodes = run.graph.nodes
+        parents = {nodes[parent].id: parent for parent in nodes[place].parents}
+        sizes = await self._scenes.sizes(run.id, parents)
+        return {name: size for name, size in sizes.items() if size}  # who has one is completed
+
+    async def read_inputs(self, task: Task, names: Sequence[str]) -> dict[str, bytes]:
+        """These outputs as JSON, in one answer: whoever asks knows how large it will be."""
+        return await self._read_outputs((await self._known(task.run_id)).run, names)
+
+    async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
+        places = [run.graph.index[name] for name in names]
+        found = await self._pipe.call("HMGET", keys_of(run.id)[3], *places)
+        if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
+            raise StoreError(
+                f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
+                "retried, or dropped, while a node of it read it"
+            )
+        return dict(zip(names, found, strict=True))
 
     async def _is_finished(self, run_id: str) -> bool:
         finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")

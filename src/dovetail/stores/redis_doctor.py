@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dovetail.config import Settings, env_name
+from dovetail.core.audit import inconsistencies
+from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.words import counted
 from dovetail.engine.ports import Finding
-from dovetail.pipe import Pipe, RedisError
+from dovetail.pipe import Pipe, RedisError, Unreachable
 from dovetail.scanning import every_key
+from dovetail.stores.redis import RedisStore
+from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_fleet import DEAD, TASKS, RedisFleet
+from dovetail.stores.redis_services import Services, conflict, mixture
 
 OLDEST_VERSION = (6, 2)
 MOST_SKEW_SECONDS = 1.0
@@ -24,6 +30,10 @@ OLDEST_RESULT_SECONDS = 30.0
 RESULTS, ORCHESTRATORS = "wf:stream:results", "wf:orchestrators"
 AT_BROKER = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
+MOST_LOOKED_AT, MOST_NAMED = 200, 20
+"""Runs that are looked at for damage, and told of; `runs verify --all` looks at everything."""
+WATCH_SECONDS = 30.0
+"""Between two looks whether Redis evicts, while services run."""
 
 
 async def examine(
@@ -37,8 +47,8 @@ async def examine(
     workers = await RedisFleet(pipe).workers()
     backlog = await _backlog(pipe, workers, settings.max_backlog)
     found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
-    found.append(await _dead_letters(pipe))
-    return [*found, *disagreements(settings)]
+    found += [await _dead_letters(pipe), await _transports(pipe, settings)]
+    return [*found, *await _damaged(pipe), *disagreements(settings)]
 
 
 async def _node(pipe: Pipe, settings: Settings) -> list[Finding]:
@@ -116,11 +126,11 @@ async def _persistence(pipe: Pipe, settings: Settings, info: dict[str, str]) -> 
 
 async def _eviction(pipe: Pipe, info: dict[str, str]) -> Finding:
     policy = info.get("maxmemory_policy") or await _setting(pipe, "maxmemory-policy")
-    if policy != "noeviction":
-        message = f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
-        fix = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
-        return Finding("eviction", False, message, fix)
-    return Finding("eviction", True, "nothing is evicted (noeviction)")
+    if policy is None:
+        return Finding("eviction", False, POLICY_UNKNOWN, f"make sure that it is {NO_EVICTION}")
+    if policy != NO_EVICTION:
+        return Finding("eviction", False, _evicts(policy), FIX_EVICTION)
+    return Finding("eviction", True, f"nothing is evicted ({NO_EVICTION})")
 
 
 async def _cluster(pipe: Pipe, settings: Settings) -> Finding:
@@ -178,6 +188,109 @@ async def _setting(pipe: Pipe, name: str) -> str | None:
     return found[1].decode() if found else None
 
 
+# ── may a service start on it ────────────────────────────────────────────────────────────
+
+NO_EVICTION = "noeviction"
+FIX_EVICTION = "redis-cli CONFIG SET maxmemory-policy noeviction, and the same in redis.conf"
+POLICY_UNKNOWN = "maxmemory-policy cannot be read (neither INFO nor CONFIG is allowed)"
+
+
+def _evicts(policy: str) -> str:
+    return f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
+
+
+async def eviction_policies(pipe: Pipe) -> dict[str, str | None]:
+    """By server: of a cluster every node. None where neither INFO nor CONFIG may be asked."""
+    return {node.where: await _policy(node) for node in pipe.nodes()}
+
+
+async def _policy(node: Pipe) -> str | None:
+    try:
+        told = (await node.info("memory")).get("maxmemory_policy")
+    except Unreachable:
+        raise
+    except RedisError:
+        told = None
+    return told or await _setting(node, "maxmemory-policy")
+
+
+async def refuse_eviction(pipe: Pipe, settings: Settings, warn: Callable[[str], None]) -> None:
+    """Before anything is kept in this Redis. Raises `RedisError` where it evicts keys.
+
+    An evicting Redis answers every write, and drops what was written later, without a word to the
+    service. So the start is the last moment to say it. With PostgreSQL, too: half of a run that is
+    gone is a run that makes no sense.
+    """
+    refused, warnings = judge_eviction(await eviction_policies(pipe), settings.accept_data_loss)
+    if refused:
+        raise RedisError(refused)
+    for message in warnings:
+        warn(message)
+
+
+def judge_eviction(
+    policies: Mapping[str, str | None], accept: bool
+) -> tuple[str | None, Sequence[str]]:
+    """Why a service must not start on these servers, or None; and what it has to warn of."""
+    override = f"{env_name('accept_data_loss')}=1"
+    evicting = [
+        (at, policy) for at, policy in policies.items() if policy not in (None, NO_EVICTION)
+    ]
+    unknown = [
+        f"Redis at {at}: {POLICY_UNKNOWN}: make sure that it is {NO_EVICTION}"
+        for at, policy in policies.items()
+        if policy is None
+    ]
+    if not evicting:
+        return None, unknown
+    if accept:
+        told = [
+            f"Redis at {at}: {_evicts(str(policy))}; accepted by {override}. "
+            f"To keep them: {FIX_EVICTION}"
+            for at, policy in evicting
+        ]
+        return None, [*unknown, *told]
+    where, policy = evicting[0]
+    more = f" (and {len(evicting) - 1} more of its servers)" if len(evicting) > 1 else ""
+    return (
+        f"Redis at {where}{more}: {_evicts(str(policy))}. Set it right: {FIX_EVICTION}. "
+        f"Where losing runs is acceptable, {override} starts anyway"
+    ), unknown
+
+
+async def warn_of_lost_writes(pipe: Pipe, settings: Settings, warn: Callable[[str], None]) -> None:
+    """Without PostgreSQL what Redis does not write to its disk is lost with it."""
+    if settings.database_url is not None:
+        return
+    for node in pipe.nodes():
+        try:
+            found = await _persistence(node, settings, await node.info("persistence"))
+        except Unreachable:
+            raise
+        except RedisError:
+            continue  # who may not ask is told so by the doctor
+        if not found.ok:
+            warn(f"Redis at {node.where}: {found.message}. Set it right: {found.fix}")
+
+
+async def watch_eviction(
+    pipe: Pipe, warn: Callable[[str], None], pause: float = WATCH_SECONDS
+) -> None:
+    """For ever: a policy that changes while services run is told, once per change."""
+    seen = await eviction_policies(pipe)
+    while True:
+        await asyncio.sleep(pause)
+        policies = await eviction_policies(pipe)
+        for where, policy in policies.items():
+            if policy is None or policy == seen.get(where, NO_EVICTION):  # a node may be new
+                continue
+            if policy == NO_EVICTION:
+                warn(f"Redis at {where}: maxmemory-policy is {NO_EVICTION} again")
+            else:
+                warn(f"Redis at {where}: {_evicts(policy)}. Set it right now: {FIX_EVICTION}")
+        seen = policies
+
+
 # ── who is there, and what lies about ────────────────────────────────────────────────────
 
 
@@ -218,7 +331,8 @@ async def _backlog(pipe: Pipe, workers: list[dict[str, Any]], most: int) -> Find
         return Finding("backlog", True, "no task waits")
     largest = sorted(waiting.items(), key=lambda one: (-one[1], one[0]))
     shown = ", ".join(f"{name} {count:,}" for name, count in largest[:5])
-    message = f"{sum(waiting.values()):,} tasks wait or run: {shown}"
+    many = counted(sum(waiting.values()), "task waits or runs", "tasks wait or run")
+    message = f"{many}: {shown}"
     orphans = sorted(set(waiting) - served)
     if orphans:
         names = ", ".join(f"'{name}'" for name in orphans[:5])
@@ -238,9 +352,22 @@ async def _results(pipe: Pipe) -> Finding:
         return Finding("results", True, "none waits")
     seconds, _ = await pipe.call("TIME")
     age = max(0.0, int(seconds) - int(oldest[0][0].split(b"-")[0]) / 1000)
-    message = f"{int(await pipe.call('XLEN', RESULTS)):,} wait, the oldest for {age:,.0f} s"
+    many = counted(int(await pipe.call("XLEN", RESULTS)), "result waits", "results wait")
+    message = f"{many}, the oldest for {age:,.0f} s"
     fix = "" if age <= OLDEST_RESULT_SECONDS else "dovetail orchestrator"
     return Finding("results", not fix, message, fix)
+
+
+async def _transports(pipe: Pipe, settings: Settings) -> Finding:
+    """All services on a Redis must have one: what one sends, the other does not read."""
+    alive = await Services(pipe).alive()
+    name = env_name("transport")
+    if (mixed := mixture(alive)) is not None:
+        fix = f"stop the services of one of them, or set {name} alike for all and start them again"
+        return Finding("transport", False, mixed, fix)
+    if (other := conflict(settings.transport, alive)) is not None:
+        return Finding("transport", False, other, f"set {name}={alive[0].transport} here")
+    return Finding("transport", True, settings.transport)
 
 
 async def _dead_letters(pipe: Pipe) -> Finding:
@@ -248,10 +375,28 @@ async def _dead_letters(pipe: Pipe) -> Finding:
     if not count:
         return Finding("dead letters", True, "none")
     fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {DEAD}"
-    return Finding("dead letters", False, f"{count:,} messages were refused", fix)
+    refused = counted(count, "message was refused", "messages were refused")
+    return Finding("dead letters", False, refused, fix)
 
 
 # ── settings against each other ──────────────────────────────────────────────────────────
+
+
+async def _damaged(pipe: Pipe) -> list[Finding]:
+    """Unfinished runs whose state cannot be read, or disagrees with itself; the newest of them."""
+    store, found = RedisStore(pipe), []
+    for name in await pipe.call("ZREVRANGE", ACTIVE, 0, MOST_LOOKED_AT - 1):
+        run_id = name.decode(errors="replace")
+        try:
+            wrong = inconsistencies(await store.load(run_id, outputs=False))
+        except NotFound:
+            continue  # accepted and not made yet, or over
+        except BrokenRun as problem:
+            wrong = [str(problem)]
+        if wrong:
+            fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
+            found.append(Finding("damaged", False, f"run {run_id}: {wrong[0]}", fix))
+    return found[:MOST_NAMED]
 
 
 def disagreements(settings: Settings) -> list[Finding]:

@@ -8,12 +8,14 @@ also while all workers are away. What it must not know: what a worker does.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
+from dovetail.core.secret_fields import SecretFields
 from dovetail.engine.views import timestamp
 from dovetail.pipe import Argument, Pipe
 from dovetail.stores.redis_lists import source
@@ -23,6 +25,7 @@ DEAD = "wf:dead"
 TASKS = "tasks:"
 REMEMBERED_SECONDS = 86400.0
 MOST_SHOWN = 1000
+VERSION_SECONDS = 2.0
 MOST_OPENED = 100
 """Messages of a stream of which it is asked how many tasks each holds."""
 
@@ -39,8 +42,20 @@ class WorkerFacts(NamedTuple):
     concurrency: int
     retries: Mapping[str, int] = {}
     """Of those handlers that have some of their own."""
+    secrets: Mapping[str, bool | Sequence[str]] = {}
+    """Of those handlers that take secrets: true, or the fields of the config that may have some."""
     quick: Sequence[str] = ()
     """Handlers that took but a moment for many tasks."""
+    versions: Mapping[str, int] = {}
+    """Of those handlers that are not in their first version."""
+
+
+class Announced(NamedTuple):
+    """What is known of a handler that a worker has."""
+
+    retries: int
+    secrets: SecretFields | None
+    """Where its config may have secrets; None: the worker did not say, as old ones do not."""
 
 
 class RedisFleet:
@@ -112,10 +127,18 @@ class RedisFleet:
         told = zip(known, await self._alive(known), strict=True)
         return frozenset(name for one, is_alive in told if is_alive for name in one["quick"])
 
-    async def announced(self) -> dict[str, int]:
-        """The same with the retries of each, as the worker that was started last has them."""
+    async def announced(self) -> dict[str, Announced]:
+        """The same with what is known of each, as the worker that was started last has them."""
         return {
-            name: int(one.get("retries", {}).get(name, 0))
+            name: Announced(int(one.get("retries", {}).get(name, 0)), _secret_fields(one, name))
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+
+    async def versions(self) -> dict[str, int]:
+        """Of every handler, as the worker that was started last has it."""
+        return {
+            name: int(one.get("versions", {}).get(name, 1))
             for one in await self._remembered()
             for name in one["handlers"]
         }
@@ -145,30 +168,74 @@ class RedisFleet:
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
 
 
+def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
+    told = worker.get("secrets")
+    if not isinstance(told, dict):
+        return None
+    fields = told.get(name, False)
+    return fields if isinstance(fields, bool) else frozenset(map(str, fields))
+
+
+def _unknown(name: str) -> SecretFields | None:
+    return None
+
+
 class Handlers:
     """Those that are known here, and those that workers have announced within a day."""
 
-    def __init__(self, own: Mapping[str, int], fleet: RedisFleet) -> None:
-        """`own` are those known here, with their retries."""
+    def __init__(
+        self,
+        own: Mapping[str, int],
+        fleet: RedisFleet,
+        own_secrets: Callable[[str], SecretFields | None] = _unknown,
+    ) -> None:
+        """`own` are those known here, with their retries; `own_secrets` says where each of them
+        takes secrets."""
         self._own = dict(own)
+        self._own_secrets = own_secrets
         self._fleet = fleet
-        self._heard: dict[str, tuple[float, int]] = {}
-        """When of each, and its retries: a Redis that was emptied knows of none for a moment."""
+        self._heard: dict[str, tuple[float, Announced]] = {}
+        """When of each, and what: a Redis that was emptied knows of none for a moment."""
         self.retries = dict(self._own)
 
     async def learn(self) -> None:
         now = time.monotonic()
-        told = {name: (now, many) for name, many in (await self._fleet.announced()).items()}
+        told = {name: (now, said) for name, said in (await self._fleet.announced()).items()}
         kept = {name: at for name, at in self._heard.items() if now - at[0] < REMEMBERED_SECONDS}
         self._heard = kept | told
         self.retries.clear()
-        self.retries.update({name: many for name, (_, many) in self._heard.items()} | self._own)
+        heard = {name: said.retries for name, (_, said) in self._heard.items()}
+        self.retries.update(heard | self._own)
+
+    def secret_fields(self, name: str) -> SecretFields | None:
+        """Where the config of a handler may have secrets; None: no worker has said so."""
+        if name in self._own:
+            return self._own_secrets(name)
+        heard = self._heard.get(name)
+        return None if heard is None else heard[1].secrets
 
     def __contains__(self, name: object) -> bool:
         return name in self.retries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.retries)
+
+
+class AnnouncedVersions:
+    """The versions of handlers that workers announce, asked for now and then."""
+
+    def __init__(self, fleet: RedisFleet) -> None:
+        self._fleet = fleet
+        self._known: dict[str, int] = {}
+        self._ask_at = -math.inf
+
+    async def of(self, handler: str) -> int:
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + VERSION_SECONDS
+            # Over what was known: a Redis that was emptied knows of none for a moment.
+            self._known |= await self._fleet.versions()
+        return self._known.get(handler, 1)
 
 
 def _worker(worker_id: str) -> str:

@@ -45,6 +45,7 @@ def submit_args(
     return [
         *(time_text(now), nonce, _told(graph.name, submit.version), shape.roots_text),
         *("1" if shape.conditional_root else "0", graph.max_concurrency or 0, len(graph.nodes)),
+        "" if submit.max_bytes is None else submit.max_bytes,
         *("workflow", graph.name, "version", "" if submit.version is None else submit.version),
         *("definition", stored.sha256, "retries", stored.retries),
         *("params", orjson.dumps(submit.params), *batch, *_unusual(graph)),

@@ -25,6 +25,7 @@ from dovetail.core.errors import InvalidParams, Problem
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
 from dovetail.pipe import Argument, Command, Pipe
+from dovetail.stores.listing import weight
 
 RUNS = "wf:list:{runs}"
 WORKFLOWS = "wf:workflows"
@@ -48,6 +49,8 @@ _RUNNING = RUNNING.encode()
 _ALL_RUNNING = f"{RUNS}:{RUNNING}"
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 AT_ONCE = 500
+FIRST_WEIGHED = 101
+"""So many at first, where it is not known yet how many fit."""
 T = TypeVar("T")
 
 
@@ -298,22 +301,34 @@ class RunLists:
         limit: int,
         cursor: str | None,
         show: Callable[[str], Awaitable[dict[str, Any] | None]],
+        heaviest: int | None = None,
     ) -> dict[str, Any]:
-        """Runs of a list, newest first, as `show` makes them; None for one that is gone."""
+        """Runs of a list, newest first, as `show` makes them; None for one that is gone.
+
+        With `heaviest` the page ends early where it has more bytes than that.
+        """
         below = "+" if cursor is None else f"({_checked(cursor)}"
         found: list[tuple[bytes, dict[str, Any]]] = []
         misplaced = []
+        left = heaviest
         while len(found) <= limit:
             wanted = min(limit + 1 - len(found), AT_ONCE)
+            if left is not None and heaviest is not None:
+                likely = left * len(found) // max(1, heaviest - left) if found else FIRST_WEIGHED
+                wanted = max(1, min(wanted, likely))
             entries = await self._entries(where, status, below, wanted)
             shown = await asyncio.gather(*(show(run_id_of(entry)) for entry in entries))
             for entry, view in zip(entries, shown, strict=True):
                 if view is None:
                     continue
-                if status is None or view["status"] == status:
-                    found.append((entry, view))
-                else:
+                if status is not None and view["status"] != status:
                     misplaced.append(run_id_of(entry))
+                    continue
+                if left is not None:
+                    if left < 0:
+                        limit = min(limit, len(found))
+                    left -= weight(view)
+                found.append((entry, view))
             if len(entries) < wanted:
                 break
             below = f"({entries[-1].decode()}"

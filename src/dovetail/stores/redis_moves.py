@@ -58,6 +58,8 @@ _PHASES = {
     "K": Phase.PARKED,
     "B": Phase.BACKING_OFF,
 }
+STATUS_LETTERS = {status: letter for letter, status in _STATUSES.items()}
+PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
 SEPARATOR = "|"
 UNIT = 100_000
 """How `deps` counts: so much for a settled parent, one more for a completed one."""
@@ -325,6 +327,8 @@ def run_of(
     run.seq = seq
     run.unfinished, run.active = int(meta[b"unfinished"]), int(meta[b"active"])
     run.failed, run.cancelled = int(meta.get(b"failed", 0)), int(meta.get(b"cancelled", 0))
+    if b"max_bytes" in meta:
+        run.kept_bytes, run.max_bytes = int(meta[b"kept_bytes"]), int(meta[b"max_bytes"])
     if error := meta.get(b"error"):
         told = orjson.loads(error)
         run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
@@ -337,6 +341,8 @@ def run_of(
             node.fed = completed > 0
     for place, output in outputs.items():
         run.nodes[place].output = orjson.loads(output)
+        if run.max_bytes is not None:
+            run.nodes[place].size = len(output)
     for key, ending in ends.items():
         _end(run.nodes[int(key)], ending, run.graph)
     run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]
@@ -345,8 +351,17 @@ def run_of(
 
 def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:
     """What is counted of a run, out of what Redis has of its nodes."""
-    unfinished, active, _ = states.pop(COUNTS).split(SEPARATOR.encode())
-    return {b"unfinished": unfinished, b"active": active}
+    unfinished, active, rest = states.pop(COUNTS).split(SEPARATOR.encode())
+    found = {b"unfinished": unfinished, b"active": active}
+    _, *weight = rest.split(b":")
+    if weight:  # a run that an earlier version made has no limit
+        found[b"kept_bytes"], found[b"max_bytes"] = weight
+    return found
+
+
+def weight_text(kept: int, most: int) -> str:
+    """Behind the counts of a run that may keep only so many bytes."""
+    return f":{kept}:{most}"
 
 
 def nodes_of(
@@ -384,6 +399,11 @@ def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
             if node.lease_until is not None:
                 found.append((int(place), node.token, node.lease_until))
     return found
+
+
+def node_status(letter: str) -> NodeStatus:
+    """The status that the first field of a node stands for."""
+    return _STATUSES[letter]
 
 
 def node_of(text: str) -> NodeState:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
 
 from dovetail.core.dag import Graph
-from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.errors import BrokenRun, Conflict, NotFound
 from dovetail.core.events import Event
+from dovetail.core.outputs import Elsewhere
 from dovetail.core.replay import RUN_ENDS
 from dovetail.core.transitions import Submit
+from dovetail.engine.damage import damage_error
 from dovetail.engine.ports import Finding, Key, KeyUsed, Registered, Seen, WorkflowVersion
 from dovetail.engine.submissions import Unmade
 from dovetail.engine.views import event_view, receipt_view, summary_view, timestamp
@@ -25,11 +28,13 @@ from dovetail.pipe import Pipe
 from dovetail.stores.definitions import Definitions
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     changed,
     long_enough,
     page_size,
     place_in_list,
     run_meant,
+    run_status,
     version_meant,
 )
 from dovetail.stores.redis import keys_of
@@ -56,6 +61,7 @@ from dovetail.stores.redis_lists import (
     workflow_key,
 )
 from dovetail.stores.redis_moves import event_of
+from dovetail.stores.redis_outputs import Outputs
 
 MOST_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
@@ -83,6 +89,7 @@ class RedisRecords:
         """`examine` is what a doctor finds of this Redis; `born` says of a run where it is listed,
         if its store knows that without asking."""
         self._pipe = pipe
+        self._outputs = Outputs(pipe)
         self._limits = limits or RedisLimits(pipe)
         self._retention_seconds = retention_seconds
         self._examine = examine
@@ -273,6 +280,7 @@ class RedisRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         where = RUNS if workflow is None else workflow_key(workflow)
         if batch is not None:
@@ -282,16 +290,27 @@ class RedisRecords:
             where = batch_key(batch)
         if not is_text(where):
             return {"items": [], "next_cursor": None}
-        return await self._lists.page(where, status, page_size(limit), cursor, self._summary)
+        heaviest = None if most is None else PAGE_BYTES
+        show = partial(self._summary, most=most)
+        return await self._lists.page(where, status, page_size(limit), cursor, show, heaviest)
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        view = await self._summary(run_id) if is_text(run_id) else None
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        view = await self._summary(run_id, most) if is_text(run_id) else None
         if view is None:
             raise _no_run(run_id)
         return view
 
-    async def _summary(self, run_id: str) -> dict[str, Any] | None:
-        meta, _, _, out, *_ = keys_of(run_id)
+    async def _summary(self, run_id: str, most: int | None = None) -> dict[str, Any] | None:
+        """What of a damaged run cannot be read is left out: it must not hide all others."""
+        try:
+            return await self._whole_summary(run_id, most)
+        except (AttributeError, BrokenRun, LookupError, TypeError, ValueError) as problem:
+            (told,) = await self._pipe.ask([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
+            kept = dict(zip(_SUMMARY, told if isinstance(told, list) else (), strict=False))
+            return _damaged_summary(run_id, kept, problem)
+
+    async def _whole_summary(self, run_id: str, most: int | None) -> dict[str, Any] | None:
+        meta = keys_of(run_id)[0]
         kept = dict(zip(_SUMMARY, await self._pipe.call("HMGET", meta, *_SUMMARY), strict=True))
         if kept["status"] is None:
             return None
@@ -303,7 +322,7 @@ class RedisRecords:
                 told = orjson.loads(kept["error"])
                 error = {**told["error"], "node": graph.nodes[told["at"]].id}
             if kept["finished_at"]:
-                result = await self._result(out, graph)
+                result = await self._result(run_id, graph, most)
         return summary_view(
             run_id=run_id,
             workflow=kept["workflow"].decode(),
@@ -318,11 +337,19 @@ class RedisRecords:
             result=result,
         )
 
-    async def _result(self, out: str, graph: Graph) -> Any:
+    async def _result(self, run_id: str, graph: Graph, most: int | None) -> Any:
         """As `views.result` says it, from the outputs that it needs and no others."""
         single = graph.output_node is not None
         places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
-        kept = await self._pipe.call("HMGET", out, *places)
+        out = keys_of(run_id)[3]
+        if most is None:
+            kept = await self._pipe.call("HMGET", out, *places)
+        else:
+            kept = (await self._outputs.first({run_id: places}, most))[run_id].outputs
+            if len(kept) < len(places):
+                sizes = await self._pipe.many([("HSTRLEN", out, place) for place in places])
+                names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
+                return Elsewhere(sum(sizes) + names, None)
         found = [None if value is None else orjson.loads(value) for value in kept]
         if single:
             return found[0]
@@ -345,7 +372,9 @@ class RedisRecords:
         """A run in Redis has a log of events, and no journal of transitions."""
         await self.summary(run_id)
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         if not is_text(run_id):
             raise _no_run(run_id)
         meta, *_, log, _ = keys_of(run_id)
@@ -355,7 +384,8 @@ class RedisRecords:
         if status is None:
             raise _no_run(run_id)
         graph = await self._graph(digest, retries)
-        texts = await self._pipe.call("LRANGE", log, after, -1)
+        last = -1 if limit is None else after + limit - 1
+        texts = await self._pipe.call("LRANGE", log, after, last)
         return [event_view(event_of(text, seq, graph)) for seq, text in enumerate(texts, after + 1)]
 
     # ── what is asked for, and made afterwards ───────────────────────────────────────────
@@ -567,3 +597,32 @@ def _not_compiled() -> bytes:
 
 def _no_run(run_id: str) -> NotFound:
     return NotFound(f"no run '{run_id}' in Redis")
+
+
+def _damaged_summary(
+    run_id: str, kept: dict[str, bytes | None], problem: Exception
+) -> dict[str, Any]:
+    def text(name: str) -> str:
+        return (kept.get(name) or b"").decode(errors="replace")
+
+    def time(name: str) -> float | None:
+        try:
+            return float(text(name)) if text(name) else None
+        except ValueError:
+            return None
+
+    epoch, version = text("epoch"), text("version")
+    why = " ".join(f"{type(problem).__name__}: {problem}".split())
+    return summary_view(
+        run_id=run_id,
+        workflow=text("workflow"),
+        version=int(version) if version.isdigit() else None,
+        status=run_status(text("status")),
+        epoch=int(epoch) if epoch.isdigit() else 0,
+        params={},
+        created_at=time("created_at") or 0.0,
+        started_at=time("created_at"),
+        finished_at=time("finished_at"),
+        error=damage_error(f"what Redis has of it cannot be read: {why}"),
+        result=None,
+    )

@@ -14,7 +14,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import orjson
+
 from dovetail.core.dag import Graph
+from dovetail.core.restored import STARTED, UNKNOWN_WORKER, counts_as_started
 from dovetail.engine.snapshots import Head, Kept, Reading, RunSnapshot
 from dovetail.pipe import Argument, Command, Pipe, RedisError
 from dovetail.stores.definitions import Definitions
@@ -22,7 +25,14 @@ from dovetail.stores.redis import PARTS, keys_of
 from dovetail.stores.redis_agenda import ACTIVE
 from dovetail.stores.redis_definitions import definition, definition_key
 from dovetail.stores.redis_lists import source
-from dovetail.stores.redis_moves import SEPARATOR, UNIT, take_counts, time_text
+from dovetail.stores.redis_moves import (
+    SEPARATOR,
+    UNIT,
+    node_status,
+    take_counts,
+    time_text,
+    weight_text,
+)
 from dovetail.stores.redis_outputs import Outputs, there
 
 PIECE = 1000
@@ -33,7 +43,9 @@ TOGETHER_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
 STAGED_SECONDS = 600
 """What nobody finished putting back goes away by itself."""
-STATE, NONCE, PHASE, LEASE = 0, 5, 8, 10
+STATE, EPOCH, ATTEMPT, TOKEN_ATTEMPT, NONCE, PHASE, UNTIL, LEASE, WORKER, BEGAN = (
+    *(0, 1, 2, 4, 5, 8, 9, 10, 11, 12),
+)
 """Of a node's fields, those that are looked at here."""
 COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
 """The others are hashes."""
@@ -186,9 +198,16 @@ class RedisSnapshots:
         await self._pipe.script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
 
     async def put_back(
-        self, snapshot: RunSnapshot, lease_until: float, *, replacing: int | None = None
+        self,
+        snapshot: RunSnapshot,
+        lease_until: float,
+        *,
+        replacing: int | None = None,
+        now: float = 0.0,
     ) -> bool:
         """Make the run as it was, its workers with a lease until then. False if it is there.
+
+        At `now` those of its nodes count as started that may be: see `core/restored.py`.
 
         `replacing` is the generation of a run in Redis whose place it takes, unless that was
         retried since.
@@ -196,7 +215,7 @@ class RedisSnapshots:
         graph = await self._graph(snapshot)
         keys = _keys(snapshot.run_id)
         content = snapshot.content or await self.definition(snapshot)
-        parts = _parts(snapshot, graph, lease_until)
+        parts = _parts(snapshot, graph, lease_until, now)
         given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
         for part in keys:
             given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
@@ -250,21 +269,27 @@ def _reading(run_id: str, head: Head | None, answer: Sequence[Any]) -> Reading:
 # ── a run as Redis wants it ──────────────────────────────────────────────────────────────
 
 
-def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str, Any]:
+def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) -> dict[str, Any]:
     """Every key of a run, made from what is archived of it.
 
     Some things move without an event, so the archive may not have heard: a lease is renewed, a
     node that was held back or waited is published. Counts are therefore made anew, and:
     - a worker that is alive may hold a lease of which nobody knows, so each gets a new one;
     - whatever was published is offered again, and may run already: a new token makes that a
-      start of which nothing counts any more.
+      start of which nothing counts any more;
+    - but an at-most-once node that was queued is not: it counts as started, under its token, as
+      `core.restored.restore` has it.
     """
     nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
     nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
-    active, held = 0, []
+    active, held, started = 0, [], []
     for place in sorted(nodes):
         fields = nodes[place]
-        if fields[STATE] == "R":
+        status, once = node_status(fields[STATE]), graph.nodes[place].at_most_once
+        if counts_as_started(status, once):
+            active += 1
+            started.append(_as_started(place, fields, lease_until, now))
+        elif fields[STATE] == "R":
             active += 1
             fields[LEASE] = time_text(max(lease_until, float(fields[LEASE] or 0)))
         elif fields[PHASE] == "P":
@@ -281,15 +306,29 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float) -> dict[str,
     meta.pop("active", None)
     # Not as plain: whatever happens to it next says whether it is.
     states: dict[int | str, str] = {"counts": f"{meta.pop('unfinished')}|{active}|0"}
+    meta.pop("kept_bytes", None)
+    if (most := meta.pop("max_bytes", None)) is not None:
+        states["counts"] += weight_text(sum(map(len, snapshot.outputs.values())), int(most))
     return {
         "meta": meta,
         "nodes": states | {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
         "deps": _counts(nodes, graph),
         "out": snapshot.outputs,
         "ends": snapshot.ends,
-        "events": list(snapshot.events),
+        "events": [*snapshot.events, *started],
         "held": {str(place): place for place in held},
     }
+
+
+def _as_started(place: int, fields: list[str], lease_until: float, now: float) -> bytes:
+    """The node's fields become those of one that runs; the event that says so."""
+    fields[STATE], fields[PHASE], fields[UNTIL] = "R", "", ""
+    fields[ATTEMPT] = fields[TOKEN_ATTEMPT]
+    fields[LEASE], fields[WORKER], fields[BEGAN] = (
+        *(time_text(lease_until), UNKNOWN_WORKER, time_text(now)),
+    )
+    epoch, attempt = int(fields[EPOCH]), int(fields[TOKEN_ATTEMPT])
+    return orjson.dumps([now, "node.started", epoch, place, attempt, STARTED])
 
 
 def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from dovetail.core.errors import TemplateError
+from dovetail.core.errors import TemplateError, TooLarge
 from dovetail.core.templates import Scope
 from dovetail.pipe import Command, Pipe
 from dovetail.stores.redis_moves import UNIT, Fields
-from dovetail.stores.redis_scene import Scenes
+from dovetail.stores.redis_scene import RedisScene, Scenes
 from dovetail.stores.redis_shells import Shell, Shells
 
 
@@ -55,7 +55,7 @@ class Judge:
             ready = named
         fed = _fed(shell, ready, told[1])
         verdicts = {
-            place: _verdict(shell, place, scene)
+            place: await self._verdict(shell, place, scene)
             for place in named
             if place in fed and run.graph.nodes[place].condition is not None
         }
@@ -68,6 +68,16 @@ class Judge:
             return Verdicts(fields, shape.whole)
         skipped = [place for place in named if place not in fed or verdicts.get(place) is False]
         return Verdicts(fields | {"families": shape.families(named, skipped)}, b"")
+
+    async def _verdict(self, shell: Shell, place: int, scene: RedisScene) -> bool | str:
+        nodes = shell.run.graph.nodes
+        names = [nodes[asked].id for asked in shell.shape.asks[place]]
+        if scene.unread.isdisjoint(names):
+            return _verdict(shell, place, scene)
+        try:  # it names many, or large ones
+            return _verdict(shell, place, await self._scenes.only(shell.run, names))
+        except TooLarge as problem:
+            return _failed(nodes[place].id, problem)
 
 
 def _fed(shell: Shell, ready: Iterable[int], counts: Iterable[bytes | None]) -> set[int]:
@@ -86,6 +96,12 @@ def _verdict(shell: Shell, place: int, scope: Scope) -> bool | str:
     try:
         return bool(spec.condition(scope))
     except TemplateError as problem:
-        message = f"node '{spec.id}': condition {problem}"
-        error: dict[str, Any] = {"type": problem.type, "message": message}
-        return orjson.dumps(error).decode()
+        return _failed(spec.id, problem)
+
+
+def _failed(name: str, problem: TemplateError) -> str:
+    error: dict[str, Any] = {
+        "type": problem.type,
+        "message": f"node '{name}': condition {problem}",
+    }
+    return orjson.dumps(error).decode()

@@ -8,13 +8,12 @@ how it is archived.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from dovetail.core.errors import Conflict, NotFound, StoreError
 from dovetail.core.events import Event
-from dovetail.core.run import RunState
 from dovetail.core.states import FINAL
 from dovetail.core.transitions import Submit
 from dovetail.engine.archiver import Archiver
@@ -24,14 +23,13 @@ from dovetail.engine.restoring import Restorer
 from dovetail.engine.submissions import Unmade, making_seconds
 from dovetail.engine.views import timestamp
 from dovetail.pipe import Pipe
-from dovetail.stores.listing import page_size, place_in_list, summary_of
+from dovetail.stores.listing import page_size, place_in_list, summary_of, until_cut
 from dovetail.stores.postgres import PostgresArchive
 from dovetail.stores.postgres_pool import Connection, PostgresPool, statements
 from dovetail.stores.postgres_records import LARGEST_NUMBER, PostgresRecords
 from dovetail.stores.redis import keys_of
 from dovetail.stores.redis_hints import UNARCHIVED
 from dovetail.stores.redis_limits import RedisLimits
-from dovetail.stores.redis_moves import event_of
 from dovetail.stores.redis_records import RedisRecords
 
 MOST_LATE = 1000
@@ -67,6 +65,7 @@ class SharedRecords(PostgresRecords):
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number = None if batch is None else await self.batch_number(batch)
@@ -75,32 +74,44 @@ class SharedRecords(PostgresRecords):
         before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
         behind = await self._behind()
         if status is None:
-            rows = await self._pool.rows("summaries", before, limit + 1, **given)
-            found = list((await self._as_they_are(rows, behind)).items())
+            rows = await self._summaries(before, limit + 1, most, given)
+            kept = until_cut(rows)[:limit]
+            found = list((await self._as_they_are(kept, behind, most)).items())
+            more = len(rows) > len(kept)
         else:
-            found = await self._of_status(status, given, before, limit + 1, behind)
-        more = str(found[limit - 1][0]) if len(found) > limit else None
-        return {"items": [view for _, view in found[:limit]], "next_cursor": more}
+            found, more = await self._of_status(status, given, before, limit, behind, most)
+        last = str(found[-1][0]) if more else None
+        return {"items": [view for _, view in found], "next_cursor": last}
 
     async def _of_status(
         self,
         status: str,
         given: dict[str, Any],
         before: int,
-        wanted: int,
+        limit: int,
         behind: Collection[str],
-    ) -> list[tuple[int, dict[str, Any]]]:
-        """A page, newest first, though the archive has some runs under another status."""
-        late = await self._pool.rows("summaries_of", before, behind, **given) if behind else []
-        moved = _only(status, await self._as_they_are(late, behind))
+        most: int | None,
+    ) -> tuple[list[tuple[int, dict[str, Any]]], bool]:
+        """A page, newest first, though the archive has some runs under another status; and whether
+        there may be more."""
+        late = (
+            await self._pool.rows("summaries_of", before, behind, most, **given) if behind else []
+        )
+        moved = _only(status, await self._as_they_are(late, behind, most))
         found: dict[int, dict[str, Any]] = {}
+        wanted, lowest = limit + 1, 0
         while len(found) < wanted:
-            rows = await self._pool.rows("summaries", before, wanted, status=status, **given)
-            found |= _only(status, await self._as_they_are(rows, behind))
-            if len(rows) < wanted:
+            rows = await self._summaries(before, wanted, most, {**given, "status": status})
+            kept = until_cut(rows)
+            found |= _only(status, await self._as_they_are(kept, behind, most))
+            if len(kept) < wanted:
+                lowest = kept[-1][0] if len(kept) < len(rows) else 0
                 break
             before = rows[-1][0]
-        return sorted((moved | found).items(), reverse=True)[:wanted]
+        # Of those that moved, what comes behind a page that was cut is for the next one.
+        every = sorted((moved | found).items(), reverse=True)
+        page = [(number, view) for number, view in every if number >= lowest]
+        return page[:limit], bool(lowest) or len(page) > limit
 
     async def _behind(self) -> list[str]:
         """The runs that moved since they were archived."""
@@ -108,30 +119,34 @@ class SharedRecords(PostgresRecords):
         return [name.decode() for name in names]
 
     async def _as_they_are(
-        self, rows: Sequence[Any], behind: Collection[str]
+        self, rows: Sequence[Any], behind: Collection[str], most: int | None
     ) -> dict[int, dict[str, Any]]:
         """How the runs of these rows are to be shown, by their numbers."""
         moved = set(behind)
-        shown = await asyncio.gather(*(self._shown(summary_of(row), moved) for row in rows))
+        shown = await asyncio.gather(*(self._shown(summary_of(row), moved, most) for row in rows))
         return dict(zip((row[0] for row in rows), shown, strict=True))
 
-    async def _shown(self, view: dict[str, Any], moved: Collection[str]) -> dict[str, Any]:
+    async def _shown(
+        self, view: dict[str, Any], moved: Collection[str], most: int | None
+    ) -> dict[str, Any]:
         if view["finished_at"] is None or view["run_id"] in moved:
             with suppress(NotFound):  # not made yet, or lost with Redis: as it was archived
-                return await self._hot.summary(view["run_id"])
+                return await self._hot.summary(view["run_id"], most)
         return view
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         try:
-            return await self._hot.summary(run_id)
+            return await self._hot.summary(run_id, most)
         except NotFound:
-            return await super().summary(run_id)
+            return await super().summary(run_id, most)
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
         try:
-            return await self._hot.events(run_id, after)
+            return await self._hot.events(run_id, after, limit)
         except NotFound:
-            return await super().events(run_id, after)
+            return await super().events(run_id, after, limit)
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
         """Those of these that Redis has."""
@@ -302,11 +317,14 @@ class ArchivedRuns:
     def __init__(self, archive: PostgresArchive, restorer: Restorer, archiver: Archiver) -> None:
         self._archive = archive
         self.load = archive.load
+        self.read_outputs = archive.read_outputs
         self.bring_back = restorer.bring_back
         self.keep = archiver.keep
 
+    async def has(self, run_id: str) -> bool:
+        kept = (await self._archive.kept([run_id])).get(run_id)
+        return kept is not None and kept.generation > 0
+
     async def log(self, run_id: str, after: int) -> list[Event]:
-        run: RunState = await self.load(run_id)
-        snapshot = await self._archive.read(run_id)
-        events: Iterable[bytes] = () if snapshot is None else snapshot.events
-        return [event_of(text, seq, run.graph) for seq, text in enumerate(events, 1) if seq > after]
+        events = await self._archive.log(run_id, after)
+        return [event for seq, event in enumerate(events, after + 1) if event.seq == seq]

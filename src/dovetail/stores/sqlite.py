@@ -16,22 +16,27 @@ What it must not know: any rule, how a handler runs, or what the records beside 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import orjson
 
+from dovetail.core.caching import entries
 from dovetail.core.consequences import outstanding
-from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.errors import BrokenRun, Conflict, NotFound, StoreError, StoreLost
 from dovetail.core.events import Event, Token
-from dovetail.core.replay import replay
+from dovetail.core.findings import one_line
+from dovetail.core.outputs import Elsewhere, Room
+from dovetail.core.replay import Entry, Unreadable, is_taken, replay
 from dovetail.core.run import RunState
-from dovetail.core.states import FINAL, NodeStatus
+from dovetail.core.states import FINAL, NodeStatus, RunStatus
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import (
     NOTHING,
@@ -41,14 +46,25 @@ from dovetail.core.transitions import (
     Submit,
     TakeOver,
     Transition,
+    bounded_submit,
 )
+from dovetail.engine.damage import LONGEST_WHY, damage_error, unread_run
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.stores.definitions import Definitions
-from dovetail.stores.journal import Staged, decoded
+from dovetail.stores.journal import Staged, decoded, thinned
 from dovetail.stores.sqlite_file import SqliteFile, statements
 from dovetail.stores.sqlite_owner import Owner
 from dovetail.stores.sqlite_rounds import Kept, Rounds, projection, shown
-from dovetail.stores.sqlite_writer import PIECES, Creation, Made, Writer, piece, write_batch
+from dovetail.stores.sqlite_writer import (
+    PIECES,
+    Creation,
+    Made,
+    Writer,
+    check_key,
+    piece,
+    projected,
+    write_batch,
+)
 
 T = TypeVar("T")
 
@@ -56,7 +72,21 @@ POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
 """Of crashes, where a run is handed back and nobody has crashed."""
+MOST_LARGE = 4
+PART_BYTES = 4 << 20
+"""Of a journal, in one go: nobody else is served meanwhile."""
 RUNNING = NodeStatus.RUNNING
+MOST_NAMED = 1000
+"""Runs that were set aside and are not told of again."""
+
+log = logging.getLogger("dovetail.store")
+
+
+class Part(list[tuple[int, int, bytes]]):
+    """Some pieces of a journal."""
+
+    is_full = False
+    """There may be more."""
 
 
 class SqliteStore:
@@ -69,7 +99,9 @@ class SqliteStore:
         sync: Literal["full", "normal"] = "full",
         lease_seconds: float = 10.0,
         drives: bool = True,
+        max_run_bytes: int | None = None,
     ) -> None:
+        """`max_run_bytes` is what the outputs of a run that is made here may have together."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
         self.on_orders: Callable[[Decision], None] = lambda orders: None
@@ -77,14 +109,24 @@ class SqliteStore:
         self.on_crash: Callable[[BaseException], None] = lambda error: None
         self.on_change: Callable[[], Awaitable[None]] = _nothing
         """Set by the wiring: another process wrote to the file."""
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Set by the wiring, asked from another thread: whether we still serve what we drive."""
+        self._leaving = threading.Event()
         self._drives = drives
+        self._max_run_bytes = max_run_bytes
         self._definitions = Definitions()
         self._runs: dict[str, Kept] = {}
         self._by_number: dict[int, Kept] = {}
         # Who wants to hear of which run.
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
+        self._large: dict[str, tuple[RunState, int]] = {}
+        """Finished runs that take long to read, without most of their outputs; and the piece that
+        would be new of each."""
         self._broken: BaseException | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._aside: set[str] = set()
+        """Runs that cannot be read, and that the log has told of."""
         self._closing = False
         self._seen_version = -1
 
@@ -98,18 +140,24 @@ class SqliteStore:
         self._rounds = Rounds(
             self.writer,
             self.owner.name,
-            catch_up=self._catch_up,
+            catch_up=self._catch_up_or_leave,
             tell=self._tell,
             fail=self._break,
         )
         if self._drives:
             await self.transact(self.owner.register)
+            self._keeper = threading.Thread(
+                target=self._keep_lease, name="dovetail-owner", daemon=True
+            )
+            self._keeper.start()
+        self.file.remember()
         self._polling = self._loop.create_task(self._poll())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Hand back what is not finished, and let go of the file."""
         self._closing = True
+        self._leaving.set()
         self._polling.cancel()
         with suppress(asyncio.CancelledError):
             await self._polling
@@ -121,6 +169,8 @@ class SqliteStore:
         finally:
             closed = "the engine was closed before the run had finished; it goes on with `resume`"
             self._stop_waiting(self._broken or RuntimeError(closed))
+            if isinstance(self._broken, StoreLost):
+                self.file.abandon(self.reader)
             self.writer.close()
             self.reader.close()
             self._runs.clear()
@@ -147,13 +197,34 @@ class SqliteStore:
         self._broken = self._broken or error
         self._stop_waiting(error)
 
+    async def lost(self) -> None:
+        """Raises what ended this store, when something does."""
+        if self._lost is None:
+            self._lost = self._loop.create_future()
+        self._check()
+        await asyncio.shield(self._lost)
+
     def _break(self, error: BaseException) -> None:
         """What is in memory may be ahead of the file now, so nobody may build on it."""
         if self._broken is None:
             self._broken = error
             self._stop_waiting(error)
+            if self._lost is not None and not self._lost.done():
+                self._lost.set_exception(error)
+                self._lost.exception()  # whoever waits is told; nobody need wait
             if not self._closing:
                 self.on_crash(error)
+
+    async def check_writable(self) -> None:
+        """Raises `StoreError` if a write would fail, or one has failed: then none is tried again.
+
+        While the disk has room, the next renewal of the lease shows what nothing else does.
+        """
+        if self._broken is not None and not isinstance(self._broken, StoreError):
+            raise StoreError(f"the engine has ended: {self._broken}") from self._broken
+        self._check()
+        if self._drives and not self.file.has_room():
+            await self.transact(self.owner.renew)
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -184,9 +255,13 @@ class SqliteStore:
 
     async def made_under(self, key: Key) -> KeyUsed | None:
         found = self._query("find_key", *key[:2])
-        return None if found is None else KeyUsed(found[1], found[0] == key[2])
+        if found is None:
+            return None
+        check_key(key[1], found)
+        return KeyUsed(found[1], found[0] == key[2])
 
     def _prepare(self, submit: Submit, now: float) -> tuple[RunState, Creation, Decision]:
+        submit = bounded_submit(submit, self._max_run_bytes)
         run, decision = begin(submit, now, 1)
         stored = self._definitions.stored(submit.graph)
         creation = Creation(
@@ -248,7 +323,13 @@ class SqliteStore:
         while open_places:
             tried = []
             for place in open_places:
-                kept = self._fetch(moves[place].run_id)
+                try:
+                    kept = self._fetch(moves[place].run_id)
+                except BrokenRun as error:
+                    # A result, say, of a run that was damaged meanwhile: nothing follows from it,
+                    # and whoever brought it goes on with others.
+                    self._tell_aside(moves[place].run_id, error)
+                    continue
                 if kept is not None:
                     unsure = kept.on_its_way
                     reading = kept.reading
@@ -280,9 +361,9 @@ class SqliteStore:
         staged = Staged(move, now, seq, decision)
         if decision.changed or decision.events:
             self._rounds.stage(kept, staged)
-            if type(move) is Complete and move.cache and decision.changed:
-                key, ttl = move.cache
-                self._rounds.keep_output(key, now + ttl, move.output, staged)
+            if type(move) is Complete and move.cache and is_taken(decision):
+                for key, output in entries(move.cache, move.output):
+                    self._rounds.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
 
     def _tell(self, kept: Kept) -> None:
@@ -330,7 +411,12 @@ class SqliteStore:
         if kept is not None:
             if kept.on_its_way or not self._is_behind(run_id):
                 return kept
-            (self._catch_up if kept.mine else self._refresh)(kept)
+            ours = list(kept.staged)
+            try:
+                (self._catch_up if kept.mine else self._refresh)(kept)
+            except BrokenRun as error:
+                self._set_aside(kept, ours, error)
+                raise
             self._keep(kept)  # it was let go of if it has ended: whoever asks may move it on
             return kept
         row = self._query("read_run", run_id)
@@ -340,25 +426,104 @@ class SqliteStore:
         self._keep(kept)
         return kept
 
+    def _outline(self, row: tuple[Any, ...]) -> tuple[RunState, int]:
+        """A run of which nothing has happened yet, and its number. Raises `BrokenRun`."""
+        number, run_id, _, version, definition, retries, params, created_at, _ = row
+        try:
+            graph = self._definitions.graph(definition, retries, lambda: self._content(definition))
+            given = orjson.loads(params)
+            if not isinstance(given, dict):
+                raise Unreadable("its params are no object")
+            if not isinstance(created_at, float) or not isinstance(version, int | None):
+                raise Unreadable("its time or its version is no number")
+        except (StoreError, MemoryError):
+            raise
+        except Exception as error:  # whatever a damaged record makes of our code
+            raise self._unreadable(run_id, error) from error
+        return RunState(run_id, graph, given, created_at, version), number
+
     def _read(self, row: tuple[Any, ...]) -> Kept:
-        number, run_id, _, version, definition, retries, params, created_at, owner = row
-        graph = self._definitions.graph(
-            definition, retries, lambda: self._query("read_definition", definition)[0]
-        )
-        run = RunState(run_id, graph, orjson.loads(params), created_at, version)
-        kept = Kept(run, number, 0, mine=owner == self.owner.name)
+        """Raises `BrokenRun` for what cannot be read."""
+        run, number = self._outline(row)
+        kept = Kept(run, number, 0, mine=row[-1] == self.owner.name)
         self._refresh(kept)
         return kept
 
+    def _content(self, definition: Any) -> bytes:
+        row = self._query("read_definition", definition)
+        if row is None:
+            raise Unreadable("its definition is missing")
+        if not isinstance(row[0], bytes):
+            raise Unreadable("its definition is no text that was written here")
+        return row[0]
+
+    def _unreadable(self, run_id: str, error: Exception) -> BrokenRun:
+        """What is wrong, where, and what can be done about it."""
+        why = one_line(" ".join(str(error).split()), LONGEST_WHY) or type(error).__name__
+        if not isinstance(error, Unreadable):
+            why = f"its record makes no sense ({type(error).__name__}: {why})"
+        short = run_id[:6]
+        return BrokenRun(
+            f"run {run_id} in {self.file.path} cannot be read: {why}. It is left as it is and all "
+            "others go on. If a newer Dovetail wrote it, use that one; if the file is damaged, "
+            f"restore it from a copy, or end the run with `dovetail runs cancel {short}` and "
+            "trigger it anew"
+        )
+
     def _refresh(self, kept: Kept) -> None:
-        """Read what the file has beyond what is known of the run."""
+        """Read what the file has beyond what is known of the run. Raises `BrokenRun`."""
         after, last = piece(kept.number, kept.pieces), piece(kept.number, PIECES - 1)
         rows = self.rows("read_entries", after, last)
-        replay(kept.run, decoded(rows))
+        try:
+            if rows and rows[-1][0] != after + len(rows) - 1:
+                raise Unreadable("a piece of its log is missing")
+            replay(kept.run, decoded(rows))
+            if not kept.run.seq:
+                raise Unreadable("its log is empty")
+        except Unreadable as error:
+            raise self._unreadable(kept.run.id, error) from error
         kept.pieces += len(rows)
         kept.reading += 1
         kept.projected = shown(kept.run)
         kept.stale = False
+
+    def _catch_up_or_leave(self, kept: Kept) -> None:
+        """The same; one that cannot be read any more is left, and all others go on."""
+        ours = list(kept.staged)
+        try:
+            self._catch_up(kept)
+        except BrokenRun as error:
+            self._set_aside(kept, ours, error)
+
+    def _set_aside(self, kept: Kept, ours: Sequence[Staged], error: BrokenRun) -> None:
+        """Drive it no longer, and let nobody believe that something of it was kept."""
+        run_id = kept.run.id
+        kept.staged, kept.stale = [], False
+        for one in ours:
+            one.decision = NOTHING
+        if self._runs.get(run_id) is kept:
+            del self._runs[run_id]
+            del self._by_number[kept.number]
+        if kept.mine:
+            kept.mine = False
+            orders = Decision()
+            orders.stop = [Stop(run_id, name, token) for name, token in _running(kept.run)]
+            self.on_orders(orders)
+        self._refuse_waiting(run_id, error)
+        self._tell_aside(run_id, error)
+
+    def _refuse_waiting(self, run_id: str, error: BrokenRun) -> None:
+        for watcher in self._watchers.get(run_id, ()):
+            watcher.set()
+        for waiter in self._finishers.pop(run_id, ()):
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _tell_aside(self, run_id: str, error: BrokenRun) -> None:
+        """Once: it is met again and again."""
+        if run_id not in self._aside and len(self._aside) < MOST_NAMED:
+            self._aside.add(run_id)
+            log.error("set aside: %s", error)
 
     def _catch_up(self, kept: Kept) -> None:
         """Somebody else moved the run: take it from the file and step it again by what is ours.
@@ -369,7 +534,7 @@ class SqliteStore:
         ours, kept.staged = kept.staged, []
         row = self._query("read_run", kept.run.id)
         if row is None:
-            raise StoreError(f"run {kept.run.id} is no longer in {self.file.path}")
+            raise BrokenRun(f"run {kept.run.id} is no longer in {self.file.path}")
         fresh = self._read(row)
         for name in RunState.__slots__:
             setattr(kept.run, name, getattr(fresh.run, name))
@@ -390,7 +555,7 @@ class SqliteStore:
             self._tell(kept)
 
     async def _poll(self) -> None:
-        """See to what other processes wrote, and tell them that we are still here."""
+        """See to what other processes wrote."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if self._drives or self._runs or self._watchers or self._finishers:
@@ -410,21 +575,33 @@ class SqliteStore:
 
     def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
         """In the writer's thread: whether another process wrote, and which of our runs it moved."""
+        self.file.check()
         # It changes with what other connections commit, so with what this process commits in the
         # event loop as well. That costs a look, no more.
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         changed, self._seen_version = version != self._seen_version, version
         nudged = self.owner.nudges(connection) if changed and self._drives else []
-        renew = self._drives and self.owner.must_renew
-
-        def write(connection: sqlite3.Connection) -> None:
-            self.owner.drop_nudges(connection, nudged)
-            if renew:
-                self.owner.renew(connection)
-
-        if nudged or renew:
-            self.writer.transaction(connection, write)
+        if nudged:
+            self.writer.transaction(connection, lambda c: self.owner.drop_nudges(c, nudged))
         return changed, nudged
+
+    def _keep_lease(self) -> None:
+        """In a thread of its own: a handler that blocks the event loop shall not look like a
+        process that is gone, or others would take over what runs here."""
+        try:
+            while not self._leaving.wait(self.owner.pause_seconds):
+                if self.is_alive() and self.owner.must_renew:
+                    self.writer.submit(self._renew_in_file, self._renewed)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._break, error)
+
+    def _renew_in_file(self, connection: sqlite3.Connection) -> None:
+        if self.owner.must_renew and not self._leaving.is_set():  # else it waited for another
+            self.writer.transaction(connection, self.owner.renew)
+
+    def _renewed(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self._break(error)
 
     def _tell_strangers(self) -> None:
         """Wake whoever waits for a run that is not driven here."""
@@ -438,7 +615,12 @@ class SqliteStore:
             if kept is not None and kept.mine:
                 continue
             row = self._query("is_finished", run_id)
-            if row is not None and row[1] and (found := self._fetch(run_id)) is not None:
+            try:
+                found = self._fetch(run_id) if row is not None and row[1] else None
+            except BrokenRun as error:
+                self._refuse_waiting(run_id, error)
+                continue
+            if found is not None:
                 for waiter in self._finishers.pop(run_id, ()):
                     if not waiter.done():
                         waiter.set_result(found.run)
@@ -446,8 +628,13 @@ class SqliteStore:
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
-    async def load(self, run_id: str, *, outputs: bool = True) -> RunState:
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+    ) -> RunState:
         self._check()
+        apart = (not outputs or room is not None) and run_id not in self._runs
+        if apart and (row := self._query("read_run", run_id)) is not None:
+            return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
             raise NotFound(f"no run '{run_id}' in {self.file.path}")
@@ -456,6 +643,52 @@ class SqliteStore:
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
+
+    async def _read_apart(self, row: tuple[Any, ...], room: Room | None) -> RunState:
+        """A run that is not in memory, with as many outputs as there is room for.
+
+        Its journal only grows, so it may be read in parts, and others have their turn in between.
+        """
+        run, number = self._outline(row)
+        at, last = piece(number, 0), piece(number, PIECES - 1)
+        known, goes_on_at = self._large.get(run.id, (run, 0))
+        if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
+            return known  # who fetches its outputs one by one comes often
+        is_large = False
+        while rows := self.part(at, last):
+            found: list[Entry] = []
+            try:
+                if rows[-1][0] != at + len(rows) - 1:
+                    raise Unreadable("a piece of its log is missing")
+                for one in rows:
+                    room = thinned(one, room, found)
+                replay(run, found)
+            except Unreadable as error:
+                raise self._unreadable(run.id, error) from error
+            at = rows[-1][0] + 1
+            if not rows.is_full:
+                break
+            is_large = True
+            await asyncio.sleep(0)
+        if not run.seq:
+            raise self._unreadable(run.id, Unreadable("its log is empty"))
+        if is_large and room is not None and run.finished:
+            while len(self._large) >= MOST_LARGE:
+                del self._large[next(iter(self._large))]
+            self._large[run.id] = run, at
+        return run
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+        def read(reader: sqlite3.Connection) -> list[bytes]:
+            found = []
+            for one in wanted:
+                row, offset = one.where
+                with reader.blobopen("journal", "entries", row, readonly=True) as blob:
+                    blob.seek(offset)
+                    found.append(blob.read(one.size))
+            return found
+
+        return self._reading(read)
 
     async def wait(self, run_id: str) -> RunState:
         while True:
@@ -467,6 +700,8 @@ class SqliteStore:
                     raise NotFound(f"no run '{run_id}' in {self.file.path}")
                 if row[1] and (kept is None or not kept.on_its_way):
                     return await self.load(run_id)
+                if kept is None and (found := self._fetch(run_id)) is not None and not found.mine:
+                    self._drop(found)  # it can be read; nobody shall wait for one that cannot
             run = await self._end_of(run_id)
             if run.finished:  # a retry may have reopened it
                 return run
@@ -495,8 +730,8 @@ class SqliteStore:
             while True:
                 news.clear()  # before reading, or what comes in between would wait for the next
                 finished = self._query("is_finished", run_id)[1]
-                rows = self.rows("read_entries", at, last)
-                for entry in decoded(rows):
+                rows = self.part(at, last)
+                for entry in self.entries_of(run_id, rows):
                     for event in entry.events:
                         if event.seq > after:
                             after = event.seq
@@ -519,19 +754,59 @@ class SqliteStore:
             until, output = staged
             return Cached(output) if now < until else None
         row = self._query("recall_output", key, now)
-        return None if row is None else Cached(orjson.loads(row[0]))
+        try:
+            return None if row is None else Cached(orjson.loads(row[0]))
+        except orjson.JSONDecodeError:
+            return None  # damaged: it is made anew
 
-    def rows(self, name: str, *values: Any, **conditions: Any) -> list[Any]:
-        """What a statement of sqlite.sql finds; a condition is a column and its value."""
+    def entries_of(self, run_id: str, rows: Iterable[tuple[int, int, bytes]]) -> list[Entry]:
+        """What these pieces of a run's log hold. Raises `BrokenRun`."""
+        try:
+            return list(decoded(rows))
+        except Unreadable as error:
+            raise self._unreadable(run_id, error) from error
+
+    def rows(
+        self,
+        name: str,
+        *values: Any,
+        stop: Callable[[Any], bool] | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        """What a statement of sqlite.sql finds; a condition is a column and its value.
+
+        With `stop` no row is read after the first one of which that is true.
+        """
+        if isinstance(self._broken, StoreLost):
+            raise self._broken  # it would be answered from a file that nobody else can find
         sql = statements()[name]
         if "{conditions}" in sql:
             numbered = enumerate(conditions, len(values) + 1)
             sql = sql.format(conditions="".join(f"AND {name} = ?{n} " for n, name in numbered))
         given = (*values, *conditions.values())
         try:
-            return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            if stop is None:
+                return self._reading(lambda reader: reader.execute(sql, given).fetchall())
+            return self._reading(lambda reader: _until(reader.execute(sql, given), stop))
         except (UnicodeEncodeError, OverflowError):
             return []  # what cannot be written down cannot have been
+
+    def pragma(self, name: str) -> Any:
+        return self._reading(lambda reader: reader.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def part(self, first: int, last: int) -> Part:
+        """Of these pieces of the journal the first ones: outputs are in there, and may be many."""
+
+        size = 0
+
+        def is_full(row: tuple[int, int, bytes]) -> bool:
+            nonlocal size
+            size += len(row[2])
+            return size >= PART_BYTES
+
+        found = Part(self.rows("read_entries", first, last, stop=is_full))
+        found.is_full = size >= PART_BYTES
+        return found
 
     def _reading(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
@@ -558,6 +833,7 @@ class SqliteStore:
         return "elsewhere" if owner in self._reading(self.owner.others) else "gone"
 
     async def orphans(self) -> list[str]:
+        self._check()
         return self._reading(self.owner.orphans)
 
     async def adopt(
@@ -569,20 +845,163 @@ class SqliteStore:
         its next addition refused and learns that it drives the run no longer.
         """
         self._check()
-        wanted = list(run_ids)
+        # Before they are ours: what cannot be read is left as it is.
+        wanted = [run_id for run_id in run_ids if self._can_be_read(run_id)]
         staged = {}
-        for run_id in await self.transact(lambda c: self.owner.take(c, wanted)):
-            kept = self._fetch(run_id)
+        ended: list[str] = []
+        taken = await self.transact(lambda c: self.owner.take(c, wanted))
+        for run_id in set(wanted).difference(taken):
+            if (others := self._runs.get(run_id)) is not None and not others.mine:
+                self._drop(others)
+        for run_id in taken:
+            try:
+                kept = self._fetch(run_id)
+            except BrokenRun as error:  # damaged in this very moment
+                self._tell_aside(run_id, error)
+                continue
             assert kept is not None  # noqa: S101 - it was there a moment ago, and runs stay
+            if kept.run.finished:  # and the list has not heard of it
+                self._drop(kept)
+                ended.append(run_id)
+                continue
             kept.mine = True
             behind = max(0.0, _newest(kept.run) - now)
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
         await self._rounds.flush()
+        for run_id in ended:
+            await self.repair(run_id)
         return {run_id: one.decision for run_id, one in staged.items()}
+
+    def _can_be_read(self, run_id: str) -> bool:
+        try:
+            return self._fetch(run_id) is not None
+        except BrokenRun as error:
+            self._tell_aside(run_id, error)
+            return False
+
+    # ── runs that are damaged ────────────────────────────────────────────────────────────
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> list[str]:
+        """Make what lists show of a run what its log says; where the two differed, as sentences.
+
+        Raises `NotFound`, or `BrokenRun` for a log that cannot be read.
+        """
+        self._check()
+        while True:
+            if run_id in self._runs and self._runs[run_id].on_its_way:
+                await self._rounds.flush()
+            kept, found = self._compared(run_id)
+            if dry_run or not found:
+                return found
+            right = projected(projection(kept.run, kept.number))
+            following = piece(kept.number, kept.pieces)
+
+            def write(
+                connection: sqlite3.Connection,
+                right: tuple[Any, ...] = right,
+                following: int = following,
+            ) -> bool:
+                if connection.execute(statements()["has_piece"], (following,)).fetchone():
+                    return False  # somebody moved the run meanwhile
+                connection.execute(statements()["project_run"], right)
+                return True
+
+            if await self.transact(write):
+                log.warning("run %s: repaired: %s", run_id, "; ".join(found))
+                return found
+
+    def _compared(self, run_id: str) -> tuple[Kept, list[str]]:
+        """A run as its log makes it, and where the list has something else; at one moment."""
+        self._reading(lambda reader: reader.execute("BEGIN"))
+        try:
+            row, shown_row = self._query("read_run", run_id), self._query("summary", run_id)
+            if row is None:
+                raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            kept = self._read(row)
+        finally:
+            self._reading(lambda reader: reader.execute("COMMIT"))
+        return kept, list(_differences(kept.run, shown_row))
+
+    async def end_damaged(self, run_id: str, why: str, now: float) -> RunState:
+        """End a run whose log cannot be read; that stays as it is.
+
+        Raises `NotFound`, or `Conflict` for a run that has ended.
+        """
+        self._check()
+        row = self._query("read_run", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+        number, _, workflow, version, *_ = row
+
+        def write(connection: sqlite3.Connection) -> bool:
+            connection.execute(statements()["nudge"], (number, self.owner.name))
+            values = (RunStatus.CANCELLED.value, now, orjson.dumps(damage_error(why)), run_id)
+            return connection.execute(statements()["end_damaged"], values).rowcount > 0
+
+        if not await self.transact(write):
+            raise Conflict(f"run {run_id} has ended already: there is nothing to cancel. {why}")
+        kept = self._runs.get(run_id)
+        if kept is not None:
+            self._set_aside(kept, kept.staged, BrokenRun(why))
+        created_at = row[7] if isinstance(row[7], float) else now
+        return unread_run(
+            run_id,
+            workflow if isinstance(workflow, str) else "",
+            version if isinstance(version, int) else None,
+            created_at,
+            RunStatus.CANCELLED,
+            now,
+            why,
+        )
+
+    def unreadable(self, newest: int, most: int) -> Iterator[tuple[str, str]]:
+        """Runs that cannot be read or that disagree with their log, each with the reason, of the
+        unfinished ones and of the newest."""
+        for row in self.rows("looked_through", newest, most):
+            run_id = row[1]
+            if not isinstance(run_id, str):
+                yield f"number {row[0]}", "its id cannot be read"
+                continue
+            try:
+                _, found = self._compared(run_id)
+            except NotFound:  # its id was written in no way that can be asked for
+                yield run_id, "its id cannot be read"
+            except BrokenRun as error:
+                yield run_id, str(error).partition("cannot be read: ")[2].partition(". It is")[0]
+            else:
+                if found:
+                    yield run_id, found[0]
+
+
+def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
+    # Closed before anybody else reads: they would see the file as it was for this.
+    with closing(cursor):
+        found = []
+        for row in cursor:
+            found.append(row)
+            if stop(row):
+                break
+        return found
 
 
 async def _nothing() -> None:
     pass
+
+
+def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:
+    """Between a run and what the list has of it."""
+    status, epoch, started_at, finished_at, error, result, *_ = projected(projection(run, 0))
+    kept = dict(zip(("status", "epoch"), row[4:6], strict=True))
+    kept |= zip(("started_at", "finished_at", "error", "result"), row[8:], strict=True)
+    right = {"status": status, "epoch": epoch, "started_at": started_at}
+    right |= {"finished_at": finished_at, "error": error, "result": result}
+    for name, value in right.items():
+        if kept[name] != value:
+            has, makes = (
+                one_line(one.decode(errors="replace") if isinstance(one, bytes) else str(one), 100)
+                for one in (kept[name], value)
+            )
+            yield f"the run is kept with {name} {has}, the log makes it {makes}"
 
 
 def _newest(run: RunState) -> float:

@@ -145,9 +145,16 @@ WHERE number = ?;
 SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
 FROM runs WHERE run_id = ?;
 
--- name: read_run_numbered
+-- name: end_damaged
+-- A run whose log cannot be read, and that somebody wants ended. The log stays as it is.
+UPDATE runs SET status = ?, finished_at = ?, error = ?, result = NULL, owner = NULL
+WHERE run_id = ? AND finished_at IS NULL;
+
+-- name: looked_through
+-- For the doctor: what is unfinished, and the newest of the rest.
 SELECT number, run_id, workflow, version, definition, retries, params, created_at, owner
-FROM runs WHERE number = ?;
+FROM runs WHERE finished_at IS NULL OR number > (SELECT MAX(number) FROM runs) - ?1
+ORDER BY number DESC LIMIT ?2;
 
 -- name: read_entries
 SELECT id, seq, entries FROM journal WHERE id BETWEEN ? AND ? ORDER BY id;
@@ -164,17 +171,20 @@ SELECT run_id FROM runs WHERE run_id >= ? AND run_id < ? ORDER BY run_id LIMIT 5
 
 -- name: summaries
 -- Newest first, before a number; the conditions that are wanted follow it, each on an index. Which
--- runs these are is read off the index: only they are fetched, not all of a large batch.
+-- runs these are is read off the index: only they are fetched, not all of a large batch. A result
+-- of more bytes than the third value is not read.
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
+  finished_at, error,
+  CASE WHEN length(result) <= IFNULL(?3, length(result)) THEN result END, length(result)
 FROM runs WHERE number IN (
   SELECT number FROM runs WHERE number < ?1 {conditions} ORDER BY number DESC LIMIT ?2
 ) ORDER BY number DESC;
 
 -- name: summary
 SELECT number, run_id, workflow, version, status, epoch, params, created_at, started_at,
-  finished_at, error, result
-FROM runs WHERE run_id = ?;
+  finished_at, error,
+  CASE WHEN length(result) <= IFNULL(?2, length(result)) THEN result END, length(result)
+FROM runs WHERE run_id = ?1;
 
 -- ── who drives what ─────────────────────────────────────────────────────────────────────
 
@@ -315,6 +325,10 @@ DELETE FROM cache WHERE expires_at <= ?;
 
 -- name: counts
 SELECT COUNT(*), COUNT(*) FILTER (WHERE finished_at IS NULL) FROM runs;
+
+-- name: things
+-- The tables and indexes that are there.
+SELECT name FROM sqlite_master;
 
 -- name: newest_run
 SELECT MAX(created_at) FROM runs;

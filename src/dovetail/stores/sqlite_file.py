@@ -5,17 +5,18 @@ What it must not know: what any table is for.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sqlite3
 import stat
 import sys
 import time
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import StoreError, StoreLost
 from dovetail.stores.listing import named_statements
 
 APPLICATION_ID = 0x444F5645
@@ -26,6 +27,10 @@ BUSY_SECONDS = 30.0
 _RETRY_SECONDS = 0.01
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """Runs have params and outputs of people: what is made here is for its owner alone."""
+ROOM_BYTES = 16 * 1024 * 1024
+"""With less left on its disk, only a write shows whether there is room for one."""
+_READABLE = partial(str, encoding="utf-8", errors="replace")
+"""A text that is none is shown as far as it is one. SQLite would fail the whole list of rows."""
 
 
 @cache
@@ -40,6 +45,51 @@ class SqliteFile:
     def __init__(self, path: Path, sync: Literal["full", "normal"] = "full") -> None:
         self.path = path
         self.sync = sync
+        where = path.absolute()  # a handler may change the folder of the process
+        self._watched = {"": where, "-wal": Path(f"{where}-wal")}
+        self._opened: dict[str, tuple[int, int]] = {}
+
+    # ── is it still the file that was opened? ────────────────────────────────────────────
+
+    def remember(self) -> None:
+        """From now on `check` compares with the files that are there now."""
+        self._opened = {}
+        for end in self._watched:
+            if (found := self._identity(end)) is not None:
+                self._opened[end] = found
+
+    def check(self) -> None:
+        """Raises `StoreLost` if the file, or its log, was deleted or replaced since it was opened.
+
+        SQLite notices nothing: it goes on to write into a file that has no name any more.
+        """
+        for end, opened in self._opened.items():
+            found = self._identity(end)
+            if found != opened:
+                what = "deleted or moved" if found is None else "replaced by another file"
+                raise StoreLost(
+                    f"{self.path}{end} was {what} while it was in use: whatever is written from "
+                    "now on would be lost, so nothing is accepted any more. Put the file back, "
+                    "or restore it from a copy, and start again"
+                )
+
+    def _identity(self, end: str) -> tuple[int, int] | None:
+        try:
+            found = self._watched[end].stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            return self._opened.get(end)  # it cannot be asked now, which says nothing
+        return found.st_dev, found.st_ino
+
+    @staticmethod
+    def abandon(connection: sqlite3.Connection) -> None:
+        """Never close this connection, not even at the end of the process.
+
+        The last connection that is closed deletes the log by its name. If the file was replaced,
+        that is the log of another database.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
     def create(self) -> None:
         """Make the file, or bring an older one to this version. Raises `StoreError`."""
@@ -66,6 +116,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             raise self.explained(error) from error
         try:
+            connection.text_factory = _READABLE
             connection.execute(f"PRAGMA synchronous = {self.sync.upper()}")
             self._check(connection)
             self._migrate(connection)
@@ -100,7 +151,7 @@ class SqliteFile:
         try:
             version, _, _ = _header(connection)  # somebody else may have done it meanwhile
             for number in range(version + 1, SCHEMA_VERSION + 1):
-                for statement in _split(statements()[f"schema_{number}"]):
+                for statement in split_statements(statements()[f"schema_{number}"]):
                     connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -110,17 +161,28 @@ class SqliteFile:
                 connection.execute("ROLLBACK")
             raise
 
+    def has_room(self) -> bool:
+        """Whether there is no doubt that the file can grow."""
+        try:
+            disk = os.statvfs(self.path.parent)
+        except (OSError, AttributeError):  # not on this platform
+            return True
+        return disk.f_bavail * disk.f_frsize >= ROOM_BYTES and not disk.f_flag & os.ST_RDONLY
+
     def explained(self, error: sqlite3.Error) -> StoreError:
         """What went wrong, and what would help."""
         what = str(error)
         where = str(self.path)
         code = getattr(error, "sqlite_errorcode", None)
         primary = None if code is None else code & 0xFF
+        reason = "the database file cannot be used"
         match primary:
             case sqlite3.SQLITE_FULL:
                 why = f"the disk of {where} is full; free some space"
+                reason = "the disk of the database file is full"
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
                 why = f"{where} cannot be written; it or its folder is read-only for this user"
+                reason = "the database file is read-only"
             case sqlite3.SQLITE_CANTOPEN:
                 why = f"{where} cannot be opened; its folder must exist and be writable"
             case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
@@ -128,13 +190,22 @@ class SqliteFile:
                     f"{where} is damaged or no database ({what}); restore it from a copy, or "
                     "move it away to start anew"
                 )
+            case sqlite3.SQLITE_ERROR if what.startswith("no such "):
+                return StoreError(
+                    f"{where} is damaged: {what}; restore it from a copy, or move it away to "
+                    "start anew"
+                )
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 why = f"{where} was locked by another process for more than {BUSY_SECONDS:g} s"
+                reason = "the database file is locked by another process"
             case sqlite3.SQLITE_IOERR:
                 why = f"{where} cannot be read or written ({what}); is its disk full or failing?"
+                reason = "the database file cannot be read or written; its disk may be full"
             case _:
                 why = f"{where}: {what}"
-        return StoreError(f"{why} (nothing that was acknowledged is lost)")
+        explained = StoreError(f"{why} (nothing that was acknowledged is lost)")
+        explained.reason = reason
+        return explained
 
 
 def _make_folder(folder: Path) -> None:
@@ -191,7 +262,7 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
             time.sleep(_RETRY_SECONDS)
 
 
-def _split(script: str) -> list[str]:
+def split_statements(script: str) -> list[str]:
     return [part.strip() for part in script.split(";") if part.strip()]
 
 

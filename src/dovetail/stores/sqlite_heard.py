@@ -16,7 +16,7 @@ from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Decision, Submit
 from dovetail.engine.listening import Listener
-from dovetail.stores.journal import Staged, decoded
+from dovetail.stores.journal import Staged
 from dovetail.stores.sqlite import SqliteStore
 from dovetail.stores.sqlite_writer import PIECES, piece
 
@@ -93,4 +93,4 @@ class HeardSqliteStore(SqliteStore):
     def _log(self, run_id: str) -> list[Event]:
         number, _ = self._query("is_finished", run_id)
         rows = self.rows("read_entries", piece(number, 0), piece(number, PIECES - 1))
-        return [event for entry in decoded(rows) for event in entry.events]
+        return [event for entry in self.entries_of(run_id, rows) for event in entry.events]

@@ -11,9 +11,11 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from dovetail.stores.sqlite_file import is_gone, started_at, statements, this_machine
 
+LOOK_SECONDS = 0.5
 TIDY_SECONDS = 60.0
 FORGOTTEN_SECONDS = 3600.0
 """An owner that was silent for so long, and has nothing to drive, need not be remembered."""
@@ -25,6 +27,8 @@ class Owner:
     def __init__(self, lease_seconds: float) -> None:
         self.name = f"{os.getpid()}-{os.urandom(6).hex()}"
         self._lease_seconds = lease_seconds
+        self.pause_seconds = min(LOOK_SECONDS, lease_seconds / 10)
+        """How often to look whether it is time to renew the lease."""
         self._renew_at = self._tidy_at = 0.0
 
     def register(self, connection: sqlite3.Connection) -> None:
@@ -68,13 +72,16 @@ class Owner:
     def others(self, connection: sqlite3.Connection) -> set[str]:
         """Everybody else who is alive."""
         rows = connection.execute(statements()["owners"]).fetchall()
-        return {row[0] for row in rows if row[0] != self.name and not is_gone(*row[1:])}
+        return {row[0] for row in rows if row[0] != self.name and not _is_gone(row)}
 
     def orphans(self, connection: sqlite3.Connection) -> list[str]:
         """The unfinished runs that nobody drives, oldest first."""
         driving = self.others(connection) | {self.name}
         rows = connection.execute(statements()["unfinished"]).fetchall()
-        return [run_id for _, run_id, owner in rows if owner not in driving]
+        # What has no readable id cannot be asked for; the doctor lists it.
+        return [
+            run_id for _, run_id, owner in rows if owner not in driving and isinstance(run_id, str)
+        ]
 
     def take(self, connection: sqlite3.Connection, wanted: Sequence[str]) -> list[str]:
         """Make us the owner of those of these runs that nobody drives. In a transaction."""
@@ -90,3 +97,11 @@ class Owner:
             if connection.execute(sql["own_run"], (self.name, number)).rowcount:
                 taken.append(run_id)
         return taken
+
+
+def _is_gone(row: Sequence[Any]) -> bool:
+    """Who cannot be read drives nothing: at worst a run is taken over, which does no harm."""
+    try:
+        return is_gone(*row[1:])
+    except (AttributeError, TypeError, ValueError):
+        return True

@@ -5,40 +5,60 @@ Everything is given in the fields of the HTTP API. What it must not know: how a 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import orjson
 
-from dovetail.core.errors import Conflict, NotFound, StoreError
+from dovetail.core.errors import BrokenRecord, Conflict, NotFound, StoreError
 from dovetail.core.replay import Entry
+from dovetail.core.words import counted
+from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import Finding, Key, Registered, Seen, WorkflowVersion
 from dovetail.engine.views import event_view, receipt_view, timestamp
-from dovetail.stores.journal import decoded
 from dovetail.stores.listing import (
     LATEST,
+    PAGE_BYTES,
     check_seen,
     long_enough,
     page_size,
     place_in_list,
     run_meant,
+    run_status,
     summary_of,
     version_meant,
 )
 from dovetail.stores.sqlite import SqliteStore
-from dovetail.stores.sqlite_file import SCHEMA_VERSION, readable_by_others, statements
+from dovetail.stores.sqlite_file import (
+    SCHEMA_VERSION,
+    readable_by_others,
+    split_statements,
+    statements,
+)
 from dovetail.stores.sqlite_writer import PIECES, add_batch, definition_number, piece
 
 _LAST_NUMBER = 1 << 62
 LEAST_FREE_BYTES = 64 << 20
+MOST_NEWEST = 200
+MOST_LOOKED_AT = 10_000
+MOST_NAMED = 20
+"""What the doctor looks at, and tells of; `runs verify --all` looks at everything."""
+
+log = logging.getLogger("dovetail.store")
+
 MOST_AHEAD_SECONDS = 60.0
 
 
 class SqliteRecords:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
+        self._aside: set[Any] = set()
+        """Tags whose limits cannot be read, and that the log has told of."""
 
     def _one(self, name: str, *values: Any) -> Any:
         rows = self._store.rows(name, *values)
@@ -71,6 +91,8 @@ class SqliteRecords:
         workflow = self._workflow(name)
         number = self._version_number(name, workflow[1], version)
         row = self._one("read_version", name, number)
+        if row is not None and not _is_version(row):
+            raise self._damaged(f"version {number} of workflow '{name}'", "register it again")
         if row is None:
             have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
             raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
@@ -84,7 +106,15 @@ class SqliteRecords:
         row = self._one("read_workflow", name)
         if row is None or row[4]:
             raise NotFound(f"no workflow '{name}' is registered in {self._store.file.path}")
+        if not isinstance(row[1], int):
+            raise self._damaged(f"workflow '{name}'", "delete it and register it again")
         return row
+
+    def _damaged(self, what: str, fix: str) -> BrokenRecord:
+        return BrokenRecord(
+            f"{what} in {self._store.file.path} cannot be read, and all others can: restore the "
+            f"file from a copy, or {fix}"
+        )
 
     def _version_number(self, name: str, latest: int, version: int | str | None) -> int:
         if version is None or version == LATEST:
@@ -92,14 +122,19 @@ class SqliteRecords:
         return version_meant(name, version, self._aliases(name, latest))
 
     def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        return {**dict(self._store.rows("aliases", name)), LATEST: latest}
+        return {**_aliases(self._store.rows("aliases", name)), LATEST: latest}
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         found = await self.registered(name, version)
+        try:
+            definition = orjson.loads(found.content)
+        except orjson.JSONDecodeError:
+            what = f"version {found.version} of workflow '{name}'"
+            raise self._damaged(what, "register it again") from None
         return {
             "name": name,
             "version": found.version,
-            "definition": orjson.loads(found.content),
+            "definition": definition,
             "aliases": self._aliases(name, self._workflow(name)[1]),
             "created_at": timestamp(found.created_at),
         }
@@ -112,10 +147,11 @@ class SqliteRecords:
                 "name": name,
                 "latest_version": latest,
                 "aliases": self._aliases(name, latest),
-                "created_at": timestamp(created_at),
-                "updated_at": timestamp(updated_at),
+                "created_at": _time(created_at),
+                "updated_at": _time(updated_at),
             }
             for name, latest, created_at, updated_at in rows[:limit]
+            if isinstance(name, str) and isinstance(latest, int)  # else the doctor tells of it
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
@@ -123,7 +159,7 @@ class SqliteRecords:
         self._workflow(name)
         return {
             "items": [
-                {"version": version, "sha256": sha256, "created_at": timestamp(created_at)}
+                {"version": version, "sha256": str(sha256), "created_at": _time(created_at)}
                 for version, sha256, created_at in self._store.rows("versions", name)
             ]
         }
@@ -178,18 +214,23 @@ class SqliteRecords:
         batch: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        most: int | None = None,
     ) -> dict[str, Any]:
         limit = page_size(limit)
         number = None if batch is None else self._batch(batch)[0]
         wanted = {"status": status, "workflow": workflow, "batch": number}
         given = {column: value for column, value in wanted.items() if value is not None}
         before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = self._store.rows("summaries", before, limit + 1, **given)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return {"items": [summary_of(row) for row in rows[:limit]], "next_cursor": more}
+        stop = None if most is None else _is_enough()
+        rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
+        items = rows[:limit]
+        # Where the page was heavy enough, only the next one tells whether there are more.
+        more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
+        last = str(items[-1][0]) if more else None
+        return {"items": [summary_of(row) for row in items], "next_cursor": last}
 
-    async def summary(self, run_id: str) -> dict[str, Any]:
-        row = self._one("summary", run_id)
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = self._one("summary", run_id, most)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         return summary_of(row)
@@ -199,21 +240,35 @@ class SqliteRecords:
 
     async def entries(self, run_id: str, after: int = 0) -> list[Entry]:
         """The journal of a run, from the piece that has the event `after` + 1 on."""
+        rows = self._store.rows("read_entries", *self._pieces(run_id, after))
+        return self._store.entries_of(run_id, rows)
+
+    def _pieces(self, run_id: str, after: int) -> tuple[int, int]:
+        """The first and the last piece that may have events after this one."""
         row = self._one("is_finished", run_id)
         if row is None:
             raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
         found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
-        at = first if found is None or found[0] is None else found[0]
-        return list(decoded(self._store.rows("read_entries", at, last)))
+        return (first if found is None or found[0] is None else found[0]), last
 
-    async def events(self, run_id: str, after: int = 0) -> list[dict[str, Any]]:
-        return [
-            event_view(event)
-            for entry in await self.entries(run_id, after)
-            for event in entry.events
-            if event.seq > after
-        ]
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        at, last = self._pieces(run_id, after)
+        found: list[dict[str, Any]] = []
+        while rows := self._store.part(at, last):
+            found += [
+                event_view(event)
+                for entry in self._store.entries_of(run_id, rows)
+                for event in entry.events
+                if event.seq > after
+            ]
+            if not rows.is_full or (limit is not None and len(found) >= limit):
+                break
+            at = rows[-1][0] + 1
+            await asyncio.sleep(0)
+        return found[:limit]
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +276,8 @@ class SqliteRecords:
         row = self._one("read_batch", batch_id)
         if row is None:
             raise NotFound(f"no batch '{batch_id}' in {self._store.file.path}")
+        if not isinstance(row[2], str) or not isinstance(row[3], int):
+            raise self._damaged(f"batch '{batch_id}'", "make another one of its items")
         return row
 
     async def open_batch(
@@ -243,9 +300,10 @@ class SqliteRecords:
         by_status: dict[str, int] = {}
         finished, ended = 0, 0.0
         for status, runs, done, last in self._store.rows("batch_counts", number) if counts else ():
-            by_status[status] = runs
+            known = run_status(status)
+            by_status[known] = by_status.get(known, 0) + runs
             finished += done
-            ended = max(ended, last or 0.0)
+            ended = max(ended, last if isinstance(last, float) else 0.0)
         first = 0 if cursor is None else place_in_list(cursor)
         rows = self._store.rows("batch_runs", number, first, limit + 1)
         return {
@@ -253,11 +311,12 @@ class SqliteRecords:
             "workflow": workflow,
             "count": count,
             "counts": by_status,
-            "created_at": timestamp(created_at),
-            "finished_at": timestamp(ended or created_at) if finished == count else None,
+            "created_at": _time(created_at),
+            "finished_at": _time(ended or created_at) if finished == count else None,
             "runs": [
-                {"index": index, "run_id": run_id, "status": status}
+                {"index": index, "run_id": run_id, "status": run_status(status)}
                 for index, run_id, status in rows[:limit]
+                if isinstance(index, int) and isinstance(run_id, str)
             ],
             "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
         }
@@ -265,12 +324,55 @@ class SqliteRecords:
     # ── limits ───────────────────────────────────────────────────────────────────────────
 
     async def limits(self) -> dict[str, tuple[float, int]]:
-        return {tag: (rate, burst) for tag, rate, burst in self._store.rows("limits")}
+        found = {}
+        for tag, rate, burst in self._store.rows("limits"):
+            if _is_limit(tag, rate, burst):
+                found[tag] = (float(rate), burst)
+            elif tag not in self._aside:
+                self._aside.add(tag)
+                log.error(
+                    "the rate limit of %r in %s cannot be read and does not hold; set it again: "
+                    "dovetail limits set",
+                    tag,
+                    self._store.file.path,
+                )
+        return found
 
     async def set_limit(self, tag: str, rate: float, burst: int) -> None:
         await self._store.transact(
             lambda c: c.execute(statements()["set_limit"], (tag, rate, burst))
         )
+
+    def _schema_findings(self) -> Iterable[Finding]:
+        """Tables and indexes that somebody has dropped."""
+        there = {name for (name,) in self._store.rows("things")}
+        for statement in split_statements(statements()["schema_1"]):
+            name = _named(statement)
+            if name not in there:
+                kind = "table" if statement.startswith("CREATE TABLE") else "index"
+                fix = "restore the file from a copy"
+                if kind == "index":
+                    sql = " ".join(statement.split())
+                    fix = f'sqlite3 {self._store.file.path} "{sql}"'
+                yield Finding("schema", False, f"the {kind} {name} is missing", fix)
+
+    def _damage_findings(self) -> Iterable[Finding]:
+        """Runs and records that cannot be read: each is left alone, and all others go on."""
+        found = list(self._store.unreadable(MOST_NEWEST, MOST_LOOKED_AT))
+        for run_id, why in found[:MOST_NAMED]:
+            fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
+            yield Finding("damaged", False, f"run {run_id}: {why}", fix)
+        if len(found) > MOST_NAMED:
+            what = f"and {len(found) - MOST_NAMED:,} more runs cannot be read"
+            yield Finding("damaged", False, what, "dovetail runs verify --all")
+        for tag, rate, burst in self._store.rows("limits"):
+            if not _is_limit(tag, rate, burst):
+                what = f"the rate limit of '{tag}' cannot be read and does not hold"
+                yield Finding("damaged", False, what, "set it again: dovetail limits set")
+        for name, latest, *_ in self._store.rows("workflows", "", MOST_LOOKED_AT):
+            if not isinstance(name, str) or not isinstance(latest, int):
+                what = f"workflow {name!r} cannot be read"
+                yield Finding("damaged", False, what, "restore the file from a copy")
 
     # ── the doctor ───────────────────────────────────────────────────────────────────────
 
@@ -278,14 +380,14 @@ class SqliteRecords:
         """What is found of the file."""
         file = self._store.file
         path = file.path
-        connection = self._store.reader
-        mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        mode, damage = self._store.pragma("journal_mode"), self._store.pragma("quick_check(1)")
         free = shutil.disk_usage(path.parent).free
         runs, unfinished = self._one("counts")
-        ahead = (self._one("newest_run")[0] or 0.0) - time.time()
+        newest = self._one("newest_run")[0]
+        ahead = (newest if isinstance(newest, float) else 0.0) - time.time()
         orphans = await self._store.orphans()
-        size = f"{path}, {path.stat().st_size:,} bytes, {runs:,} runs, {unfinished:,} unfinished"
+        weight, many = counted(path.stat().st_size, "byte"), counted(runs, "run")
+        size = f"{path}, {weight}, {many}, {unfinished:,} unfinished"
         found = [
             Finding("file", True, size),
             Finding("schema", True, f"version {SCHEMA_VERSION}, sync {file.sync}"),
@@ -300,6 +402,7 @@ class SqliteRecords:
             found.append(Finding("integrity", True, "no damage found"))
         else:
             found.append(Finding("integrity", False, damage, "restore the file from a copy"))
+        found += [*self._schema_findings(), *self._damage_findings()]
         if mode != "wal":
             fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
             found.append(Finding("journal", False, f"its journal mode is {mode}, not wal", fix))
@@ -324,6 +427,29 @@ class SqliteRecords:
         return found
 
 
+def _named(statement: str) -> str:
+    """What a statement of the schema makes: its name is the third word, or the fourth."""
+    words = statement.split()
+    return words[3] if words[1] == "UNIQUE" else words[2]
+
+
+def _weight(rows: Iterable[Any]) -> int:
+    """Bytes of params and results."""
+    return sum(len(row[6]) + len(row[11] or b"") for row in rows)
+
+
+def _is_enough() -> Callable[[Any], bool]:
+    """Asked of each row in turn: whether the page is heavy enough with it."""
+    weight = 0
+
+    def enough(row: Any) -> bool:
+        nonlocal weight
+        weight += _weight([row])
+        return weight > PAGE_BYTES
+
+    return enough
+
+
 def _touch(connection: sqlite3.Connection) -> None:
     """A write that changes nothing."""
     connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
@@ -334,4 +460,33 @@ def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
     known = connection.execute(statements()["read_workflow"], (name,)).fetchone()
     if known is None or known[4]:
         return {}
-    return {**dict(connection.execute(statements()["aliases"], (name,))), LATEST: known[1]}
+    return {**_aliases(connection.execute(statements()["aliases"], (name,))), LATEST: known[1]}
+
+
+def _aliases(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
+    """Without those that cannot be read: set again, they are as they should be."""
+    return {name: to for name, to in rows if isinstance(name, str) and isinstance(to, int)}
+
+
+def _is_version(row: Sequence[Any]) -> bool:
+    version, definition, created_at, content = row
+    return (
+        isinstance(version, int)
+        and isinstance(definition, int)
+        and isinstance(created_at, float)
+        and isinstance(content, bytes)
+    )
+
+
+def _is_limit(tag: Any, rate: Any, burst: Any) -> bool:
+    return (
+        isinstance(tag, str)
+        and isinstance(rate, float)
+        and isinstance(burst, int)
+        and SLOWEST <= rate <= FASTEST
+        and 1 <= burst <= LARGEST_BURST
+    )
+
+
+def _time(seconds: Any) -> str | None:
+    return timestamp(seconds) if isinstance(seconds, int | float) else None

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dovetail.core.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.engine.views import result
 from dovetail.stores.journal import Staged
@@ -232,7 +233,7 @@ class Rounds:
             [
                 (key, until, output)
                 for key, (until, output, one) in gathering.outputs.items()
-                if one.decision.changed
+                if is_taken(one.decision)
             ],
             nudges,
             gathering.released,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.journal import Staged, encoded
 from dovetail.stores.sqlite_file import SqliteFile, statements
@@ -131,6 +131,7 @@ class Writer:
                 connection.execute("ROLLBACK")
             raise
         self.commits += 1
+        self._file.check()  # before anybody is answered: others must find what was written
         return result
 
     def _run(self) -> None:
@@ -260,7 +261,7 @@ def _write(
     for number in round_.nudges:
         connection.execute(sql["nudge"], (number, round_.owner))
     if round_.projections:
-        connection.executemany(sql["project_run"], map(_projected, round_.projections))
+        connection.executemany(sql["project_run"], map(projected, round_.projections))
     if round_.outputs:
         kept = [(key, until, orjson.dumps(output)) for key, until, output in round_.outputs]
         connection.executemany(sql["keep_output"], kept)
@@ -269,7 +270,8 @@ def _write(
     return Outcome(made, frozenset())
 
 
-def _projected(run: Projection) -> tuple[Any, ...]:
+def projected(run: Projection) -> tuple[Any, ...]:
+    """As `project_run` takes it."""
     finished = run.finished_at is not None
     return (
         run.status,
@@ -289,6 +291,7 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> Made:
         scope, key, body = creation.key
         known = connection.execute(sql["find_key"], (scope, key)).fetchone()
         if known is not None:
+            check_key(key, known)
             return Made(None, known[1], known[0] == body)
     if creation.place is not None:
         known = connection.execute(sql["find_place"], creation.place).fetchone()
@@ -311,7 +314,7 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> Made:
             place,
             creation.created_at,
             None if finished else creation.owner,
-            *_projected(projection)[:6],
+            *projected(projection)[:6],
         ),
     )
     if not added.rowcount:
@@ -323,6 +326,14 @@ def _create(connection: sqlite3.Connection, creation: Creation) -> Made:
     if creation.key is not None:
         connection.execute(sql["add_key"], (*creation.key, creation.run_id))
     return Made(number)
+
+
+def check_key(key: str, row: Sequence[Any]) -> None:
+    """Raises `BrokenRecord` if what is kept under an idempotency key cannot be read."""
+    if not all(isinstance(text, str) for text in row):
+        raise BrokenRecord(
+            f"what is kept under the idempotency key '{key[:80]}' cannot be read; use another key"
+        )
 
 
 def definition_number(connection: sqlite3.Connection, sha256: str, content: bytes) -> int:
@@ -363,6 +374,7 @@ def add_batch(
     if key is not None:
         known = connection.execute(sql["find_key"], key[:2]).fetchone()
         if known is not None:
+            check_key(key[1], known)
             raise KeyUsed(known[1], known[0] == key[2])
         connection.execute(sql["add_key"], (*key, batch_id))
     added = connection.execute(sql["add_batch"], (batch_id, workflow, count, now))

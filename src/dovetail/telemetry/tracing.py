@@ -39,6 +39,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.transitions import Stop
@@ -284,6 +285,9 @@ class _TracedCall:
 
     def seal(self, task: Task, output: Any) -> Any:
         return self._call.seal(task, output)
+
+    def caching(self, task: Task) -> Caching | None:
+        return self._call.caching(task)
 
     def describe(self, error: BaseException) -> dict[str, Any]:
         return self._call.describe(error)

@@ -23,6 +23,7 @@ from celery import Celery, group  # type: ignore[import-untyped]
 from kombu.messaging import Producer
 
 from dovetail.core.errors import StoreError
+from dovetail.core.words import counted
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.pipe import Pipe
@@ -409,7 +410,10 @@ class CelerySender(StreamSender):
         self._missing.append((missing, waiting))
         if not await self._are_lost() or not await correct(self._pipe, after, self._least()):
             return []
-        log.warning("%d messages are lost: published again", self._least())
+        log.warning(
+            "%s lost: published again",
+            counted(self._least(), "message is", "messages are"),
+        )
         self._nothing_lost()
         return [*await by_handler(self._pipe)] or [QUEUE]
 

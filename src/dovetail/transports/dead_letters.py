@@ -44,7 +44,7 @@ class Graveyard:
 
     def __init__(self, pipe: Pipe, redactor: Redactor) -> None:
         self._pipe = pipe
-        self._redact = redactor.redact
+        self._redact = redactor.redact_shown
 
     async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
         run_id, node_id, token = start

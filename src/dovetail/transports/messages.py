@@ -14,8 +14,10 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.caching import Caching, is_facts
 from dovetail.core.consequences import new_tuple
 from dovetail.core.events import Token
+from dovetail.core.inputs import INLINE_BYTES as MOST_INPUTS
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json
@@ -32,8 +34,8 @@ _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
 MOST_PLACES = 1 << 31
 """No run has so many nodes."""
-MOST_INPUTS = 64 << 10
-"""Bytes of a node's inputs that travel with its task: it may have thousands of parents."""
+FEW_INPUTS = 8
+"""Parents whose outputs are written in one go. More are written one by one: they may be large."""
 
 
 class Malformed(ValueError):
@@ -55,8 +57,8 @@ def task_fields(task: Task) -> list[str | bytes]:
     ]
     if task.place is not None:
         fields += ["place", str(task.place)]
-    if task.params:
-        fields += ["params", dumps(task.params)]
+    if task.params != {}:
+        fields += ["params", params_text(task)]
     if task.timeout_seconds != USUAL_TIMEOUT:
         fields += ["timeout_seconds", repr(task.timeout_seconds)]
     if task.resource_tag is not None:
@@ -65,17 +67,39 @@ def task_fields(task: Task) -> list[str | bytes]:
         kept = [[list(one.path), one.source, one.scope] for one in task.deferred]
         fields += ["deferred", dumps(kept)]
     if task.cache is not None:
-        fields += ["cache", dumps(task.cache)]
+        fields += _cache_fields(task.cache)
     if task.trace is not None:
         fields += ["traceparent", task.trace]
     return fields
 
 
 def inputs_text(task: Task) -> bytes:
-    """None if they are too large to travel: whoever runs it fetches them."""
+    """None if they are too large to travel: a handler that asks for one has it read."""
     if task.source is None:
         return b"null"
-    text = orjson.dumps(task.inputs())
+    inputs = task.inputs()
+    if len(inputs) > FEW_INPUTS:
+        room = MOST_INPUTS
+        for output in inputs.values():
+            room -= len(orjson.dumps(output))
+            if room < 0:
+                return b"null"
+    text = orjson.dumps(inputs)
+    return text if len(text) <= MOST_INPUTS else b"null"
+
+
+def _cache_fields(caching: Caching) -> list[str | bytes]:
+    fields: list[str | bytes] = ["cache", orjson.dumps([caching.key, caching.seconds])]
+    if caching.facts is not None:
+        fields += ["reads", orjson.dumps(caching.facts)]
+    return fields
+
+
+def params_text(task: Task) -> bytes:
+    """None if they are too large to travel with every node: a handler that asks has them read."""
+    if task.params is None:
+        return b"null"
+    text = orjson.dumps(task.params)
     return text if len(text) <= MOST_INPUTS else b"null"
 
 
@@ -86,7 +110,7 @@ def result_fields(result: Result) -> list[str | bytes]:
     if isinstance(result, Complete):
         fields += ["success", "1", "output", dumps(result.output), "error", "null"]
         if result.cache is not None:
-            fields += ["cache", dumps(result.cache)]
+            fields += _cache_fields(result.cache)
         return fields
     hints = {
         "permanent": result.permanent,
@@ -125,6 +149,11 @@ def _object(name: str, text: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(f"its {name} is no object")
     return value
+
+
+def _object_or_none(name: str, text: bytes) -> dict[str, Any] | None:
+    """None for what was too large to travel."""
+    return None if text == b"null" else _object(name, text)
 
 
 def read_results(fields: Sequence[bytes]) -> list[Result]:
@@ -198,15 +227,19 @@ def _chance(told: Any) -> float:
     return float(told)
 
 
-def _cache(given: dict[str, bytes]) -> tuple[str, float] | None:
-    """Under which key its output is kept, and for how many seconds."""
+def _cache(given: dict[str, bytes]) -> Caching | None:
+    """Under which key its output is kept, for how many seconds, and what its handler has read. A
+    worker of an earlier version does not say what: its output is not kept."""
     if "cache" not in given:
         return None
     key, seconds = orjson.loads(given["cache"])
     kept_for = _seconds(seconds)
     if kept_for is None:
         raise Malformed("its output is kept for no time")
-    return _text(key), kept_for
+    facts = orjson.loads(given["reads"]) if "reads" in given else None
+    if facts is not None and not is_facts(facts):
+        raise Malformed("what its handler has read is no object of texts")
+    return Caching(_text(key), kept_for, facts)
 
 
 def _error(told: Any) -> dict[str, Any]:
@@ -244,8 +277,8 @@ def _more_tasks(text: bytes, handler: str) -> Iterator[Task]:
                 start[1],
                 handler,
                 config,
-                _object("params", with_params),
-                None if with_inputs == b"null" else _object("inputs", with_inputs),
+                _object_or_none("params", with_params),
+                _object_or_none("inputs", with_inputs),
                 USUAL_TIMEOUT,
                 None,
                 (),
@@ -266,8 +299,8 @@ def read_task(fields: Sequence[bytes]) -> Task:
             _token(token),
             handler.decode(),
             _object("config", config),
-            _object("params", params[0]) if params else {},
-            None if inputs == b"null" else _object("inputs", inputs),
+            _object_or_none("params", params[0]) if params else {},
+            _object_or_none("inputs", inputs),
             USUAL_TIMEOUT,
             None,
             (),
@@ -287,8 +320,8 @@ def read_task(fields: Sequence[bytes]) -> Task:
         _token(given["token"]),
         given["handler"].decode(),
         _object("config", given["config"]),
-        _object("params", given.get("params", b"{}")),
-        None if given["inputs"] == b"null" else _object("inputs", given["inputs"]),
+        _object_or_none("params", given.get("params", b"{}")),
+        _object_or_none("inputs", given["inputs"]),
         timeout,
         None if tag is None else tag.decode(),
         _deferred(given.get("deferred", b"[]")),

@@ -211,7 +211,8 @@ class StreamInbox:
     def quick(self) -> list[str]:
         """Handlers that took but a moment for many tasks, when they were last called."""
         since = time.monotonic() - QUICK_FOR_SECONDS
-        return sorted(handler for handler, at in self._quick.items() if at > since)
+        known = list(self._quick.items())  # at once: another thread asks
+        return sorted(handler for handler, at in known if at > since)
 
     def _remember(self, commands: list[Command]) -> None:
         now = time.monotonic()

@@ -17,6 +17,7 @@ from dovetail.pipe import Command
 from dovetail.transports.messages import (
     USUAL_TIMEOUT,
     inputs_text,
+    params_text,
     result_fields,
     task_fields,
 )
@@ -131,7 +132,7 @@ _Packable = tuple[Task, tuple[str, ...], bytes]
 
 def _shared(task: Task) -> tuple[str, ...]:
     """Inputs and params as text, so that no two handlers are given the same objects."""
-    params = orjson.dumps(task.params) if task.params else b"{}"
+    params = b"{}" if task.params == {} else params_text(task)
     return task.run_id, str(task.token), inputs_text(task).decode(), params.decode()
 
 
@@ -161,9 +162,9 @@ def _common(task: Task) -> tuple[bytes, bytes, bytes]:
     between = _BETWEEN % (len(token), token, len(handler), handler)
     stream = b"tasks:" + handler
     where = (len(stream), stream, len(run_id), run_id)
-    if not task.params:
+    if task.params == {}:
         return _BEFORE % (17, *where), between, _BEHIND % (len(inputs), inputs)
-    params = orjson.dumps(task.params)
+    params = params_text(task)
     behind = _BEHIND_WITH_PARAMS % (len(inputs), inputs, len(params), params)
     return _BEFORE % (19, *where), between, behind
 

@@ -265,7 +265,7 @@ class StreamReader:
         redactor: Redactor | None = None,
     ) -> None:
         """`redactor` takes out of dead letters what must not be stored."""
-        self._redact = (redactor or Redactor({})).redact
+        self._redact = (redactor or Redactor({})).redact_shown
         self._blocking = blocking
         self._pipe = pipe
         self._group = group

@@ -74,7 +74,7 @@ def violations(evidence: Evidence) -> list[str]:
     wrong += _end(evidence, nodes)
     wrong += _outcomes(evidence, nodes)
     run = evidence.run
-    submit = Submit(run.id, run.graph, run.params, run.version)
+    submit = Submit(run.id, run.graph, run.params, run.version, max_bytes=run.max_bytes)
     wrong += [f"audit: {one}" for one in audit(submit, evidence.events, run)]
     try:
         check_run(evidence.run)

@@ -16,13 +16,17 @@ from dovetail.cli.text import Line, counted, pad, plain
 from dovetail.client import http_client
 from dovetail.config import (
     FILE,
+    HOSTS_SUFFIX,
+    SECRET_PREFIX,
     Settings,
     SettingsError,
     env_name,
+    hosts_variable,
     load_settings,
     unknown_variables,
 )
 from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.redaction import weakness
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import attached, broker_findings, database_findings, redis_findings
 
@@ -81,6 +85,7 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
         yield from asyncio.run(_server(settings))  # it has its own settings, handlers and store
         return
     yield from _elsewhere(settings)
+    yield from _secrets(settings)
     yield _handlers(settings, handlers)
     if settings.redis_url is not None:
         yield from asyncio.run(_redis(settings))
@@ -103,6 +108,28 @@ def _elsewhere(settings: Settings) -> Iterator[Finding]:
         name, other = env_name("database_url"), env_name("redis_url")
         message = f"{name} is set and {other} is not: runs are kept in {settings.db} alone"
         yield Finding("archive", False, message, f"set {other}, too, or unset {name}")
+
+
+def _secrets(settings: Settings) -> Iterator[Finding]:
+    """Warnings: which secrets cannot be told from other words, and which may go anywhere."""
+    named = {f"{SECRET_PREFIX}{name}": value for name, value in settings.secrets.items()}
+    for field in ("llm_api_key", "token"):
+        named[env_name(field)] = getattr(settings, field) or ""
+    for number, token in enumerate(settings.tokens, start=1):
+        named[f"token {number} of {env_name('tokens')}"] = token.removesuffix(":read")
+    for name, value in named.items():
+        if value and (why := weakness(value)) is not None:
+            message = f"{name}: {why}, so it is masked only where it is a whole value or word"
+            yield Finding("secret", True, message, "choose a random one of 16 characters or more")
+    for name in sorted(settings.secret_hosts.keys() - settings.secrets.keys()):
+        message = f"{hosts_variable(name)} binds the secret {name} to hosts, and there is none"
+        fix = f"set {SECRET_PREFIX}{name}; what ends in {HOSTS_SUFFIX} is never a secret itself"
+        yield Finding("secret", True, message, fix)
+    if settings.tokens:
+        for name in sorted(settings.secrets.keys() - settings.secret_hosts.keys()):
+            message = f"every caller who may run workflows can send secret {name} to any host"
+            fix = f"set {hosts_variable(name)}=api.example.com,*.example.org, or * to allow that"
+            yield Finding("secret", True, message, fix)
 
 
 def _handlers(settings: Settings, specs: Sequence[str]) -> Finding:

@@ -45,7 +45,7 @@ def list_reviews(
         streams.say(_nothing(out, status))
         return
     rows = [document_row(review.document_id, _found(review), review.status) for review in items]
-    for line in table([HEAD, *rows]):
+    for line in table([HEAD, *rows], streams.room()):
         streams.say(line)
     if more:
         streams.say([(f"more:  --after {plain(items[-1].document_id)}", "dim")])
@@ -153,7 +153,7 @@ def _lines(review: Review) -> Iterator[Line]:
     sure = _confidences(kept)
     rows = [_field_row(review, name, sure.get(name)) for name in FIELDS]
     rows.append(_row("all of it", "", *sure_piece(review.confidence)))
-    fields = table(rows)
+    fields = table(rows, streams.room())
     for name in FIELDS:
         yield next(fields)
         if name == "line_items":
@@ -190,7 +190,7 @@ def _items(items: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
         ]
         for item in items[:MOST_ITEMS]
     ]
-    yield from table(rows) if rows else ()
+    yield from table(rows, streams.room()) if rows else ()
     if len(items) > MOST_ITEMS:
         yield [(f"    and {len(items) - MOST_ITEMS:,} more; --json prints all of them", "dim")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from dovetail.cli import streams
@@ -16,6 +16,7 @@ from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
 from dovetail.cli.text import Line
 from dovetail.config import load_settings
+from dovetail.handlers.builtin import load_registry
 from dovetail.wiring import definition_limits
 
 _DRAW: dict[str, Callable[[Picture], Iterable[Line | str]]] = {
@@ -26,11 +27,15 @@ _DRAW: dict[str, Callable[[Picture], Iterable[Line | str]]] = {
 }
 
 
-def draw_file(path: str, form: Literal["text", "mermaid", "dot", "svg"]) -> int:
-    limits = definition_limits(load_settings())
+def draw_file(
+    path: str, form: Literal["text", "mermaid", "dot", "svg"], handlers: Sequence[str] = ()
+) -> int:
+    settings = load_settings()
+    limits = definition_limits(settings)
     file = File(path, limits)
-    # Whose handlers are known elsewhere can be drawn here all the same.
-    checked = checked_file(file, limits, None)
+    # Whose handlers are known elsewhere can be drawn here all the same; those that are given must
+    # be all that it needs, as for `validate` and `run`.
+    checked = checked_file(file, limits, load_registry(settings, handlers) if handlers else None)
     if checked.workflow is None:
         for line in report_of(file, checked):
             streams.complain(line)

@@ -36,6 +36,7 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
                 (names[handler.name].ljust(width), "bold"),
                 (f"  {origin}{' ' * (origins - cells(origin))}", "dim"),
                 (f"  {retries}" if handler.max_retries else "  no retries", ""),
+                (f"  version {handler.version}" if handler.version != 1 else "", ""),
             ]
         )
         room = streams.width() - len(_INDENT)
@@ -43,6 +44,8 @@ def list_handlers(specs: Sequence[str], *, as_json: bool) -> None:
             streams.say(_INDENT + clip(plain(handler.description), room))
         for line in textwrap.wrap(_fields(handler), max(20, room), subsequent_indent=" " * 8):
             streams.say([(_INDENT + line, "dim")])
+        if secrets := _secrets(handler):
+            streams.say([(_INDENT + secrets, "dim")])
 
 
 def _names(handler: Handler, registry: Registry) -> str:
@@ -64,6 +67,13 @@ def _fields(handler: Handler) -> str:
     return f"config: {', '.join(names) or 'none'}"
 
 
+def _secrets(handler: Handler) -> str:
+    """Where its config may have secrets, if anywhere."""
+    if isinstance(handler.secrets, bool):
+        return "secrets: anywhere in its config" if handler.secrets else ""
+    return f"secrets: in {plain(', '.join(sorted(handler.secrets)))}"
+
+
 def _schema(handler: Handler) -> dict[str, Any] | None:
     try:
         return handler.config_schema()
@@ -77,6 +87,10 @@ def _described(handler: Handler, registry: Registry) -> dict[str, Any]:
         "aliases": _aliases(handler, registry),
         "origin": handler.origin,
         "max_retries": handler.max_retries,
+        "secrets": handler.secrets
+        if isinstance(handler.secrets, bool)
+        else sorted(handler.secrets),
+        "version": handler.version,
         "description": handler.description,
         "config_schema": _schema(handler),
     }

@@ -23,7 +23,7 @@ def list_limits(*, as_json: bool) -> None:
         streams.say("none set: every resource_tag has 10 per second, burst 1")
         return
     head: Line = [("TAG", "dim"), ("PER SECOND", "dim"), ("BURST", "dim")]
-    for line in table([head, *(_row(limit) for limit in limits["items"])]):
+    for line in table([head, *(_row(limit) for limit in limits["items"])], streams.room()):
         streams.say(line)
 
 

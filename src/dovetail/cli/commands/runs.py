@@ -6,14 +6,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import orjson
-
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.board import Board, Row
 from dovetail.cli.driving import nobody_drives, see_to_end, short_id
 from dovetail.cli.ending import (
@@ -26,7 +24,7 @@ from dovetail.cli.ending import (
     status_piece,
 )
 from dovetail.cli.failures import FAILED
-from dovetail.cli.json_output import print_json
+from dovetail.cli.json_output import json_text, print_json
 from dovetail.cli.places import drivers, looking, settings_of_this_place
 from dovetail.cli.rows import LONGEST_ID, id_width, row_line
 from dovetail.cli.stage import Stopping, perform
@@ -40,6 +38,7 @@ from dovetail.cli.text import (
     printable,
     table,
 )
+from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
@@ -48,6 +47,7 @@ from dovetail.engine.views import event_view, result, timestamp
 MOST_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
 _PAGE = 500
+MOST_DAMAGE = 5
 
 
 # ── list ─────────────────────────────────────────────────────────────────────────────────
@@ -62,13 +62,15 @@ def list_runs(
     cursor: str | None,
     as_json: bool,
 ) -> None:
-    async def question(commands: Commands) -> tuple[dict[str, Any], set[str]]:
+    async def question(commands: Commands) -> tuple[dict[str, Any], set[str], set[str]]:
         page = await commands.list_runs(
             status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor
         )
-        return page, set() if as_json else await _undriven(commands, page["items"])
+        undriven = set() if as_json else await _undriven(commands, page["items"])
+        unread = {run_id for run_id in undriven if not await _can_be_read(commands, run_id)}
+        return page, undriven - unread, unread
 
-    page, undriven = ask(question)
+    page, undriven, unread = ask(question)
     if as_json:
         print_json(page)
         return
@@ -78,8 +80,10 @@ def list_runs(
         return
     now = time.time()
     head = [(name, "dim") for name in ("RUN", "STATUS", "WORKFLOW", "CREATED", "TOOK", "")]
-    lines = list(table([head, *(_list_row(run, run["run_id"] in undriven, now) for run in items)]))
-    for line in lines:
+    notes = dict.fromkeys(undriven, "nobody drives it")
+    notes |= dict.fromkeys(unread, "damaged: it cannot be read")
+    rows = [_list_row(run, notes.get(run["run_id"]), now) for run in items]
+    for line in table([head, *rows], streams.room()):
         streams.say(_fitted(line))
     if undriven:
         of_these = " of these" if page["next_cursor"] else ""
@@ -99,10 +103,18 @@ async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[
     }
 
 
-def _list_row(run: dict[str, Any], undriven: bool, now: float) -> Line:
+async def _can_be_read(commands: Commands, run_id: str) -> bool:
+    try:
+        await commands.store.load(run_id, outputs=False)
+    except BrokenRun:
+        return False
+    return True
+
+
+def _list_row(run: dict[str, Any], told: str | None, now: float) -> Line:
     version = "" if run["version"] is None else f" v{run['version']}"
     took = "" if run["duration"] is None else duration(run["duration"])
-    note = ("nobody drives it", "wait") if undriven else (_error_note(run["error"]), "dim")
+    note = (_error_note(run["error"]), "dim") if told is None else (told, "wait")
     return [
         (run["run_id"][:6], "bold"),
         status_piece(run["status"]),
@@ -150,6 +162,8 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
     short = await short_id(commands, run.id)
     owner = await commands.owner(run.id)
     yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
+    for line in _damage_lines(await commands.damage(run.id), short):
+        yield line
     facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
         facts.append(("driven by", drivers(settings_of_this_place())))
@@ -168,6 +182,17 @@ async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
             yield line
     async for line in _next_step(commands, run, owner, short):
         yield line
+
+
+def _damage_lines(damage: Sequence[str], short: str) -> Iterator[Line]:
+    """What is wrong with the run's state, and what rebuilds it."""
+    for sentence in damage[:MOST_DAMAGE]:
+        yield [("  damaged: ", "bad"), (plain(sentence), "")]
+    if len(damage) > MOST_DAMAGE:
+        yield [(f"  and {len(damage) - MOST_DAMAGE:,} more; runs verify tells all", "dim")]
+    if damage:
+        yield [("  rebuild it:  ", "dim"), (command("runs", "repair", short), "bold")]
+        yield [("  or end it:  ", "dim"), (command("runs", "cancel", short), "bold")]
 
 
 def _title(run: RunState) -> Line:
@@ -206,9 +231,13 @@ async def _next_step(
     commands: Commands, run: RunState, owner: str, short: str
 ) -> AsyncIterator[Line]:
     if owner == "gone":
-        yield [("nobody drives this run; ", "wait"), *resume_hint(short, ())]
+        yield [
+            ("nobody drives this run; ", "wait"),
+            *resume_hint(short, handlers_to_name(run.graph)),
+        ]
     elif run.finished and run.status is not RunStatus.COMPLETED:
-        yield retry_hint(run.status, short, await commands.plan_retry(run.id), ())
+        plan = await commands.plan_retry(run.id)
+        yield retry_hint(run.status, short, plan, handlers_to_name(run.graph))
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +250,9 @@ def explain_run(given: str | None, *, as_json: bool) -> None:
         if as_json:
             return explained
         run = await commands.store.load(run_id)
-        return [line async for line in _explained(commands, run, explained["nodes"])]
+        lines = [line async for line in _explained(commands, run, explained["nodes"])]
+        damage = explained.get("damage", ())
+        return [*lines, *_damage_lines(damage, await short_id(commands, run_id))]
 
     answer = ask(question)
     if isinstance(answer, dict):
@@ -288,7 +319,9 @@ def follow_events(given: str | None, after: int, *, as_json: bool) -> int:
             try:
                 await asyncio.wait({told, ended, asked}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and ended.result() is None:
-                    hint = resume_hint(await short_id(commands, run_id), ())
+                    run = await commands.store.load(run_id, outputs=False)
+                    needed = handlers_to_name(run.graph)
+                    hint = resume_hint(await short_id(commands, run_id), needed)
                     streams.complain([("nobody drives this run; ", "wait"), *hint])
                     return FAILED
                 await asyncio.wait({told, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -307,7 +340,7 @@ async def _tell_events(commands: Commands, run_id: str, after: int, *, as_json: 
     async for event in commands.store.watch(run_id, after):
         view = event_view(event)
         if as_json:
-            streams.say(orjson.dumps(view).decode())
+            streams.say(json_text(view))
         else:
             streams.say(_event_line(view, _SEQ_WIDTH))
         sys.stdout.flush()

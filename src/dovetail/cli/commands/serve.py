@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 
 from dovetail import __version__
 from dovetail.api.app import create_app
+from dovetail.api.connection import Sending
 from dovetail.api.security import Tokens, check_binding, host_names
 from dovetail.api.server import addresses_of, listen, serve, url_of
 from dovetail.api.service import Service
@@ -38,6 +39,9 @@ from dovetail.telemetry.service import Telemetry, open_tracing
 
 log = logging.getLogger("dovetail.serve")
 
+SWITCH_SECONDS = 0.0002
+"""A thread that reads a large body gives way so often. An answer takes the loop ten calls of the
+system, and after each of them it waits that long."""
 SERVICES = ("orchestrator", "worker")
 
 
@@ -65,6 +69,7 @@ def serve_api(host: str, port: int, handlers: Sequence[str], beside: str | None)
     listening = listen(addresses, port)
 
     async def work(stopping: Stopping) -> int:
+        sys.setswitchinterval(SWITCH_SECONDS)
         interrupt_means_terminate()
         leave_what_stays_to_itself()
         if settings.redis_url is None or await unless_stopped(find_redis(settings, log), stopping):
@@ -105,7 +110,8 @@ async def _serve(
         service = Service(commands, fleet, settings, hosts, metrics=metrics)
         app = telemetry.app(create_app(service, __version__, telemetry.answered))
         asked = asyncio.ensure_future(stopping.wait())
-        serving = asyncio.ensure_future(serve(app, listening, service.closing))
+        most, sending = settings.max_connections, Sending(settings.send_timeout)
+        serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))
         streams.say(f"dovetail serves {url_of(listening)}")
         sys.stdout.flush()
         try:

@@ -1,4 +1,4 @@
-"""`dovetail runs watch|retry|resume|cancel`: go on with a run, stop it, or see how it goes."""
+"""`dovetail runs watch|retry|resume|cancel|repair`: go on with a run, stop it, or see to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run
+from dovetail.cli.asking import ask, chosen_run, handlers_to_name
 from dovetail.cli.driving import short_id
 from dovetail.cli.ending import command, retry_hint, status_piece
 from dovetail.cli.failures import InvalidInput
@@ -147,10 +147,16 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
         if as_json:
             return commands.view(run)
         short = await short_id(commands, run_id)
+        if not run.nodes:  # it could not be read, and was ended unread
+            told = "its log cannot be read and was left as it is; trigger the workflow anew"
+            return [
+                [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
+                [(told, "wait")],
+            ]
         plan = await commands.plan_retry(run_id)
         return [
             [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
-            retry_hint(RunStatus.CANCELLED, short, plan, ()),
+            retry_hint(RunStatus.CANCELLED, short, plan, handlers_to_name(run.graph)),
         ]
 
     answer = ask(question)
@@ -159,6 +165,31 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
         return
     for line in answer:
         streams.say(line)
+
+
+def repair_run(given: str, *, dry_run: bool, as_json: bool) -> None:
+    async def question(commands: Commands) -> tuple[dict[str, Any], str, bool]:
+        run_id = await chosen_run(commands, given)
+        done = await commands.repair(run_id, dry_run=dry_run)
+        gone = not dry_run and await commands.owner(run_id) == "gone"
+        return done, await short_id(commands, run_id), gone
+
+    done, short, gone = ask(question)
+    if as_json:
+        print_json(done)
+        return
+    found = done["differences"]
+    if not found:
+        streams.say(f"nothing to repair: {short} is as its log says")
+        return
+    verb = "would be repaired" if dry_run else "repaired"
+    streams.say([(verb, "bold"), (f" {short} from its log", "")])
+    for sentence in found[:MOST_NAMED]:
+        streams.say(f"  {plain(sentence)}")
+    if len(found) > MOST_NAMED:
+        streams.say([(f"  and {len(found) - MOST_NAMED:,} more; --json prints all", "dim")])
+    if gone:
+        streams.say([("go on with:  ", "dim"), (command("runs", "resume", short), "bold")])
 
 
 def _loaded(handlers: Sequence[str]) -> tuple[Settings, Registry]:

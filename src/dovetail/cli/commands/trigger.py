@@ -63,8 +63,8 @@ def _trigger(
             if not is_file:
                 raise
             raise NotFound(
-                f"{error}: it is a file; `dovetail run {name}` runs it, "
-                f"`dovetail workflows register {name}` registers it"
+                f"{error}: it is a file; `{command('run', name, handlers=handlers)}` runs it, "
+                f"`{command('workflows', 'register', name, handlers=handlers)}` registers it"
             ) from None
         schema: Mapping[str, Any] | None = found["definition"].get("params")
         return schema

@@ -15,7 +15,7 @@ from dovetail.cli.ending import command
 from dovetail.cli.failures import INVALID
 from dovetail.cli.files import File
 from dovetail.cli.json_output import document_if, json_bytes, print_json
-from dovetail.cli.places import settings_of_this_place
+from dovetail.cli.places import is_shared, settings_of_this_place
 from dovetail.cli.text import Line, age, plain, table
 from dovetail.core.definition.validation import Checked
 from dovetail.engine.commands import Commands
@@ -41,7 +41,9 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
     said = "registered" if registered["created"] else "unchanged"
     streams.say([(f"{name} ", "bold"), (f"version {registered['version']}, {said}", "")])
     if registered["created"]:
-        streams.say([("run it with:  ", "dim"), (command("trigger", registered["name"]), "bold")])
+        known = () if is_shared(settings) else handlers
+        typed = command("trigger", registered["name"], handlers=known)
+        streams.say([("run it with:  ", "dim"), (typed, "bold")])
     return 0
 
 
@@ -65,7 +67,7 @@ def list_workflows(limit: int, cursor: str | None, *, as_json: bool) -> None:
         return
     now = time.time()
     head: Line = [(name, "dim") for name in ("NAME", "LATEST", "UPDATED", "ALIASES")]
-    for line in table([head, *(_row(item, now) for item in page["items"])]):
+    for line in table([head, *(_row(item, now) for item in page["items"])], streams.room()):
         streams.say(line)
     if page["next_cursor"]:
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])

@@ -156,6 +156,24 @@ def cancel(
 
 @app.command()
 @at_a_place
+def repair(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or its first digits.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be changed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the state of a damaged run from its own log.
+
+    Exit code: 0 it is as its log says, 1 the log itself is damaged.
+    """
+    from dovetail.cli.commands.steering import repair_run
+
+    repair_run(run, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+@at_a_place
 def results(
     run: Run = None,
     partial: Annotated[

@@ -143,7 +143,8 @@ class Node(_Part):
     config: Annotated[dict[str, Any], OrDefault] = Field(
         default_factory=dict, examples=[{"prompt": "Summarise: {{ fetch.body }}"}]
     )
-    """What the handler is given. Any text in it may be a template."""
+    """What the handler is given. Any text in it may be a template. A secret, as in
+    `Bearer {{ secrets.KEY }}`, may stand where the handler takes one."""
     timeout_seconds: Seconds | None = Field(None, examples=[30])
     """The time one attempt may take; a timeout is retried like any failure. Default: 300."""
     max_retries: Retries | None = Field(None, examples=[3])

@@ -23,6 +23,7 @@ from dovetail.core.definition.source import Source
 from dovetail.core.definition.uncollected import uncollected
 from dovetail.core.errors import Problem
 from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
+from dovetail.core.secret_fields import KnowsSecretFields, misplaced
 from dovetail.core.templates import ROOTS, Read, TemplateRefused
 from dovetail.core.templates.survey import Survey
 from dovetail.core.values import faults, is_json, plain
@@ -55,7 +56,10 @@ def check(
     known_handlers: Container[str] | None = None,
     limits: Limits | None = None,
 ) -> Checked:
-    """Check a definition. `known_handlers` has aliases too; None: handlers are not checked."""
+    """Check a definition. `known_handlers` has aliases too; None: handlers are not checked.
+
+    One that also has `secret_fields` says which of them take secrets; without it none does.
+    """
     source = definition if isinstance(definition, Source) else Source(definition)
     with uncollected():
         return _check(source, known_handlers, limits or Limits())
@@ -232,9 +236,23 @@ def templates(facts: Facts) -> Iterator[Finding]:
             outcomes[text, is_condition] = outcome
         if isinstance(outcome, TemplateRefused):
             yield Finding(outcome.code, outcome.message, path)
-        else:
-            for code, message in _misread(facts, place, outcome):
-                yield Finding(code, message, path)
+            continue
+        for code, message in _misread(facts, place, outcome):
+            yield Finding(code, message, path)
+        if any(read.name == "secrets" for read in outcome):
+            why = _secret_misplaced(facts, facts.nodes[place], path)
+            if why is not None:
+                yield Finding("template_forbidden", why, path)
+
+
+def _secret_misplaced(facts: Facts, node: RawNode, path: Path) -> str | None:
+    """Why a secret may not stand here, as far as the handlers are known."""
+    known = facts.known_handlers
+    if known is None or not node.handler or node.handler not in known:
+        return None  # an unknown handler is a finding already
+    fields = known.secret_fields(node.handler) if isinstance(known, KnowsSecretFields) else None
+    field = path[len(node.path) + 1]
+    return misplaced(node.handler, fields, field)
 
 
 def _too_much(survey: Survey, limits: Limits) -> str | None:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dovetail.core.errors import TemplateError, TooLarge
+from dovetail.core.errors import TemplateError, TemplateForbidden, TooLarge
 from dovetail.core.findings import format_path
+from dovetail.core.secret_fields import PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
 from dovetail.core.templates.compiler import Read
 from dovetail.core.templates.expressions import Expression, compile_expression, dotted_path
 from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
@@ -55,6 +56,7 @@ __all__ = [
     "parse_condition",
     "parse_template",
     "render_deferred",
+    "secrets_read",
 ]
 
 MAX_TEMPLATE_SIZE = 16 * 1024
@@ -78,7 +80,7 @@ Place = tuple[str | int, ...]
 class Template:
     """A string with expressions, parsed and compiled."""
 
-    __slots__ = ("_parts", "expression", "reads", "source", "uses_secrets")
+    __slots__ = ("_misuse", "_parts", "expression", "reads", "secrets", "source", "uses_secrets")
 
     def __init__(self, source: str, parts: Sequence[str | Expression]) -> None:
         self.source = source
@@ -86,6 +88,13 @@ class Template:
             dict.fromkeys(r for p in parts if not isinstance(p, str) for r in p.reads)
         )
         self.uses_secrets = any(read.name == "secrets" for read in self.reads)
+        self.secrets: tuple[str, ...] = ()
+        """Names of the secrets it has."""
+        self._misuse: tuple[str, int] | None = None
+        if self.uses_secrets:
+            made = [part for part in parts if not isinstance(part, str)]
+            self.secrets = tuple(dict.fromkeys(one.secret for one in made if one.secret))
+            self._misuse = _misuse(made)
         self._parts: list[str | Expression] = []
         self.expression: Expression | None = None
         """Set if the text is one whole expression."""
@@ -99,6 +108,19 @@ class Template:
     @property
     def whole(self) -> bool:
         return self.expression is not None
+
+    @property
+    def refusal(self) -> TemplateRefused | None:
+        """Why no definition may have it, though it could be compiled: what it does with a secret.
+
+        It is not refused when it is parsed: a definition from before this rule can still be
+        read, and its run ends with an error of the node.
+        """
+        if self._misuse is None:
+            return None
+        message, offset = self._misuse
+        where = place(self.source, offset)
+        return TemplateRefused("template_forbidden", f"{message} ({where})", offset)
 
     def __repr__(self) -> str:
         return f"Template({self.source!r})"
@@ -127,6 +149,16 @@ class Template:
             if size > frame.limit:
                 raise TooLarge(f"the text takes more than {frame.limit:,} characters")
         return "".join(texts)
+
+
+def _misuse(made: Sequence[Expression]) -> tuple[str, int] | None:
+    for one in made:
+        if one.secret_at is not None:
+            return PLAIN_ONLY, one.secret_at
+    for one in made:
+        if not one.is_plain:
+            return PLAIN_BESIDE, one.offset
+    return None
 
 
 def parse_template(text: str, *, max_size: int = MAX_TEMPLATE_SIZE) -> Template | None:
@@ -368,15 +400,26 @@ def compile_config(config: Mapping[str, Any]) -> ConfigTemplate:
     return ConfigTemplate(raw, templates)
 
 
+def secrets_read(deferred: Sequence[Deferred]) -> frozenset[str]:
+    """Names of the secrets that these strings have."""
+    parsed = [parse_template(one.source, max_size=sys.maxsize) for one in deferred]
+    return frozenset(name for one in parsed if one is not None for name in one.secrets)
+
+
 def render_deferred(
     config: dict[str, Any],
     deferred: Sequence[Deferred],
     secrets: Mapping[str, str],
     limit: int = MAX_CONFIG_SIZE,
+    *,
+    handler: str = "",
+    fields: SecretFields | None = True,
 ) -> dict[str, Any]:
     """The config with its deferred strings rendered: what the handler gets. Copies, as `render`.
 
-    Messages name keys and kinds, never a value; still, redact them like everything else.
+    Raises `TemplateForbidden` for a secret where the handler takes none (`fields`), or one that
+    is more than named. Messages name keys and kinds, never a value; still, redact them like
+    everything else.
     """
     if not deferred:
         return config
@@ -394,9 +437,12 @@ def render_deferred(
         frame.get = _Handed(each.scope, known).get
         try:
             template = parse_template(each.source, max_size=sys.maxsize)
+            if template is not None and template.uses_secrets:
+                _check_secret(template, handler, fields, path)
             value = each.source if template is None else template.evaluate(frame)
         except TemplateRefused as refused:  # no definition of ours: the task came from elsewhere
-            raise TemplateError(f"{_named(path)}: {refused}") from None
+            kind = TemplateForbidden if refused.code == TemplateForbidden.type else TemplateError
+            raise kind(f"{_named(path)}: {refused}") from None
         except TemplateError as error:
             raise type(error)(f"{_named(path)}: {error}") from None
         size += json_size(value) - json_size(each.source)
@@ -404,6 +450,15 @@ def render_deferred(
             raise _too_large(size, limit, f"with {_named(path)} ")
         copied[path[:-1]][path[-1]] = value
     return rendered
+
+
+def _check_secret(
+    template: Template, handler: str, fields: SecretFields | None, path: Place
+) -> None:
+    if (refused := template.refusal) is not None:
+        raise TemplateForbidden(refused.message)
+    if (why := misplaced(handler, fields, path[0] if path else "")) is not None:
+        raise TemplateForbidden(why)
 
 
 class _Handed:

@@ -100,6 +100,8 @@ class Compiler:
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
+        self.secret_at: int | None = None
+        """Where it first does something with a secret beyond naming it."""
         self._guarded = False  # inside `default(…)` or a test
         self._guarded_names: frozenset[str] = frozenset()  # behind a test of the name
 
@@ -139,13 +141,16 @@ class Compiler:
             return self._item(start, depth)
         return _stepping(self.loose(start, depth), steps)
 
-    def name(self, path: Path, offset: int) -> Evaluate:
+    def name(self, path: Path, offset: int, *, as_it_is: bool = False) -> Evaluate:
+        """`as_it_is`: the expression is this name and its steps, and nothing is done with it."""
         if path.root in KEYWORDS:
             raise TemplateRefused("template_syntax", f"unexpected '{path.root}'", offset)
         check_name(path.root, offset)
         if path.root == "secrets" and not (path.steps and isinstance(path.steps[0], str)):
             what = "`secrets` as a whole, or with a calculated name,"
             raise _forbid(what, offset, "name the one you need: secrets.NAME")
+        if path.root == "secrets" and not as_it_is and self.secret_at is None:
+            self.secret_at = offset
         guarded = self._guarded or path.root in self._guarded_names
         self.reads.append(Read(path.root, guarded or path.steps[:1] == ("status",)))
         return lambda frame: path.read(frame.get)

@@ -31,15 +31,31 @@ _SHOWN_SOURCE = 80
 class Expression:
     """One `{{ … }}`, compiled. `path` is set if it is a plain dotted path."""
 
-    __slots__ = ("_run", "path", "reads", "source")
+    __slots__ = ("_run", "is_plain", "offset", "path", "reads", "secret", "secret_at", "source")
 
     def __init__(
-        self, source: str, run: Evaluate, reads: tuple[Read, ...], path: Path | None = None
+        self,
+        source: str,
+        run: Evaluate,
+        reads: tuple[Read, ...],
+        path: Path | None = None,
+        *,
+        offset: int = 0,
+        is_plain: bool = True,
+        secret: str | None = None,
+        secret_at: int | None = None,
     ) -> None:
         self.source = source
         self.path = path
         self.reads = reads
         self._run = run
+        self.offset = offset
+        self.is_plain = is_plain
+        """A path or a literal: no filter, operator or condition."""
+        self.secret = secret
+        """The secret's name, if the expression is `secrets.NAME` and nothing else."""
+        self.secret_at = secret_at
+        """Where it does more with a secret than that, which no definition may do."""
 
     def as_text(self) -> Expression:
         """The same expression between other text."""
@@ -66,11 +82,24 @@ def compile_expression(span: Span) -> Expression:
     """Raises `TemplateRefused` for everything that is not on the list."""
     compiler = Compiler()
     path = _plain_path(span.tokens)
+    secret = None
     if path is not None:
-        run = settled(compiler.name(path, span.offset))
+        if path.root == "secrets" and [one.type for one in span.tokens] == ["name", "dot", "name"]:
+            secret = str(path.steps[0])
+        run = settled(compiler.name(path, span.offset, as_it_is=secret is not None))
     else:
         run = compiler.value(parse(span), MAX_DEPTH)
-    return Expression(span.source, run, tuple(dict.fromkeys(compiler.reads)), path)
+    is_literal = len(span.tokens) == 1  # else it would be a path
+    return Expression(
+        span.source,
+        run,
+        tuple(dict.fromkeys(compiler.reads)),
+        path,
+        offset=span.offset,
+        is_plain=path is not None or is_literal,
+        secret=secret,
+        secret_at=compiler.secret_at,
+    )
 
 
 # Almost every template there is: `{{ node.key }}`, without a leading underscore anywhere.
@@ -84,8 +113,16 @@ def dotted_path(template: str) -> Expression | None:
         return None
     compiler = Compiler()
     path = Path(found[2], tuple(found[3].split(".")[1:]))
-    run = settled(compiler.name(path, found.start(2)))
-    return Expression(found[1], run, tuple(compiler.reads), path)
+    secret = path.steps[0] if path.root == "secrets" and len(path.steps) == 1 else None
+    run = settled(compiler.name(path, found.start(2), as_it_is=secret is not None))
+    return Expression(
+        found[1],
+        run,
+        tuple(compiler.reads),
+        path,
+        secret=None if secret is None else str(secret),
+        secret_at=compiler.secret_at,
+    )
 
 
 def _plain_path(tokens: Sequence[Token]) -> Path | None:

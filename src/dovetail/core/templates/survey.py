@@ -20,6 +20,7 @@ from dovetail.core.templates import (
     MAX_TEMPLATE_SIZE,
     ROOTS,
     Read,
+    Template,
     TemplateRefused,
     parse_condition,
     parse_template,
@@ -31,7 +32,7 @@ from dovetail.core.templates.grammar import KEYWORDS, MAX_TOKENS, weigh
 _PLAIN = r"[^{]++|\{(?![{%#])"
 _NAME = r"[A-Za-z][A-Za-z0-9_]*+"
 _PATHS = re.compile(rf"(?:{_PLAIN}|\{{\{{[ ]*+{_NAME}(?:\.{_NAME})*+[ ]*+\}}\}})*+")
-_PATH = re.compile(rf"\{{\{{[ ]*+({_NAME})(?:\.({_NAME}))?+")
+_PATH = re.compile(rf"\{{\{{[ ]*+({_NAME})(?:\.({_NAME}))?+(\.?+)")
 # Without a backslash, a brace in quotes or a mapping in a mapping, and ASCII outside quotes.
 _INSIDE = r"""[\t\n !#-&(-\[\]-z|~]|'[^'\\{}]*+'|"[^"\\{}]*+\""""
 _EXPRESSION = rf"\{{\{{((?:{_INSIDE}|\{{(?:{_INSIDE})*+\}})*+)\}}\}}"
@@ -49,6 +50,14 @@ _FIXED = (
     | {name for name, _ in DEFAULT}
 )
 """The words that mean something, and so belong to a shape."""
+
+
+class _Shape(NamedTuple):
+    """What is known of all expressions of one shape."""
+
+    reads: tuple[Read, ...]
+    is_plain: bool
+    """It may stand beside a secret, or is one as it may be."""
 
 
 class _Outline(NamedTuple):
@@ -72,7 +81,7 @@ class Survey:
         self._outlines: dict[str, _Outline | None] = {}
         """None: it has to be parsed as it is written."""
         self._weights: dict[str, int] = {}
-        self._reads: dict[str, tuple[Read, ...] | None] = {}
+        self._parsed: dict[str, _Shape | None] = {}
 
     def __len__(self) -> int:
         return len(self._outlines)
@@ -105,18 +114,26 @@ class Survey:
             self.parsed_words += min(weigh(text), MAX_TOKENS)
         parse = parse_condition if is_condition else parse_template
         parsed = parse(text, max_size=self._max_size)
+        if isinstance(parsed, Template) and (refusal := parsed.refusal) is not None:
+            raise refusal
         return parsed.reads if parsed else ()
 
     def _known_reads(self, outline: _Outline, text: str) -> tuple[Read, ...] | None:
         if not text.isascii() and not self._fits(text):
             return None
         found = list(outline.reads)
+        all_plain = True
         for shape, names in outline.shapes:
-            reads = self._parsed(shape)
-            if reads is None:
+            known = self._shape(shape)
+            if known is None:
                 return None
+            all_plain = all_plain and known.is_plain
             put_back = {f"v{place}": name for place, name in enumerate(names)}
-            found += [Read(put_back.get(read.name, read.name), read.guarded) for read in reads]
+            found += [
+                Read(put_back.get(read.name, read.name), read.guarded) for read in known.reads
+            ]
+        if not all_plain and any(read.name == "secrets" for read in found):
+            return None  # what is wrong with it is said of the real text
         return tuple(dict.fromkeys(found))
 
     def _fits(self, text: str) -> bool:
@@ -125,15 +142,19 @@ class Survey:
         except UnicodeEncodeError:  # half a character
             return False
 
-    def _parsed(self, shape: str) -> tuple[Read, ...] | None:
-        """What a shape reads; none if it is refused."""
-        if shape not in self._reads:
+    def _shape(self, shape: str) -> _Shape | None:
+        """None if it is refused."""
+        if shape not in self._parsed:
             try:
                 parsed = parse_template(f"{{{{{shape}}}}}")
-                self._reads[shape] = parsed.reads if parsed else ()
             except TemplateRefused:
-                self._reads[shape] = None
-        return self._reads[shape]
+                self._parsed[shape] = None
+            else:
+                assert parsed is not None  # noqa: S101 - it has braces
+                expression = parsed.expression
+                is_plain = expression is not None and expression.is_plain
+                self._parsed[shape] = _Shape(parsed.reads, is_plain and parsed.refusal is None)
+        return self._parsed[shape]
 
     def _weigh(self, shape: str) -> int:
         if shape not in self._weights:
@@ -151,8 +172,10 @@ def _of_paths(text: str) -> _Outline | None:
     if not _PATHS.fullmatch(text):
         return None
     reads = []
-    for name, step in _PATH.findall(text):
+    for name, step, deeper in _PATH.findall(text):
         if name in _NO_NODES and (name in KEYWORDS or not step):
+            return None
+        if deeper and name == "secrets":
             return None
         reads.append(Read(name, step == "status"))
     if len(reads) + 2 * text.count(".") > MAX_TOKENS:

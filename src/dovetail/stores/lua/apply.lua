@@ -41,7 +41,12 @@ if run.known then
     local is_plain = run.status == 'RUNNING' and run.epoch == 1 and run.failed == 0
       and run.cancelled == 0 and run.limit == 0 and run.pending == ''
     states[#states + 1] = 'counts'
+    local weight = ''
+    if run.max_bytes ~= nil then
+      weight = string.format(':%d:%d', run.kept_bytes, run.max_bytes)
+    end
     states[#states + 1] = run.unfinished .. '|' .. run.active .. (is_plain and '|1' or '|0')
+      .. weight
     call('HSET', META, 'status', run.status, 'epoch', run.epoch, 'failed', run.failed,
       'cancelled', run.cancelled, 'finished_at', run.finished_at, 'error', run.error,
       'pending', run.pending, 'asked', run.asked)

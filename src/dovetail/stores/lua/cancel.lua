@@ -1,8 +1,9 @@
 -- cancel: somebody wants the run to stop.
 rules.cancel = function(move)
   if run.asked == nonce then return done_before() end
-  if run.finished_at ~= '' then return end
+  if run.finished_at ~= '' and FINAL[run.status] then return end
   run.asked = nonce
+  run.unfinished, run.failed, run.cancelled = 0, 0, 0
   all_nodes()
   for i = 0, run.size - 1 do
     if node(i).s == 'R' then order(out.stop, i) end
@@ -10,8 +11,17 @@ rules.cancel = function(move)
   for i = 0, run.size - 1 do
     if not FINISHED[node(i).s] then cancel_node(i, 'run_cancelled') end
   end
-  run.active = 0
+  -- Counted anew: a run that somebody cancels ends, whatever its counts say.
+  run.unfinished, run.cancelled, run.active = 0, 0, 0
+  for i = 0, run.size - 1 do
+    if node(i).s == 'F' then run.failed = run.failed + 1 end
+    if node(i).s == 'X' then run.cancelled = run.cancelled + 1 end
+  end
   clear_held()
-  run.pending = ''
+  run.pending, run.finished_at = '', ''
+  if not FINAL[run.status] and run.failed + run.cancelled == 0 then
+    run.status = 'CANCELLED'
+    run_event('run.cancelled')
+  end
   close()
 end

@@ -5,6 +5,10 @@ rules.complete = function(move)
   if nd.s ~= 'R' or not same_token(nd, move) then
     return refuse(move.i, move)
   end
+  if weigh(move.output) then
+    if run.status == 'RUNNING' and graph == nil then return NEED_GRAPH end
+    return overweight(move.i, move.output)
+  end
   nd.aa, nd.an = nd.ta, nd.n
   call('HSET', OUT, move.i, move.output)
   if nd.a > 1 then set_end(move.i, '', -1, '') end -- the error of an earlier attempt

@@ -9,7 +9,7 @@
 -- number of the node it follows from and its place}
 --
 -- Whether it is such a run is told by its counts. A child of a node that runs has not been touched
--- in it: so it is not read.
+-- in it: so it is not read. It stops, too, at an output that the run may not keep.
 
 local call, match = redis.call, string.match
 local UNIT = 100000
@@ -17,8 +17,10 @@ local now, nonce, many = ARGV[1], ARGV[2], (#ARGV - 2) / 4
 local asked = {'counts', ARGV[3]}
 for k = 2, many do asked[k + 1] = ARGV[4 * k - 1] end
 local before = call('HMGET', KEYS[2], unpack(asked))
-local unfinished, active = match(before[1] or '', '^(%d+)|(%d+)|1$')
+local unfinished, active, kept_bytes, max_bytes = match(before[1] or '',
+  '^(%d+)|(%d+)|1:?(%d*):?(%d*)$')
 if unfinished == nil then return {0, 0, 0} end
+kept_bytes, max_bytes = tonumber(kept_bytes), tonumber(max_bytes)
 
 local answer, states, outputs, log, seen = {0, 0, 0}, {'counts', ''}, {}, {}, {}
 local done, answers, written, events = 0, 3, 2, 0 -- how long they are: to ask takes longer
@@ -40,6 +42,11 @@ for k = 1, many do
     end
   end
   if becomes == nil or ARGV[at + 2] == '?' or seen[place] then break end
+  if max_bytes ~= nil then
+    local bytes = kept_bytes + #ARGV[at + 1]
+    if bytes > max_bytes then break end
+    kept_bytes = bytes
+  end
   if ARGV[at + 2] ~= kin then
     kin, families = ARGV[at + 2], 0
     for child, count in string.gmatch(kin, '(%d+):(%d+)') do
@@ -97,6 +104,9 @@ local function in_pieces(command, key, list, length)
 end
 
 states[2] = unfinished .. '|' .. active .. (unfinished > 0 and '|1' or '|0')
+if max_bytes ~= nil then
+  states[2] = states[2] .. string.format(':%d:%d', kept_bytes, max_bytes)
+end
 in_pieces('HSET', KEYS[4], outputs, 2 * done)
 in_pieces('HSET', KEYS[2], states, written)
 if counts ~= nil then

@@ -6,7 +6,9 @@
 --   KEYS[1]  wf:{id}:meta    hash  status, epoch, times, error; the definition's digest, params
 --   KEYS[2]  wf:{id}:nodes   hash  place -> state (see `parse`); a node that is not there is untouched;
 --                                  counts -> unfinished nodes|active ones|1 if nothing has happened
---                                  to the run but success, and nothing bounds it: see complete_many
+--                                  to the run but success, and nothing bounds its concurrency: see
+--                                  complete_many. A run that may keep only so many bytes of outputs
+--                                  has :bytes it keeps:bytes it may keep behind it
 --   KEYS[3]  wf:{id}:deps    hash  place -> settled parents * UNIT + completed ones, while it waits
 --   KEYS[4]  wf:{id}:out     hash  place -> output, JSON
 --   KEYS[5]  wf:{id}:ends    hash  place -> reason, cause and error, JSON
@@ -37,11 +39,13 @@ do
   run.status, run.epoch = kept[1], tonumber(kept[2])
   run.failed, run.cancelled = tonumber(kept[3] or 0), tonumber(kept[4] or 0)
   run.finished_at, run.fail_fast = kept[5], kept[6] ~= '0'
-  run.limit, run.size = tonumber(kept[7] or 0), tonumber(kept[8])
+  run.limit, run.size = tonumber(kept[7] or 0) or 0, tonumber(kept[8])
   run.error, run.pending = kept[9] or '', kept[10] or ''
   run.asked = kept[11] or '' -- the nonce of what a user asked for last
-  local unfinished, active = string.match(call('HGET', NODES, 'counts') or '', '^(%d+)|(%d+)|')
+  local unfinished, active, bytes, most = string.match(call('HGET', NODES, 'counts') or '',
+    '^(%d+)|(%d+)|%d:?(%d*):?(%d*)')
   run.unfinished, run.active = tonumber(unfinished), tonumber(active)
+  run.kept_bytes, run.max_bytes = tonumber(bytes), tonumber(most) -- nothing without a limit
   run.held = 0
   if run.known and run.limit > 0 then run.held = call('ZCARD', HELD) end
 end
@@ -305,6 +309,25 @@ local function fail_node(i, err, reason)
   clear_held()
   run.pending = ''
   run_event('run.failed', run.error)
+end
+
+-- Count an output of a run that has a limit; true if the run may not keep it as well.
+local function weigh(output)
+  if run.max_bytes == nil then return false end
+  if run.kept_bytes + #output > run.max_bytes then return true end
+  run.kept_bytes = run.kept_bytes + #output
+  return false
+end
+
+-- The node gave more than its run may keep: it fails, and trying again would not help.
+local function overweight(i, output)
+  local nd = node(i)
+  nd.aa, nd.an = nd.ta, nd.n
+  run.active = run.active - 1
+  fail_node(i, string.format('{"type":"too_large","message":"the run keeps %d bytes of outputs and '
+    .. 'this output has %d: together more than the %d bytes that a run may keep '
+    .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes))
+  close()
 end
 
 local function lose_node(i, max_crashes, once)

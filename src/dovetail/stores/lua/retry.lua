@@ -35,6 +35,9 @@ rules.retry = function(move)
     if again[i] then
       nodes[i] = fresh(run.epoch)
       changed(i)
+      if run.max_bytes ~= nil then
+        run.kept_bytes = run.kept_bytes - call('HSTRLEN', OUT, i)
+      end
       call('HDEL', OUT, i)
       ends[i] = {'', -1, '', true}
     end

@@ -5,7 +5,8 @@
 --   ARGV[3]  data of run.created, JSON
 --   ARGV[4]  roots, as 0,1,2 ARGV[5]  1 if one of them has a condition
 --   ARGV[6]  max_concurrency, 0 for none          ARGV[7]  nodes that it has
---   ARGV[8]… fields of meta that never change; limit only if there is one, fail_fast only if not
+--   ARGV[8]  bytes that its outputs may have together, empty for no limit
+--   ARGV[9]… fields of meta that never change; limit only if there is one, fail_fast only if not
 -- returns {events there are, whether verdicts are pending, the roots that are published}; nothing
 -- if somebody else has made the run. Who made it and asks again is answered again, as long as
 -- its roots are where it left them.
@@ -48,6 +49,7 @@ else
   end
 end
 states[2] = ARGV[7] .. '|' .. #answer - 2 .. ((pending == '' and limit == 0) and '|1' or '|0')
+  .. (ARGV[8] ~= '' and ':0:' .. ARGV[8] or '')
 for first = 1, #states, 4000 do
   call('HSET', KEYS[2], unpack(states, first, math.min(first + 3999, #states)))
 end
@@ -56,6 +58,6 @@ for first = 1, #log, 4000 do
 end
 -- What a run has of failures, errors and verdicts is written once there is some.
 call('HSET', KEYS[1], 'status', 'RUNNING', 'epoch', 1, 'finished_at', '', 'created_at', now,
-  'size', ARGV[7], unpack(ARGV, 8))
+  'size', ARGV[7], unpack(ARGV, 9))
 if pending ~= '' then call('HSET', KEYS[1], 'pending', pending) end
 return answer

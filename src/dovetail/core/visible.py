@@ -1,0 +1,21 @@
+"""What is written for people, on a terminal or in a log, with nothing in it that acts.
+
+Names, outputs and errors come from definitions and handlers. This one function keeps a terminal
+from obeying them. It imports nothing: every command loads it.
+"""
+
+from __future__ import annotations
+
+
+def visible(text: str, kept: str = "") -> str:
+    """Everything that is not printable spelled out: line breaks, escapes, marks that turn text.
+
+    `\\x1b` for an escape character: it is neither obeyed by a terminal nor hidden from a reader.
+    The characters of `kept` stay as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in kept else char.encode("unicode_escape").decode()
+        for char in text
+    )

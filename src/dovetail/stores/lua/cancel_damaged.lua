@@ -1,0 +1,46 @@
+-- cancel_damaged: end a run whatever is left of it, where no rule can be applied any more.
+--   KEYS[1] .. KEYS[7]  wf:{id}: meta nodes deps out ends events held
+--   ARGV[1]  now        ARGV[2]  how many nodes it has, if its record does not say so
+-- returns 1 done, 0 it has ended already, -1 there is no record of it
+--
+-- What of it has another kind than it should is of no use to anybody and goes. The log stays.
+local call = redis.call
+local now = ARGV[1]
+if call('TYPE', KEYS[1]).ok ~= 'hash' then return -1 end
+local kinds = {false, 'hash', 'hash', 'hash', 'hash', 'list', 'zset'}
+for k = 2, 7 do
+  local kind = call('TYPE', KEYS[k]).ok
+  if kind ~= 'none' and kind ~= kinds[k] then call('UNLINK', KEYS[k]) end
+end
+local kept = call('HMGET', KEYS[1], 'status', 'finished_at', 'epoch', 'size')
+if not kept[1] then return -1 end
+local FINAL = {COMPLETED = true, FAILED = true, CANCELLED = true}
+if FINAL[kept[1]] and kept[2] and kept[2] ~= '' then return 0 end
+local epoch = string.match(kept[3] or '', '^%d+$') or '1'
+local size = tonumber(kept[4]) or tonumber(ARGV[2]) or 0
+
+local failed, cancelled = 0, 0
+for i = 0, size - 1 do
+  local text = call('HGET', KEYS[2], i)
+  local status, e, a, rest = string.match(text or '',
+    '^([WQRCFSX])|(%d+)|(%d+)|(%d+|%d+|%d+|%d+|%d+)|%u?|[^|]*|[^|]*|[^|]*|[^|]*|[^|]*$')
+  if status == 'F' then failed = failed + 1 end
+  if status == 'X' then cancelled = cancelled + 1 end
+  if status == nil then e, a, rest = epoch, '0', '0|0|0|0|0' end
+  if status == nil or status == 'W' or status == 'Q' or status == 'R' then
+    cancelled = cancelled + 1
+    call('HSET', KEYS[2], i, 'X|' .. e .. '|' .. a .. '|' .. rest .. '||||||' .. now)
+    call('HSET', KEYS[5], i, '["run_cancelled",-1,""]')
+    call('RPUSH', KEYS[6], '[' .. now .. ',"node.cancelled",' .. e .. ',' .. i .. ',' .. a
+      .. ',{"reason":"run_cancelled"}]')
+  end
+end
+local status = FINAL[kept[1]] and kept[1] or 'CANCELLED'
+if not FINAL[kept[1]] then
+  call('RPUSH', KEYS[6], '[' .. now .. ',"run.cancelled",' .. epoch .. ',null,null,null]')
+end
+call('HSET', KEYS[2], 'counts', '0|0|0')
+call('HSET', KEYS[1], 'status', status, 'epoch', epoch, 'failed', failed, 'cancelled', cancelled,
+  'finished_at', now, 'pending', '', 'error', '', 'size', size)
+call('UNLINK', KEYS[3], KEYS[7])
+return 1

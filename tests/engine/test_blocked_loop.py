@@ -1,0 +1,246 @@
+"""A handler that blocks the event loop of the embedded engine: its process is not taken for dead,
+unless it blocks for longer than it may."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dovetail.config import Settings
+from dovetail.core.events import Token
+from dovetail.engine import lease_keeper
+from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
+from dovetail.engine.ports import Task
+from dovetail.stores.sqlite import SqliteStore
+from dovetail.wiring import embedded
+
+from .harness import PATIENCE, registry_of
+
+LEASE = 0.6
+ENGINE = """
+import asyncio, sys, time
+from pathlib import Path
+from dovetail.config import Settings
+from dovetail.handlers.registry import Registry, describe
+from dovetail.wiring import embedded
+
+async def block(config, ctx):
+    time.sleep(config["seconds"])
+
+async def beside(config, ctx):
+    await asyncio.sleep(0)  # it has begun before the other one blocks
+    await asyncio.sleep(0.1)
+
+async def main(db, seconds, timeout):
+    registry = Registry()
+    for one in (block, beside):
+        registry.add(describe(one, name=one.__name__))
+    nodes = [
+        {"id": "beside", "handler": "beside"},
+        {"id": "block", "handler": "block", "config": {"seconds": float(seconds)},
+         "timeout_seconds": float(timeout)},
+    ]
+    settings = Settings(db=Path(db), db_sync="normal", lease_seconds=%s, drain_seconds=0)
+    async with embedded(settings, registry) as commands:
+        made = await commands.trigger({"name": "t", "nodes": nodes})
+        print(made.run_id, flush=True)
+        await commands.wait(made.run_id)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(seconds: float, timeout: float) -> tuple[subprocess.Popen[str], str]:
+        words = [sys.executable, "-c", ENGINE % LEASE, str(tmp_path / "runs.db")]
+        words += [str(seconds), str(timeout)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+async def test_nobody_takes_over_from_a_process_whose_handler_blocks_its_loop(
+    tmp_path: Path, started: Any
+) -> None:
+    process, run_id = await asyncio.to_thread(started, 3 * LEASE, 300)
+    async with SqliteStore(tmp_path / "runs.db", sync="normal") as other:
+        seen = set()
+        while process.poll() is None:
+            seen.add(await other.owner_of(run_id))
+            assert await other.adopt([run_id], time.time(), 3) == {}
+            await asyncio.sleep(0.02)
+        assert process.returncode == 0
+        assert seen <= {"elsewhere", "none"}
+        run = await other.load(run_id)
+        assert [(node.attempt, node.crashes) for node in run.nodes] == [(1, 0)] * 2
+        assert [e.type async for e in other.watch(run_id)].count("node.started") == 2
+
+
+async def test_a_process_whose_handler_blocks_beyond_its_timeout_is_taken_over(
+    tmp_path: Path, started: Any
+) -> None:
+    _, run_id = await asyncio.to_thread(started, 60, 0.3)
+
+    async def quick(config: dict[str, Any], ctx: Any) -> None: ...
+
+    settings = Settings(db=tmp_path / "runs.db", db_sync="normal", drain_seconds=0)
+    async with SqliteStore(settings.db, sync="normal", drives=False) as other:
+        async with asyncio.timeout(PATIENCE):
+            while await other.owner_of(run_id) != "gone":
+                await asyncio.sleep(0.02)
+    registry = registry_of(quick)
+    async with embedded(settings, registry) as commands:
+        assert await commands.store.orphans() == [run_id]
+
+
+# ── the parts ────────────────────────────────────────────────────────────────────────────
+
+
+class Loop:
+    """An event loop that turns when it is told to."""
+
+    def __init__(self) -> None:
+        self.turns: list[Any] = []
+
+    def call_soon_threadsafe(self, work: Any) -> None:
+        self.turns.append(work)
+
+    def turn(self) -> None:
+        while self.turns:
+            self.turns.pop()()
+
+
+def task(name: str, timeout: float = 300.0) -> Task:
+    return Task("r", name, Token(1, 1, 1), "h", {}, {}, None, timeout)
+
+
+class Watched:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, blocker: Task | None) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(lease_keeper.time, "monotonic", lambda: self.now)
+        self.loop = Loop()
+        self.liveness = Liveness(self.loop, lambda: blocker)  # type: ignore[arg-type]
+        self.held = [task("short", 5.0), task("long", 500.0)]
+
+    def renewed(self) -> list[str]:
+        return [one.node_id for one in self.liveness.renewable(self.held)]
+
+
+def test_while_the_loop_turns_everything_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Watched(monkeypatch, task("short", 5.0))
+    for _ in range(10):
+        assert it.renewed() == ["short", "long"]
+        assert it.liveness.is_alive()
+        it.loop.turn()
+        it.now += 100
+
+
+def test_a_blocked_loop_is_renewed_for_as_long_as_its_blocker_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Watched(monkeypatch, task("blocker", 20.0))
+    assert it.renewed() == ["short", "long"]
+    it.now += 5.9
+    assert it.renewed() == ["short", "long"]
+    it.now += 1
+    assert it.renewed() == ["long"], "a start is renewed no longer than it may run"
+    it.now += 14
+    assert it.renewed() == ["long"]
+    assert it.liveness.is_alive()
+    it.now += 1
+    assert it.renewed() == []
+    assert not it.liveness.is_alive()
+    it.loop.turn()
+    assert it.renewed() == ["short", "long"], "who lost them is told with the next renewal"
+
+
+def test_a_loop_that_no_handler_blocks_is_not_renewed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Watched(monkeypatch, None)
+    assert it.renewed()
+    it.now += lease_keeper.UNKNOWN_SECONDS
+    assert it.renewed() == ["long"]
+    it.now += 2
+    assert it.renewed() == []
+
+
+def test_what_is_held_is_what_was_claimed_and_not_reported() -> None:
+    held = HeldStarts()
+    held.add([task("a"), task("b")])
+    held.drop([("r", "a", Token(1, 1, 1)), ("r", "b", Token(1, 2, 1)), ("r", "c", Token(1, 1, 1))])
+    assert [one.node_id for one in held.tasks()] == ["b"]
+    assert ("r", "b", Token(1, 1, 1)) in held
+    assert len(held) == 1
+
+
+async def test_a_thread_of_duties_tells_what_ended_it_and_ends_when_it_is_closed() -> None:
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    async def fail() -> None:
+        async with asyncio.TaskGroup():
+            raise ZeroDivisionError
+
+    async with DutyThread("failing", fail, failed.set_result):
+        assert isinstance(await asyncio.wait_for(failed, PATIENCE), ZeroDivisionError)
+
+    begun, left = threading.Event(), threading.Event()
+
+    async def last() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+
+    async with DutyThread("lasting", last, failed.set_result):
+        assert await asyncio.to_thread(begun.wait, PATIENCE)
+    assert left.is_set()
+
+
+async def test_the_worker_knows_which_handler_has_the_loop(tmp_path: Path) -> None:
+    found: list[str | None] = []
+
+    def ask(it: Any) -> None:
+        found.append(None if (one := it.blocker()) is None else one.node_id)
+
+    async def at_once(config: dict[str, Any], ctx: Any) -> None:
+        await_thread(ask)
+
+    async def later(config: dict[str, Any], ctx: Any) -> None:
+        await asyncio.sleep(0)
+        await_thread(ask)
+
+    def await_thread(work: Any) -> None:
+        other = threading.Thread(target=work, args=(worker,))
+        other.start()
+        other.join()  # so the loop is blocked meanwhile
+
+    settings = Settings(db=tmp_path / "runs.db", db_sync="normal", drain_seconds=0)
+    async with embedded(settings, registry_of(at_once, later)) as commands:
+        worker = commands.store.is_alive.__self__._blocker.__self__  # type: ignore[attr-defined]
+        nodes = [{"id": f"{h}_{i}", "handler": h} for i in "12" for h in ("at_once", "later")]
+        run_id = (await commands.trigger({"name": "t", "nodes": nodes})).run_id
+        await asyncio.wait_for(commands.wait(run_id), PATIENCE)
+        assert sorted(map(str, found)) == ["at_once_1", "at_once_2", "later_1", "later_2"]
+        await asyncio.to_thread(ask, worker)
+        assert found[-1] is None

@@ -1,0 +1,45 @@
+"""A package of an extra that is not installed is named with the extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.extras import PACKAGES, imports_of
+
+
+@pytest.mark.parametrize("missing", ["celery", "kombu"])
+def test_to_import_dovetail_celery_without_its_extra_says_which_to_install(
+    tmp_path: Path, missing: str
+) -> None:
+    broken = f"raise ModuleNotFoundError(\"No module named '{missing}'\", name='{missing}')"
+    (tmp_path / f"{missing}.py").write_text(broken)
+    done = subprocess.run(
+        [sys.executable, "-c", "import dovetail.celery"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: dovetail.celery needs '{missing}', which is not installed: "
+        "pip install 'dovetail[celery]'"
+    )
+
+
+@pytest.mark.parametrize("package", [one for packages in PACKAGES.values() for one in packages])
+def test_what_an_extra_brings_is_named_with_it(package: str) -> None:
+    with (
+        pytest.raises(ModuleNotFoundError, match=r"pip install 'dovetail\[x\]'"),
+        imports_of("m", "x"),
+    ):
+        raise ModuleNotFoundError("no", name=f"{package}.part")
+
+
+def test_a_mistake_of_ones_own_is_not_taken_for_a_missing_extra() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^no$"), imports_of("m", "x"):
+        raise ModuleNotFoundError("no", name="my_typo")

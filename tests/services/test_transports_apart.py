@@ -1,0 +1,175 @@
+"""All services on a Redis have one transport: a service with another is refused, and told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.config import Settings
+from dovetail.core.errors import StoreError
+from dovetail.distributed import commanding, orchestrate
+from dovetail.fleet import await_redis
+from dovetail.pipe import Pipe
+from dovetail.stores.redis_doctor import reach
+from dovetail.stores.redis_services import (
+    SERVICES,
+    OtherTransport,
+    Service,
+    Services,
+    announced,
+    conflict,
+    mixture,
+)
+
+from ..celery_crew import environment
+
+SCRIPT = str(Path(sys.executable).parent / "dovetail")
+FLOW = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
+CELERY = Service("celery", "worker", "host-1")
+
+
+@pytest.fixture
+async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
+    async with Pipe(redis_url) as pipe:
+        await pipe.call("DEL", SERVICES)
+        yield pipe
+        await pipe.call("DEL", SERVICES)
+
+
+some = st.lists(
+    st.builds(
+        Service,
+        st.sampled_from(["streams", "celery"]),
+        st.sampled_from(["api", "orchestrator", "worker"]),
+        st.uuids().map(str),
+    )
+)
+
+
+@given(alive=some, mine=st.sampled_from(["streams", "celery"]))
+def test_only_a_live_service_with_another_transport_is_in_the_way(
+    alive: list[Service], mine: str
+) -> None:
+    others = {one.transport for one in alive} - {mine}
+    refused = conflict(mine, alive)
+    assert (refused is not None) == bool(others)
+    if refused is not None:
+        assert "streams" in refused
+        assert "celery" in refused
+        assert f"DOVETAIL_TRANSPORT={others.pop()}" in refused
+    assert (mixture(alive) is not None) == (len({one.transport for one in alive}) == 2)
+
+
+async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(pipe: Pipe) -> None:
+    services = Services(pipe)
+    await services.join(CELERY)
+    await services.join(CELERY._replace(service_id="host-2"))
+    late = Service("streams", "orchestrator", "host-3")
+    with pytest.raises(OtherTransport, match=r"celery \(2 workers\).*this one has streams"):
+        await services.join(late)
+    assert len(await services.alive()) == 2, "it has left nothing"
+    for number in (1, 2):
+        await services.leave(CELERY._replace(service_id=f"host-{number}"))
+    await services.join(late)
+
+
+async def test_one_that_fell_silent_is_in_nobodys_way(pipe: Pipe) -> None:
+    await Services(pipe, heartbeat_timeout=0.05).join(CELERY)
+    async with asyncio.timeout(10):
+        while await Services(pipe).alive():
+            await asyncio.sleep(0.01)
+    await Services(pipe).join(Service("streams", "api", "x"))
+
+
+async def test_a_service_is_seen_while_it_works_and_again_after_redis_was_emptied(
+    pipe: Pipe,
+) -> None:
+    async with asyncio.timeout(20), announced(pipe, CELERY, heartbeat_timeout=15, pause=0.02):
+        assert await Services(pipe).alive() == [CELERY]
+        await pipe.call("DEL", SERVICES)
+        while await Services(pipe).alive() != [CELERY]:
+            await asyncio.sleep(0.01)
+    assert await Services(pipe).alive() == []
+
+
+async def test_an_orchestrator_an_api_and_a_start_are_refused(pipe: Pipe, redis_url: str) -> None:
+    await Services(pipe).join(CELERY)
+    streams = Settings(redis_url=redis_url)
+    with pytest.raises(OtherTransport):
+        await await_redis(streams, print)
+    with pytest.raises(OtherTransport):
+        await orchestrate(streams)
+    with pytest.raises(OtherTransport):
+        async with commanding(streams, kind="api"):
+            pass
+
+
+async def test_a_client_may_look_but_asks_for_nothing_that_no_worker_would_see(
+    pipe: Pipe, redis_url: str
+) -> None:
+    streams = Settings(redis_url=redis_url)
+    async with commanding(streams) as commands:
+        run = await commands.trigger(FLOW)
+    await Services(pipe).join(CELERY)
+    async with commanding(streams) as commands:
+        (why,) = (await commands.explain(run.run_id))["nodes"]
+        assert "the transport celery" in why["why"]
+        with pytest.raises(StoreError, match="transport celery"):
+            await commands.trigger(FLOW)
+        await commands.cancel(run.run_id)
+        with pytest.raises(StoreError, match="transport celery"):
+            await commands.retry(run.run_id)
+
+
+async def test_the_doctor_tells_of_it(pipe: Pipe, redis_url: str) -> None:
+    async def found() -> tuple[bool, str]:
+        (only,) = [f for f in await reach(Settings(redis_url=redis_url)) if f.check == "transport"]
+        return only.ok, only.message
+
+    assert await found() == (True, "streams")
+    await Services(pipe).join(CELERY)
+    ok, told = await found()
+    assert not ok
+    assert "transport celery (1 worker)" in told
+    await Services(pipe).beat(Service("streams", "orchestrator", "x"))
+    ok, told = await found()
+    assert not ok
+    assert "celery (1 worker) and streams (1 orchestrator)" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "transport"),
+    [
+        (("orchestrator",), "celery"),
+        (("worker",), "celery"),
+        (("serve", "--port", "0"), "celery"),
+        (("worker",), "streams"),
+    ],
+)
+async def test_a_process_that_is_refused_exits_with_1_and_names_both(
+    pipe: Pipe, redis_url: str, tmp_path: Path, words: tuple[str, ...], transport: str
+) -> None:
+    other = "streams" if transport == "celery" else "celery"
+    await Services(pipe).join(Service(other, "orchestrator", "host-9"))
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [SCRIPT, *words],
+        cwd=tmp_path,
+        env=environment(DOVETAIL_REDIS_URL=redis_url, DOVETAIL_TRANSPORT=transport),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert (
+        f"have the transport {other} (1 orchestrator), and this one has {transport}" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
