@@ -176,12 +176,12 @@ class BlockingPipe(Pipe):
         try:
             self._greet_here()
         except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            if self._target.tls is None or self._target.service:
+            if self.target.tls is None or self.target.service:
                 raise
             raise ConnectionError(CLOSED_AT_ONCE) from error
 
     def _opened(self) -> socket.socket:
-        target = self._target
+        target = self.target
         patience = target.connect_seconds or CONNECT_SECONDS
         if target.path:
             made = socket.socket(socket.AF_UNIX)
@@ -204,27 +204,27 @@ class BlockingPipe(Pipe):
         return made
 
     def _greet_here(self) -> None:
-        for greeting in self._target.greetings():
+        for greeting in self.target.greetings():
             (reply,) = self._exchanged(_packed(greeting), 1)
             if isinstance(reply, hiredis.ReplyError):
                 self._break()
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
-        if self._target.service:
+        if self.target.service:
             (role,) = self._exchanged(_packed(sentinel.ROLE), 1)
             if not sentinel.leads(role):
                 raise ConnectionError(f"Redis at {self.where} does not lead yet, or no longer")
-        elif self._target.tls is not None:
+        elif self.target.tls is not None:
             self._exchanged(_packed(("PING",)), 1)
 
     def _check_health_here(self) -> None:
         """Of a connection that was idle for long: one that broke in silence is opened anew."""
-        every = self._target.health_seconds
+        every = self.target.health_seconds
         if every is None or self._socket is None or self._under_way:
             return
         if time.monotonic() - self._used_at < every:
             return
         try:
-            self._socket.settimeout(self._target.connect_seconds or CONNECT_SECONDS)
+            self._socket.settimeout(self.target.connect_seconds or CONNECT_SECONDS)
             self._exchanged(_packed(("PING",)), 1)
             self._socket.settimeout(self._silence)
         except OSError:

@@ -213,7 +213,7 @@ class Pipe:
         URL cannot work."""
         self._url = url
         try:
-            self._target = redis_url.read(url)
+            self.target = redis_url.read(url)
         except WrongUrl as problem:
             raise RedisError(f"the Redis URL: {problem}") from None
         self._leader: Address | None = None
@@ -264,7 +264,7 @@ class Pipe:
     async def __aexit__(self, *_: object) -> None:
         wire = self._wire
         self.close()
-        if wire is not None and self._target.tls is not None:  # a farewell, and its answer
+        if wire is not None and self.target.tls is not None:  # a farewell, and its answer
             await wire.over.wait()
 
     def close(self) -> None:
@@ -420,17 +420,21 @@ class Pipe:
     async def after_breaks(self) -> AsyncIterator[bool]:
         """After every break of the connection: whether it is another start of the server."""
         seen, server = self.breaks, await self.server()
+        where = self.where
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if (breaks := self.breaks) != seen:
-                log.warning("the connection to Redis at %s broke; waiting for it", self.where)
+                log.warning("the connection to Redis at %s broke; waiting for it", where)
                 try:
                     before, server = server, await self.server()
                 except RedisError:
                     continue  # it is away for long: asked again
                 seen = breaks
                 again = " after a restart" if server != before else ""
-                log.warning("Redis at %s answers again%s", self.where, again)
+                if where != self.where:
+                    again = f", in place of {where}"
+                where = self.where
+                log.warning("Redis at %s answers again%s", where, again)
                 yield server != before
 
     async def clustered(self) -> bool:
@@ -510,12 +514,12 @@ class Pipe:
     def where(self) -> str:
         """Of the one server that is asked here, as a person would name it."""
         address = self._node or self._leader
-        return self._target.shown() if address is None else f"{address[0]}:{address[1]}"
+        return self.target.shown() if address is None else f"{address[0]}:{address[1]}"
 
     @property
     def fails_over(self) -> bool:
         """Whether another server may take over that lacks what this one wrote last."""
-        return bool(self._target.service)
+        return bool(self.target.service)
 
     def nodes(self) -> Sequence[Pipe]:
         """A connection to each server."""
@@ -528,7 +532,7 @@ class Pipe:
                 return
         except RedisError:
             return  # who may not ask that is told what it may ask
-        home = self._leader or (self._target.addresses or (("localhost", 6379),))[0]
+        home = self._leader or (self.target.addresses or (("localhost", 6379),))[0]
         slots = owners(await self.call("CLUSTER", "SLOTS"), home)
         if slots is None or len(set(slots)) == 1:
             return
@@ -563,7 +567,7 @@ class Pipe:
     async def _open(self) -> None:
         wire: _Wire | None = None
         try:
-            async with asyncio.timeout(self._target.connect_seconds or CONNECT_SECONDS):
+            async with asyncio.timeout(self.target.connect_seconds or CONNECT_SECONDS):
                 wire = await self._connected()
                 try:
                     await self._greet(wire)
@@ -581,7 +585,7 @@ class Pipe:
             if isinstance(error, RedisError) and wire is not None and not wire.is_lost:
                 raise
             what: object = error or "no answer in time"
-            if self._target.tls is not None and wire is not None and wire.is_lost:
+            if self.target.tls is not None and wire is not None and wire.is_lost:
                 what = CLOSED_AT_ONCE
             raise Unreachable(f"Redis cannot be reached: {what}") from None
         self._wire = wire
@@ -589,7 +593,7 @@ class Pipe:
             self.flush()
 
     async def _connected(self) -> _Wire:
-        target = self._target
+        target = self.target
         make = lambda: _Wire(self._lost)  # noqa: E731
         if target.path:
             _, wire = await self._loop.create_unix_connection(make, target.path)
@@ -608,14 +612,14 @@ class Pipe:
         return wire
 
     async def _greet(self, wire: _Wire) -> None:
-        for greeting in self._target.greetings():
+        for greeting in self.target.greetings():
             reply = await self._said(wire, greeting)
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
-        if self._target.service:
+        if self.target.service:
             if not sentinel.leads(await self._said(wire, sentinel.ROLE)):
                 raise Unreachable(f"Redis at {self.where} does not lead yet, or no longer")
-        elif self._target.tls is not None:
+        elif self.target.tls is not None:
             # A server that misses a certificate of ours says so after the handshake (TLS 1.3).
             await self._said(wire, ("PING",))
 
@@ -645,18 +649,18 @@ class Pipe:
 
     def _begin_to_watch(self) -> None:
         self._watch = self._loop.call_later(self._silence, self._look)
-        if self._target.health_seconds is not None:
-            self._health = self._loop.call_later(self._target.health_seconds, self._check_health)
+        if self.target.health_seconds is not None:
+            self._health = self._loop.call_later(self.target.health_seconds, self._check_health)
 
     @property
     def _silence(self) -> float:
-        return self._target.silence_seconds or SILENCE_SECONDS
+        return self.target.silence_seconds or SILENCE_SECONDS
 
     def _check_health(self) -> None:
         """With something asked, a connection that nobody answers any more is noticed by `_look`."""
         if self._wire is not None and not self._wire.asked:
             self.soon([("PING",)])
-        self._health = self._loop.call_later(self._target.health_seconds or 0.0, self._check_health)
+        self._health = self._loop.call_later(self.target.health_seconds or 0.0, self._check_health)
 
     def _look(self) -> None:
         """A connection that is open and silent, with somebody waiting, is as good as lost."""
