@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"core"},
     "postgres_url": {"core"},
     "sentinel": {"redis_url"},
-    "pipe": {"core", "cluster", "redis_url", "sentinel"},
+    "redis_keys": {"cluster"},
+    "pipe": {"core", "cluster", "redis_keys", "redis_url", "sentinel"},
     "scanning": {"pipe"},
     "blocking_pipe": {"core", "pipe", "redis_url", "sentinel"},
     "stores": {

@@ -73,6 +73,8 @@ class BlockingPipe(Pipe):
         self, commands: Sequence[Command], *, patience: float = 0.0, behind: bool = False
     ) -> asyncio.Future[list[Any]]:
         """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         with self._turn:
             ahead = len(self._ahead)
             packed = b"".join([*self._ahead, *map(_packed, commands)])
@@ -85,10 +87,14 @@ class BlockingPipe(Pipe):
         return answer
 
     def soon(self, commands: Sequence[Command], *, behind: bool = False) -> None:
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         self._ahead += map(_packed, commands)
 
     def post(self, commands: Sequence[Command]) -> None:
         """Have these done, each once or more often: sent now, and again until it is answered."""
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         with self._turn:
             packed = [*map(_packed, commands)]
             self._posted += packed

@@ -22,8 +22,9 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dovetail.core.errors import DovetailError
+from dovetail.redis_url import PREFIX as PREFIX_OF_KEYS
+from dovetail.redis_url import PREFIX_RULE, WrongUrl, with_prefix
 from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
-from dovetail.redis_url import WrongUrl
 from dovetail.redis_url import read as read_redis_url
 
 PREFIX = "DOVETAIL_"
@@ -117,6 +118,12 @@ def _redis(value: object) -> object:
     return value
 
 
+def _prefix(value: object) -> object:
+    if not isinstance(value, str) or (value and not PREFIX_OF_KEYS.fullmatch(value)):
+        raise ValueError(PREFIX_RULE)
+    return value
+
+
 def _broker(value: object) -> object:
     """Every other kind of broker is Celery's own to understand."""
     if isinstance(value, str) and value.startswith(tuple(f"{one}://" for one in REDIS_SCHEMES)):
@@ -189,6 +196,9 @@ class Settings(BaseModel):
     )
     redis_url: Annotated[str, BeforeValidator(_redis)] | None = _secret(
         description="Redis of a distributed set-up, as in `redis://host:6379/0`"
+    )
+    redis_prefix: Annotated[str, BeforeValidator(_prefix)] = Field(
+        "", description="put before every key in Redis, as in `team1:`; the same for all services"
     )
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"
@@ -306,6 +316,18 @@ class Settings(BaseModel):
                 f"DOVETAIL_HEARTBEAT_INTERVAL ({self.heartbeat_interval:g}), "
                 "or every worker would count as dead between two heartbeats"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_have_their_prefix(self) -> Settings:
+        """Every connection is made by the URL, so none of them can be without it."""
+        for name in ("redis_url", "broker_url"):
+            url = getattr(self, name)
+            if self.redis_prefix and url and url.partition("://")[0] in REDIS_SCHEMES:
+                try:
+                    object.__setattr__(self, name, with_prefix(url, self.redis_prefix))
+                except WrongUrl as problem:
+                    raise ValueError(f"{env_name(name)}: {problem}") from None
         return self
 
     def sensitive(self) -> dict[str, str]:

@@ -24,6 +24,7 @@ import hiredis
 from dovetail import redis_url, sentinel
 from dovetail.cluster import EXEC, MULTI, Address, Cluster, owners
 from dovetail.core.errors import BrokenRun, StoreError
+from dovetail.redis_keys import Keys
 from dovetail.redis_url import WrongUrl
 
 Argument = str | bytes | int | float
@@ -82,6 +83,11 @@ def _met(reply: Any) -> str:
 def comes_later(reply: Any) -> bool:
     """Redis will do later what it was asked: this says nothing about what there is."""
     return isinstance(reply, hiredis.ReplyError) and _met(reply).startswith(LATER)
+
+
+def is_replaced(reply: Any) -> bool:
+    """Another server leads now."""
+    return isinstance(reply, hiredis.ReplyError) and _met(reply).startswith(REPLACED)
 
 
 def _refusal(command: Command, reply: Any) -> RedisError:
@@ -216,6 +222,7 @@ class Pipe:
             self.target = redis_url.read(url)
         except WrongUrl as problem:
             raise RedisError(f"the Redis URL: {problem}") from None
+        self._keys = Keys(self.target.prefix) if self.target.prefix and node is None else None
         self._leader: Address | None = None
         """Of the servers that sentinels watch, the one that led when it was last asked."""
         self._health: asyncio.TimerHandle | None = None
@@ -346,6 +353,8 @@ class Pipe:
         """
         if self._closed:
             raise RedisError("the connection was closed")
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         if self._cluster is not None:
             return self._cluster.ask(commands, patience=patience, behind=behind)
         packed = b"".join(map(_packed, commands))
@@ -453,7 +462,7 @@ class Pipe:
             later = [at for at in refused if comes_later(replies[at])]
             forgotten = [at for at in refused if str(replies[at]).startswith("NOSCRIPT")]
             if later and self._loop.time() < give_up:
-                if any(_met(replies[at]).startswith(REPLACED) for at in later):
+                if any(is_replaced(replies[at]) for at in later):
                     self._break()  # our server was replaced: find the new one
                 if pause > RETRY_SECONDS:
                     self._tell(_met(replies[later[0]]))
@@ -520,6 +529,14 @@ class Pipe:
     def fails_over(self) -> bool:
         """Whether another server may take over that lacks what this one wrote last."""
         return bool(self.target.service)
+
+    def name_of(self, key: bytes) -> str:
+        """Of a key that Redis has told: its name without the prefix."""
+        return key.decode() if self._keys is None else self._keys.without(key)
+
+    def leave(self) -> None:
+        """This server has been replaced: find the one that leads now."""
+        self._break()
 
     def nodes(self) -> Sequence[Pipe]:
         """A connection to each server."""

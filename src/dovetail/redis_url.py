@@ -28,6 +28,8 @@ SHORTEST_SOCKET_TIMEOUT = 2.0
 """Redis itself waits for a second before it answers that a stream has nothing new."""
 LONGEST_SECONDS = 3600.0
 
+PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+PREFIX_RULE = "is 1 to 64 letters, digits and the signs . _ : -, as in team1:"
 _WHOLE = re.compile(r"([a-z+]+)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(?::(\d{1,5}))?")
 _REQUIREMENTS = {"required": "CERT_REQUIRED", "optional": "CERT_OPTIONAL", "none": "CERT_NONE"}
@@ -142,6 +144,8 @@ class RedisUrl:
     connect_seconds: float | None = None
     silence_seconds: float | None = None
     health_seconds: float | None = None
+    prefix: str = ""
+    """Before every key."""
 
     def shown(self) -> str:
         """For messages: no user, no password."""
@@ -210,7 +214,7 @@ def read(url: str) -> RedisUrl:
 
 _KEPT = (
     *("db", "sentinel_username", "sentinel_password", "client_name", "keepalive"),
-    *("connect_seconds", "silence_seconds", "health_seconds"),
+    *("connect_seconds", "silence_seconds", "health_seconds", "prefix"),
 )
 
 
@@ -289,6 +293,12 @@ def _word(value: str) -> str:
     return value
 
 
+def _prefix(value: str) -> str:
+    if not PREFIX.fullmatch(value):
+        raise _Refused(PREFIX_RULE)
+    return value
+
+
 def _bool(value: str) -> bool:
     known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if value.lower() not in known:
@@ -337,6 +347,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "username": ("username", _text),
     "password": ("password", _text),
     "client_name": ("client_name", _word),
+    "key_prefix": ("prefix", _prefix),
     "protocol": ("protocol", _protocol),
     "socket_timeout": ("silence_seconds", _seconds(SHORTEST_SOCKET_TIMEOUT, _WAITS)),
     "socket_connect_timeout": ("connect_seconds", _seconds(0.1)),
@@ -365,6 +376,17 @@ def _tls(given: dict[str, Any]) -> Tls:
     return Tls(**found, password=given.get("ssl_password"))
 
 
+def with_prefix(url: str, prefix: str) -> str:
+    """The same place, with this prefix. Raises `WrongUrl` if the URL names another one."""
+    named = read(url).prefix
+    if named == prefix or not prefix:
+        return url
+    if named:
+        raise WrongUrl(f"its option key_prefix is '{named}', and the setting is '{prefix}'")
+    url, hash_sign, rest = url.partition("#")
+    return f"{url}{'&' if '?' in url else '?'}key_prefix={quote(prefix)}{hash_sign}{rest}"
+
+
 # ── as Celery spells it ──────────────────────────────────────────────────────────────────
 
 
@@ -389,6 +411,8 @@ def of_celery(target: RedisUrl) -> OfCelery:
         options["socket_timeout"] = target.silence_seconds
     if target.health_seconds is not None:
         options["health_check_interval"] = target.health_seconds
+    if target.prefix:
+        options["global_keyprefix"] = target.prefix
     use_ssl = None if target.tls is None else target.tls.of_redis_py()
     user = _user(target)
     if target.path:
@@ -443,6 +467,8 @@ def from_celery(
         tls |= {name: _spelled(one) for name, one in given.items() if name in _OPTIONS}
     secure = scheme == "rediss" or bool(use_ssl)
     others = {name: text for name, text in known.items() if not name.startswith("ssl_")}
+    if PREFIX.fullmatch(str(transport_options.get("global_keyprefix") or "")):
+        others["key_prefix"] = str(transport_options["global_keyprefix"])
     asked = f"?{urlencode(others | (tls if secure else {}))}".rstrip("?")
     if scheme in ("redis", "rediss"):
         return f"{'rediss' if secure else 'redis'}://{place}{path}{asked}"

@@ -190,7 +190,11 @@ def _made_backend(app: Any, place: OfCelery) -> Any:
         backend.connparams.update(place.use_ssl)
         backend.connparams["connection_class"] = backend.connection_class_ssl
     asking = {"master_name", "sentinel_kwargs"}
-    more = {name: value for name, value in place.transport_options.items() if name not in asking}
+    if prefix := place.transport_options.get("global_keyprefix"):
+        for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix"):
+            setattr(backend, name, prefix.encode() + getattr(backend, name))
+    apart = {*asking, "global_keyprefix"}
+    more = {name: value for name, value in place.transport_options.items() if name not in apart}
     if "path" in backend.connparams:  # a socket knows no such times
         more.pop("socket_connect_timeout", None)
         more.pop("socket_keepalive", None)

@@ -407,7 +407,8 @@ async def _dead_letters(pipe: Pipe) -> Finding:
     count = int(await pipe.call("LLEN", DEAD))
     if not count:
         return Finding("dead letters", True, "none")
-    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {DEAD}"
+    name = f"{pipe.target.prefix}{DEAD}"
+    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {name}"
     refused = counted(count, "message was refused", "messages were refused")
     return Finding("dead letters", False, refused, fix)
 
