@@ -119,7 +119,7 @@ def _redis(value: object) -> object:
 
 
 def _prefix(value: object) -> object:
-    if not isinstance(value, str) or (value and not PREFIX_OF_KEYS.fullmatch(value)):
+    if isinstance(value, str) and not PREFIX_OF_KEYS.fullmatch(value):
         raise ValueError(PREFIX_RULE)
     return value
 
@@ -197,8 +197,8 @@ class Settings(BaseModel):
     redis_url: Annotated[str, BeforeValidator(_redis)] | None = _secret(
         description="Redis of a distributed set-up, as in `redis://host:6379/0`"
     )
-    redis_prefix: Annotated[str, BeforeValidator(_prefix)] = Field(
-        "", description="put before every key in Redis, as in `team1:`; the same for all services"
+    redis_prefix: Annotated[str, BeforeValidator(_prefix)] | None = Field(
+        None, description="put before every key in Redis, as in `team1:`; the same for all services"
     )
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"

@@ -205,6 +205,10 @@ def users_of_the_page() -> dict[str, str]:
     return dict(re.findall(r"^user dovetail-(\w+) (on .*)$", text, re.MULTILINE))
 
 
+CELERY = ("allchannels", "+@pubsub")
+"""What the page has for Celery's workers, in addition."""
+
+
 @asynccontextmanager
 async def services(urls: dict[str, str], **more: Any) -> AsyncIterator[Any]:
     settings = {name: Settings(redis_url=url, **more) for name, url in urls.items()}
@@ -254,7 +258,15 @@ async def test_a_workflow_runs_under_the_users_that_the_page_has(
 async def test_celery_has_the_prefix_before_its_keys_too(
     server: RedisServer, connection: redis.Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    given = {"DOVETAIL_REDIS_PREFIX": PREFIX, "CREW_REDIS_URL": redis_url}
+    assert f"`{' '.join(CELERY)}`" in (ROOT / "docs" / "services.md").read_text()
+    line = users_of_the_page()["worker"].replace("PASSWORD", "sesame")
+    connection.execute_command("ACL", "SETUSER", "dovetail-pool", *line.split(), *CELERY)
+    connection.execute_command("ACL", "LOG", "RESET")
+    given = {
+        "DOVETAIL_REDIS_PREFIX": PREFIX,
+        "DOVETAIL_REDIS_URL": server.url.replace("//", "//dovetail-pool:sesame@"),
+        "CREW_REDIS_URL": redis_url,
+    }
     names = ("api", "orchestrator")
     async with AsyncExitStack() as stack:
         commands = await stack.enter_async_context(
@@ -267,4 +279,5 @@ async def test_celery_has_the_prefix_before_its_keys_too(
         assert run.status.value == "COMPLETED"
         async with Pipe(f"{server.url}?key_prefix={PREFIX}") as pipe:
             assert len(await RedisFleet(pipe).workers()) == 1
+    assert connection.execute_command("ACL", "LOG") == []
     assert not [key for key in connection.scan_iter() if not key.startswith(PREFIX)]
