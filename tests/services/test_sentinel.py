@@ -241,7 +241,9 @@ async def test_a_run_that_a_lagging_replica_never_got_is_restored_from_postgresq
             with caplog.at_level(logging.WARNING):
                 take_over(sentinel, one, other)
                 team.release.set()
-                assert await ended(commands, run_id) == "COMPLETED"
+                # Well before the look that takes place every minute.
+                run = asyncio.wait_for(ended(commands, run_id), SECONDS / 3)
+                assert await run == "COMPLETED"
             assert other.ask("EXISTS", f"wf:{{{run_id}}}:meta") == "1"
     assert f":{other.port} leads now, in place of" in caplog.text
     assert "restored from PostgreSQL" in caplog.text
