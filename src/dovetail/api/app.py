@@ -76,7 +76,8 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
     describe(app)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
-    tell_problems(app, hidden=re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$"))
+    hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")
+    tell_problems(app, hidden, service.readiness.doubt)
     settings = service.settings
     guard = Guard(
         Admission(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -22,7 +22,13 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Receive, Scope, Send
 
-from dovetail.core.errors import DovetailError, InvalidDefinition, Problem
+from dovetail.core.errors import (
+    DovetailError,
+    InvalidDefinition,
+    Problem,
+    StoreError,
+    StoreLost,
+)
 from dovetail.core.findings import one_line
 
 log = logging.getLogger("dovetail.api")
@@ -119,10 +125,11 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
+def tell_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], None]) -> None:
     """Let the application answer every error as a problem.
 
-    `hidden` is what no client shall read in a message.
+    `hidden` is what no client shall read in a message. `doubt` is called when a store has failed a
+    request: whether the server is ready is to be found out anew.
     """
 
     async def of_dovetail(request: Request, error: Exception) -> Response:
@@ -135,7 +142,10 @@ def tell_problems(app: FastAPI, hidden: re.Pattern[str]) -> None:
         if status >= 500:
             log.error("%s: %s", _called(request), error)
             words = "what runs are kept in cannot be used at the moment"
-            words = getattr(error, "public", words)
+            if isinstance(error, StoreLost):
+                words = error.reason
+            if isinstance(error, StoreError):
+                doubt()
             return answer(status, kind, words if status == 503 else _BUG, request.scope)
         headers = {}
         if status in RETRY_AFTER and getattr(error, "retry_after", None) is not None:

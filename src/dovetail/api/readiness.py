@@ -36,6 +36,10 @@ class Readiness:
             await asyncio.shield(self._asking)
         return self._verdict
 
+    def doubt(self) -> None:
+        """A request has failed for what the stores said: the verdict may be another by now."""
+        self._known_at = float("-inf")
+
     async def _ask(self, probe: Callable[[], Awaitable[None]]) -> None:
         before, self._verdict = self._verdict, await self._found(probe)
         self._known_at = asyncio.get_running_loop().time()

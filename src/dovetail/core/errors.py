@@ -95,8 +95,7 @@ class StoreLost(StoreError):
     is lost, so nothing is accepted any more."""
 
     type = "store_lost"
-    public = "the file that runs are kept in was deleted or replaced; this process stops"
-    """What may be said of it where paths may not be shown."""
+    reason = "the file that runs are kept in was deleted or replaced; this process stops"
 
 
 class ArchiveDown(StoreError):

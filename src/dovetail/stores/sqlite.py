@@ -914,7 +914,7 @@ class SqliteStore:
         """A run as its log makes it, and where the list has something else; at one moment."""
         self._reading(lambda reader: reader.execute("BEGIN"))
         try:
-            row, shown_row = self._query("read_run", run_id), self._query("summary", run_id)
+            row, shown_row = self._query("read_run", run_id), self._query("summary", run_id, None)
             if row is None:
                 raise NotFound(f"no run '{run_id}' in {self.file.path}")
             kept = self._read(row)
@@ -992,7 +992,7 @@ def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:
     """Between a run and what the list has of it."""
     status, epoch, started_at, finished_at, error, result, *_ = projected(projection(run, 0))
     kept = dict(zip(("status", "epoch"), row[4:6], strict=True))
-    kept |= zip(("started_at", "finished_at", "error", "result"), row[8:], strict=True)
+    kept |= zip(("started_at", "finished_at", "error", "result"), row[8:12], strict=True)
     right = {"status": status, "epoch": epoch, "started_at": started_at}
     right |= {"finished_at": finished_at, "error": error, "result": result}
     for name, value in right.items():

@@ -435,7 +435,8 @@ def _named(statement: str) -> str:
 
 def _weight(rows: Iterable[Any]) -> int:
     """Bytes of params and results."""
-    return sum(len(row[6]) + len(row[11] or b"") for row in rows)
+    values = (value for row in rows for value in (row[6], row[11]))
+    return sum(len(value) for value in values if isinstance(value, bytes | str))
 
 
 def _is_enough() -> Callable[[Any], bool]:
