@@ -55,7 +55,6 @@ from dovetail.engine.views import event_view
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
 from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
-from dovetail.redis_url import read
 from dovetail.wiring import definition_limits, embedded
 
 __all__ = ["Batch", "BatchRun", "Dovetail", "Event", "Page", "Run", "RunNode", "WorkflowVersion"]
@@ -116,8 +115,8 @@ class Dovetail:
             return self._settings.server
         if self._settings.redis_url is None:
             return str(self._settings.db)
-        target = read(self._settings.redis_url)
-        return f"{target.scheme}://{target.shown()}"
+        scheme, _, rest = self._settings.redis_url.partition("?")[0].partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
 
     async def __aenter__(self) -> Self:
         if self._engine is not None:
