@@ -37,10 +37,12 @@ class CeleryWorker:
         redis_url: str,
         *options: str,
         name: str = "one",
+        known: str = "wf:workers",
         command: Sequence[str] = (SCRIPT, "worker"),
         **env: str,
     ) -> None:
         self._redis_url = redis_url
+        self._workers = known
         self.name = name
         self.log = folder / f"{name}-{time.monotonic_ns()}.log"
         given = {
@@ -69,7 +71,7 @@ class CeleryWorker:
 
     def _is_known(self, connection: Any) -> bool:
         assert self.process.poll() is None, self.told()
-        known = [orjson.loads(one) for one in connection.hvals("wf:workers")]
+        known = [orjson.loads(one) for one in connection.hvals(self._workers)]
         return any(one["pid"] == self.process.pid and "left" not in one for one in known)
 
     def told(self) -> str:

@@ -27,29 +27,34 @@ FILES = sorted(SOURCE.rglob("*.py"))
 INSIDE = {"core", "engine", "config", "handlers"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "config": {"core"},
+    "redis_url": {"core"},
+    "config": {"core", "redis_url"},
     "engine": {"core"},
     "handlers": {"core", "engine", "config"},
     "cluster": {"core"},
     "postgres_url": {"core"},
-    "pipe": {"core", "cluster"},
+    "sentinel": {"redis_url"},
+    "redis_keys": {"cluster"},
+    "pipe": {"core", "cluster", "redis_keys", "redis_url", "sentinel"},
     "scanning": {"pipe"},
-    "blocking_pipe": {"core", "pipe"},
-    "stores": {"core", "engine", "config", "pipe", "scanning", "postgres_url"},
-    "transports": {"core", "engine", "config", "pipe", "scanning"},
+    "blocking_pipe": {"core", "pipe", "redis_url", "sentinel"},
+    "stores": {
+        *("core", "engine", "config", "pipe", "scanning", "postgres_url", "redis_url", "sentinel"),
+    },
+    "transports": {"core", "engine", "config", "pipe", "scanning", "redis_url"},
     "wiring": {*INSIDE, "pipe", "stores", "transports"},
     "clearing": {"core", "config", "engine", "pipe", "stores", "transports"},
     "distributed": {*INSIDE, "clearing", "pipe", "stores", "transports", "wiring"},
     # The same for a worker of Celery, which imports it by its name.
     "pooled": {*INSIDE, "pipe", "blocking_pipe", "stores", "transports", "wiring", "distributed"},
-    "fleet": {"core", "config", "engine", "pipe", "stores", "transports"},
+    "fleet": {"core", "config", "engine", "pipe", "redis_url", "stores", "transports"},
     # Only wiring names a concrete store or transport, so none of these may.
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
-    "client": {*INSIDE, "wiring", "distributed"},
+    "client": {*INSIDE, "redis_url", "wiring", "distributed"},
     # Names the extra of a package that is missing; imports nothing.
     "extras": set(),
-    "celery": {*INSIDE, "wiring", "executor", "extras"},
+    "celery": {*INSIDE, "redis_url", "wiring", "executor", "extras"},
     # The API speaks to the engine's commands, and is given them by whoever serves it.
     "api": {"core", "engine", "config"},
     # Listens to the engine; nothing but the edge knows it.

@@ -22,19 +22,21 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import hiredis
-from redis.connection import parse_url
 
+from dovetail import sentinel
 from dovetail.pipe import (
+    CLOSED_AT_ONCE,
     CONNECT_SECONDS,
     LONGEST_RETRY_SECONDS,
     PATIENCE_SECONDS,
     RETRY_SECONDS,
-    SILENCE_SECONDS,
     Command,
     Pipe,
     RedisError,
     Unreachable,
+    untrusted,
 )
+from dovetail.redis_url import Address, WrongUrl
 
 T = TypeVar("T")
 READ_BYTES = 65536
@@ -65,11 +67,14 @@ class BlockingPipe(Pipe):
         self._under_way = 0
         """How many of those posted were sent over this very connection."""
         self._turn = threading.Lock()
+        self._used_at = 0.0
 
     def ask(
         self, commands: Sequence[Command], *, patience: float = 0.0, behind: bool = False
     ) -> asyncio.Future[list[Any]]:
         """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         with self._turn:
             ahead = len(self._ahead)
             packed = b"".join([*self._ahead, *map(_packed, commands)])
@@ -82,10 +87,14 @@ class BlockingPipe(Pipe):
         return answer
 
     def soon(self, commands: Sequence[Command], *, behind: bool = False) -> None:
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         self._ahead += map(_packed, commands)
 
     def post(self, commands: Sequence[Command]) -> None:
         """Have these done, each once or more often: sent now, and again until it is answered."""
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         with self._turn:
             packed = [*map(_packed, commands)]
             self._posted += packed
@@ -115,18 +124,21 @@ class BlockingPipe(Pipe):
         pause = RETRY_SECONDS
         while True:
             try:
+                self._check_health_here()
                 if self._socket is None:
                     self._connect()
                 lost = b"".join(self._posted[self._under_way :])
                 self._under_way = len(self._posted)
                 replies = self._exchanged(lost + packed, self._under_way + count)
+                self._used_at = time.monotonic()
                 return self._without_posted(replies)
             except (OSError, hiredis.ProtocolError) as error:
                 if self._socket is not None:
                     self.breaks += 1
                 self._break()
                 if time.monotonic() + pause > give_up:
-                    raise Unreachable(f"Redis cannot be reached: {error}") from None
+                    refused = isinstance(error, ssl.SSLError) and untrusted(error, self.where)
+                    raise (refused or Unreachable(f"Redis cannot be reached: {error}")) from None
                 time.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
 
@@ -160,30 +172,69 @@ class BlockingPipe(Pipe):
     # ── the connection ───────────────────────────────────────────────────────────────────
 
     def _connect(self) -> None:
-        where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
-        if "path" in where:
-            made = socket.socket(socket.AF_UNIX)
-            made.settimeout(CONNECT_SECONDS)
-            made.connect(where["path"])
-        else:
-            host, port = where.get("host", "localhost"), where.get("port", 6379)
-            made = socket.create_connection((host, port), CONNECT_SECONDS)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._url.startswith("rediss://"):
-                made = ssl.create_default_context().wrap_socket(made, server_hostname=host)
-        made.settimeout(SILENCE_SECONDS)
+        try:
+            made = self._opened()
+        except WrongUrl as problem:
+            raise RedisError(f"the Redis URL: {problem}") from None
+        made.settimeout(self._silence)
         self._socket, self._reader = made, hiredis.Reader()
-        greetings: list[Command] = []
-        if where.get("password"):
-            name = [where["username"]] if where.get("username") else []
-            greetings.append(("AUTH", *name, where["password"]))
-        if where.get("db"):
-            greetings.append(("SELECT", where["db"]))
-        for greeting in greetings:
+        self._used_at = time.monotonic()
+        try:
+            self._greet_here()
+        except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            if self.target.tls is None or self.target.service:
+                raise
+            raise ConnectionError(CLOSED_AT_ONCE) from error
+
+    def _opened(self) -> socket.socket:
+        target = self.target
+        patience = target.connect_seconds or CONNECT_SECONDS
+        if target.path:
+            made = socket.socket(socket.AF_UNIX)
+            made.settimeout(patience)
+            made.connect(target.path)
+            return made
+        if target.service:
+            self._leader = sentinel.leader(target)
+        address: Address = self._leader or target.addresses[0]
+        made = socket.create_connection(address, patience)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if target.keepalive:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if target.tls is not None:
+            try:
+                made = target.tls.context().wrap_socket(made, server_hostname=address[0])
+            except BaseException:
+                made.close()
+                raise
+        return made
+
+    def _greet_here(self) -> None:
+        for greeting in self.target.greetings():
             (reply,) = self._exchanged(_packed(greeting), 1)
             if isinstance(reply, hiredis.ReplyError):
                 self._break()
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
+        if self.target.service:
+            (role,) = self._exchanged(_packed(sentinel.ROLE), 1)
+            if not sentinel.leads(role):
+                raise ConnectionError(f"Redis at {self.where} does not lead yet, or no longer")
+        elif self.target.tls is not None:
+            self._exchanged(_packed(("PING",)), 1)
+
+    def _check_health_here(self) -> None:
+        """Of a connection that was idle for long: one that broke in silence is opened anew."""
+        every = self.target.health_seconds
+        if every is None or self._socket is None or self._under_way:
+            return
+        if time.monotonic() - self._used_at < every:
+            return
+        try:
+            self._socket.settimeout(self.target.connect_seconds or CONNECT_SECONDS)
+            self._exchanged(_packed(("PING",)), 1)
+            self._socket.settimeout(self._silence)
+        except OSError:
+            self._break()
 
     def _break(self) -> None:
         if self._socket is not None:

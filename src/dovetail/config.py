@@ -17,11 +17,15 @@ from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dovetail.core.errors import DovetailError
+from dovetail.redis_url import PREFIX as PREFIX_OF_KEYS
+from dovetail.redis_url import PREFIX_RULE, WrongUrl, with_prefix
+from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
+from dovetail.redis_url import read as read_redis_url
 
 PREFIX = "DOVETAIL_"
 HOSTS_SUFFIX = "_HOSTS"
@@ -104,6 +108,31 @@ def _scheme(*schemes: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _redis(value: object) -> object:
+    """An option that nobody would look at, of TLS say, is known before anything is sent."""
+    if isinstance(value, str):
+        try:
+            read_redis_url(value)
+        except WrongUrl as problem:
+            raise ValueError(str(problem)) from None
+    return value
+
+
+def _prefix(value: object) -> object:
+    if isinstance(value, str) and not PREFIX_OF_KEYS.fullmatch(value):
+        raise ValueError(PREFIX_RULE)
+    return value
+
+
+def _broker(value: object) -> object:
+    """Every other kind of broker is Celery's own to understand."""
+    if isinstance(value, str) and value.startswith(tuple(f"{one}://" for one in REDIS_SCHEMES)):
+        return _redis(value)
+    if isinstance(value, str) and value.startswith("sentinel://"):
+        raise ValueError("write sentinels as in redis+sentinel://host:26379,other:26379/mymaster")
+    return value
+
+
 _HOST_NAME = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 
 
@@ -165,8 +194,11 @@ class Settings(BaseModel):
     db_sync: Literal["full", "normal"] = Field(
         "full", description="`full` survives a power cut, `normal` the death of a process"
     )
-    redis_url: Annotated[str, _scheme("redis", "rediss", "unix")] | None = _secret(
+    redis_url: Annotated[str, BeforeValidator(_redis)] | None = _secret(
         description="Redis of a distributed set-up, as in `redis://host:6379/0`"
+    )
+    redis_prefix: Annotated[str, BeforeValidator(_prefix)] | None = Field(
+        None, description="put before every key in Redis, as in `team1:`; the same for all services"
     )
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
         description="PostgreSQL archive; unset: Redis alone"
@@ -177,7 +209,9 @@ class Settings(BaseModel):
     transport: Literal["streams", "celery"] = Field(
         "streams", description="what carries tasks in a distributed set-up"
     )
-    broker_url: str | None = _secret(description="Celery's broker; unset: the Redis URL")
+    broker_url: Annotated[str, BeforeValidator(_broker)] | None = _secret(
+        description="Celery's broker; unset: the Redis URL"
+    )
     server: HttpUrl | None = Field(
         None, description="the server that commands talk to, as in `http://host:8700`"
     )
@@ -287,6 +321,18 @@ class Settings(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _keys_have_their_prefix(self) -> Settings:
+        """Every connection is made by the URL, so none of them can be without it."""
+        for name in ("redis_url", "broker_url"):
+            url = getattr(self, name)
+            if self.redis_prefix and url and url.partition("://")[0] in REDIS_SCHEMES:
+                try:
+                    object.__setattr__(self, name, with_prefix(url, self.redis_prefix))
+                except WrongUrl as problem:
+                    raise ValueError(f"{env_name(name)}: {problem}") from None
+        return self
+
     def sensitive(self) -> dict[str, str]:
         """Everything a log, an error or an output must not show, for the `Redactor`."""
         known = {f"secret {name}": value for name, value in self.secrets.items()}
@@ -307,12 +353,19 @@ SHORTEST_PASSWORD = 12
 
 
 def _credentials(name: str, url: str | None) -> dict[str, str]:
-    """What a URL has between scheme and host: with its user, and by itself if it is no word."""
-    user, colon, password = (url or "").partition("://")[2].rpartition("@")[0].partition(":")
+    """What a URL has between scheme and host: with its user, and by itself if it is no word.
+    Among its options, what is named a password."""
+    rest, _, query = (url or "").partition("://")[2].partition("?")
+    known = {
+        f"{name} {option}": value
+        for option, value in parse_qsl(query)
+        if option.endswith("password") and len(value) >= SHORTEST_PASSWORD
+    }
+    user, colon, password = rest.rpartition("@")[0].partition(":")
     if not colon or not password or "/" in user:
-        return {}
+        return known
     user, password = unquote(user), unquote(password)
-    known = {f"{name} user and password": f"{user}:{password}"}
+    known[f"{name} user and password"] = f"{user}:{password}"
     if len(password) >= SHORTEST_PASSWORD:
         known[f"{name} password"] = password
     return known

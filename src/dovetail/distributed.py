@@ -241,7 +241,7 @@ async def orchestrate(
         )
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
-            ("after a break", lambda: _mend(parts)),
+            ("after a break", lambda: _mend(parts, archive)),
             ("clearing up", lambda: clear_up(parts.pipe, parts.clock, settings)),
             ("lines", lines.run),
             ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
@@ -278,13 +278,42 @@ async def orchestrate(
         await peers.leave()
 
 
-async def _mend(parts: Parts) -> None:
+async def _mend(parts: Parts, archive: Archived | None) -> None:
     """What was asked while the connection broke may have been done and not been answered."""
-    async for is_another in seen_to_breaks(parts.pipe):
-        if is_another:  # it may have come back without its newest writes
-            await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
-            await parts.orchestrator.agenda.remember_all(parts.clock())
-        await parts.orchestrator.sweep_all()
+    led = parts.pipe.where
+    restoring: asyncio.Task[None] | None = None
+    try:
+        async for is_another in seen_to_breaks(parts.pipe):
+            if is_another:  # it may have come back without its newest writes
+                if parts.pipe.fails_over:
+                    _tell_of_failover(led, parts.pipe.where, archive)
+                    led = parts.pipe.where
+                await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
+                await parts.orchestrator.agenda.remember_all(parts.clock())
+                if archive is not None:
+                    if restoring is not None:
+                        restoring.cancel()
+                    restoring = asyncio.create_task(archive.restorer.restore_after_loss())
+            await parts.orchestrator.sweep_all()
+    finally:
+        if restoring is not None:
+            restoring.cancel()
+
+
+def _tell_of_failover(before: str, now: str, archive: Archived | None) -> None:
+    """Redis replicates after it has answered: what a server wrote last may have died with it."""
+    if archive is None:
+        log.warning(
+            "Redis at %s leads now, in place of %s: what that one had not sent to it is lost, "
+            "runs among it, and there is no PostgreSQL to restore it from; %s names one",
+            *(now, before, env_name("database_url")),
+        )
+        return
+    log.warning(
+        "Redis at %s leads now, in place of %s: runs that it does not know are restored from "
+        "PostgreSQL",
+        *(now, before),
+    )
 
 
 Duty = tuple[str, Callable[[], Awaitable[None]]]

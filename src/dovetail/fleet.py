@@ -11,12 +11,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.pipe import Pipe, RedisError, Unreachable
+from dovetail.redis_url import read
 from dovetail.stores.redis_doctor import refuse_eviction, warn_of_lost_writes
 from dovetail.stores.redis_fleet import RedisFleet
 from dovetail.stores.redis_hints import RedisHints
@@ -161,7 +161,7 @@ async def await_redis(
             return
         except Unreachable as error:
             waited = asyncio.get_running_loop().time() - began
-            why = f"{error}, at {_address(redis_of(settings))}"
+            why = f"{error}, at {read(redis_of(settings)).shown()}"
             if waited >= START_SECONDS:
                 raise RedisError(
                     f"{why}; waited for {waited:.0f} s: start it, or correct "
@@ -177,14 +177,6 @@ def redis_of(settings: Settings) -> str:
     if settings.redis_url is None:
         raise StoreError(f"{env_name('redis_url')} is not set")
     return settings.redis_url
-
-
-def _address(url: str) -> str:
-    """Where that Redis is, without what lets us in."""
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        return parts.path
-    return f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
 
 
 async def _in_time(asked: Awaitable[T]) -> T:

@@ -12,21 +12,27 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import hiredis
-from redis.connection import parse_url
 
+from dovetail import redis_url, sentinel
 from dovetail.cluster import EXEC, MULTI, Address, Cluster, owners
 from dovetail.core.errors import BrokenRun, StoreError
+from dovetail.redis_keys import Keys
+from dovetail.redis_url import WrongUrl
 
 Argument = str | bytes | int | float
 Command = tuple[Argument, ...] | bytes
 """What to ask Redis, or the same as it is sent."""
 CONNECT_SECONDS = 5.0
+FAREWELL_SECONDS = 1.0
+"""So long the end of a TLS connection waits for the server to agree."""
 RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 MOMENT_SECONDS = 0.01
@@ -37,13 +43,17 @@ PATIENCE_SECONDS = 30.0
 """So long a command waits for Redis to come back."""
 FEWEST_TOGETHER = 3
 TELL_SECONDS = 10.0
+# fmt: off
 LATER = (
-    *("READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN"),
-    *("OOM", "MISCONF", "NOREPLICAS"),
+    "READONLY", "LOADING", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "OOM", "MISCONF", "NOREPLICAS",
+    "UNBLOCKED",
 )
+# fmt: on
 """Answers of a server that will do later: one that starts, is about to be replaced, or takes no
-writes because its memory or its disk is full, or its replicas are away. A script is refused so at
-its first write or never, so nothing of it was done."""
+writes because its memory or its disk is full, or its replicas are away. A script is
+refused so at its first write or never, so nothing of it was done."""
+REPLACED = ("READONLY", "UNBLOCKED")
+"""Answers of a server that leads no longer: another one does."""
 
 PASSING = (*LATER, "BUSY", "NOPERM")
 """What says nothing about a command itself."""
@@ -73,6 +83,11 @@ def _met(reply: Any) -> str:
 def comes_later(reply: Any) -> bool:
     """Redis will do later what it was asked: this says nothing about what there is."""
     return isinstance(reply, hiredis.ReplyError) and _met(reply).startswith(LATER)
+
+
+def is_replaced(reply: Any) -> bool:
+    """Another server leads now."""
+    return isinstance(reply, hiredis.ReplyError) and _met(reply).startswith(REPLACED)
 
 
 def _refusal(command: Command, reply: Any) -> RedisError:
@@ -109,6 +124,28 @@ def _gone(what: str) -> RedisError:
     return error
 
 
+MISSED_CERTIFICATE = ("ALERT_CERTIFICATE", "ALERT_HANDSHAKE", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERT")
+CLOSED_AT_ONCE = (
+    "it closed the connection after the TLS handshake; if it asks for a client certificate, name "
+    "that with ssl_certfile and ssl_keyfile"
+)
+"""A server that misses a certificate says so at that moment, and what it says may be lost."""
+
+
+def untrusted(error: ssl.SSLError, where: str) -> RedisError | None:
+    """What to raise if waiting will not help: one of the two does not trust the other."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message or error.strerror
+        return RedisError(f"the certificate of Redis at {where} is not trusted: {why}")
+    if any(sign in (error.reason or "") for sign in MISSED_CERTIFICATE):
+        why = str(error.reason).lower().replace("_", " ")
+        return RedisError(
+            f"Redis at {where} refuses this client ({why}): name the certificate that it asks for "
+            "with ssl_certfile and ssl_keyfile"
+        )
+    return None
+
+
 class _Asked:
     """Commands on their way, and who waits for the list of their answers."""
 
@@ -132,6 +169,9 @@ class _Wire(asyncio.Protocol):
         self.heard = True
         """Something came in since this was last set to False."""
         self.is_lost = False
+        self.error: Exception | None = None
+        """What it was lost by, if that is known."""
+        self.over = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -155,7 +195,8 @@ class _Wire(asyncio.Protocol):
                     first.answer.set_result(first.replies)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
+        self.is_lost, self.error = True, error
+        self.over.set()
         self._on_lost(self)
 
     def abort(self) -> None:
@@ -174,8 +215,17 @@ class Pipe:
         node: Address | None = None,
         on_break: Callable[[], None] | None = None,
     ) -> None:
-        """`node` is the one of a cluster to speak to, and to no other."""
+        """`node` is the one of a cluster to speak to, and to no other. Raises `RedisError` if the
+        URL cannot work."""
         self._url = url
+        try:
+            self.target = redis_url.read(url)
+        except WrongUrl as problem:
+            raise RedisError(f"the Redis URL: {problem}") from None
+        self._keys = Keys(self.target.prefix) if self.target.prefix and node is None else None
+        self._leader: Address | None = None
+        """Of the servers that sentinels watch, the one that led when it was last asked."""
+        self._health: asyncio.TimerHandle | None = None
         self._patience = patience
         self._node = node
         self._on_break = on_break
@@ -204,7 +254,7 @@ class Pipe:
     async def __aenter__(self) -> Pipe:
         self._loop = asyncio.get_running_loop()
         await self._open()
-        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+        self._begin_to_watch()
         try:
             await self._find_cluster()
         except BaseException:
@@ -215,16 +265,21 @@ class Pipe:
     def begin(self) -> None:
         """Open it, with nobody waiting for that."""
         self._loop = asyncio.get_running_loop()
-        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+        self._begin_to_watch()
         self._opening = self._loop.create_task(self._reopen())
 
     async def __aexit__(self, *_: object) -> None:
+        wire = self._wire
         self.close()
+        if wire is not None and self.target.tls is not None:  # a farewell, and its answer
+            await wire.over.wait()
 
     def close(self) -> None:
         self.flush()
         self._closed = True
         self._watch.cancel()
+        if self._health is not None:
+            self._health.cancel()
         if self._cluster is not None:
             self._cluster.close()
         for again in self._unwatched:
@@ -298,6 +353,8 @@ class Pipe:
         """
         if self._closed:
             raise RedisError("the connection was closed")
+        if self._keys is not None:
+            commands = self._keys.all_of(commands)
         if self._cluster is not None:
             return self._cluster.ask(commands, patience=patience, behind=behind)
         packed = b"".join(map(_packed, commands))
@@ -372,17 +429,21 @@ class Pipe:
     async def after_breaks(self) -> AsyncIterator[bool]:
         """After every break of the connection: whether it is another start of the server."""
         seen, server = self.breaks, await self.server()
+        where = self.where
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if (breaks := self.breaks) != seen:
-                log.warning("the connection to Redis at %s broke; waiting for it", self.where)
+                log.warning("the connection to Redis at %s broke; waiting for it", where)
                 try:
                     before, server = server, await self.server()
                 except RedisError:
                     continue  # it is away for long: asked again
                 seen = breaks
                 again = " after a restart" if server != before else ""
-                log.warning("Redis at %s answers again%s", self.where, again)
+                if where != self.where:
+                    again = f", in place of {where}"
+                where = self.where
+                log.warning("Redis at %s answers again%s", where, again)
                 yield server != before
 
     async def clustered(self) -> bool:
@@ -401,7 +462,7 @@ class Pipe:
             later = [at for at in refused if comes_later(replies[at])]
             forgotten = [at for at in refused if str(replies[at]).startswith("NOSCRIPT")]
             if later and self._loop.time() < give_up:
-                if any(_met(replies[at]).startswith("READONLY") for at in later):
+                if any(is_replaced(replies[at]) for at in later):
                     self._break()  # our server was replaced: find the new one
                 if pause > RETRY_SECONDS:
                     self._tell(_met(replies[later[0]]))
@@ -461,9 +522,21 @@ class Pipe:
     @property
     def where(self) -> str:
         """Of the one server that is asked here, as a person would name it."""
-        known: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
-        host, port = self._node or (known.get("host", "localhost"), known.get("port", 6379))
-        return f"{host}:{port}"
+        address = self._node or self._leader
+        return self.target.shown() if address is None else f"{address[0]}:{address[1]}"
+
+    @property
+    def fails_over(self) -> bool:
+        """Whether another server may take over that lacks what this one wrote last."""
+        return bool(self.target.service)
+
+    def name_of(self, key: bytes) -> str:
+        """Of a key that Redis has told: its name without the prefix."""
+        return key.decode() if self._keys is None else self._keys.without(key)
+
+    def leave(self) -> None:
+        """This server has been replaced: find the one that leads now."""
+        self._break()
 
     def nodes(self) -> Sequence[Pipe]:
         """A connection to each server."""
@@ -476,8 +549,7 @@ class Pipe:
                 return
         except RedisError:
             return  # who may not ask that is told what it may ask
-        where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
-        home = (str(where.get("host", "localhost")), int(where.get("port", 6379)))
+        home = self._leader or (self.target.addresses or (("localhost", 6379),))[0]
         slots = owners(await self.call("CLUSTER", "SLOTS"), home)
         if slots is None or len(set(slots)) == 1:
             return
@@ -510,51 +582,73 @@ class Pipe:
     # ── the connection ───────────────────────────────────────────────────────────────────
 
     async def _open(self) -> None:
-        where: dict[str, Any] = parse_url(self._url)  # type: ignore[no-untyped-call]
-        if self._node is not None:
-            where["host"], where["port"] = self._node
-        make = lambda: _Wire(self._lost)  # noqa: E731
+        wire: _Wire | None = None
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                if "path" in where:
-                    opening: Any = self._loop.create_unix_connection(make, where["path"])
-                else:
-                    opening = self._loop.create_connection(
-                        make,
-                        where.get("host", "localhost"),
-                        where.get("port", 6379),
-                        ssl=self._url.startswith("rediss://") or None,
-                    )
-                _, wire = await opening
+            async with asyncio.timeout(self.target.connect_seconds or CONNECT_SECONDS):
+                wire = await self._connected()
                 try:
-                    await self._greet(wire, where)
+                    await self._greet(wire)
                 except BaseException:  # refused, or not answered: nobody else would close it
                     wire.abort()
                     raise
                 if wire.is_lost:  # by a server that was about to die
                     raise ConnectionResetError("the connection broke at once")
-        except (OSError, TimeoutError) as error:
-            what = error or "no answer in time"
+        except WrongUrl as problem:
+            raise RedisError(f"the Redis URL: {problem}") from None
+        except (OSError, TimeoutError, RedisError) as error:
+            met = error if wire is None or wire.error is None else wire.error
+            if isinstance(met, ssl.SSLError) and (refused := untrusted(met, self.where)):
+                raise refused from None
+            if isinstance(error, RedisError) and wire is not None and not wire.is_lost:
+                raise
+            what: object = error or "no answer in time"
+            if self.target.tls is not None and wire is not None and wire.is_lost:
+                what = CLOSED_AT_ONCE
             raise Unreachable(f"Redis cannot be reached: {what}") from None
         self._wire = wire
         if self._waiting and not self._flushing:
             self.flush()
 
-    async def _greet(self, wire: _Wire, where: Any) -> None:
-        greetings: list[tuple[Argument, ...]] = []
-        if where.get("password"):
-            name = [where["username"]] if where.get("username") else []
-            greetings.append(("AUTH", *name, where["password"]))
-        if where.get("db"):
-            greetings.append(("SELECT", where["db"]))
-        for greeting in greetings:
-            asked = _Asked(_packed(greeting), 1, self._loop.create_future())
-            wire.asked.append(asked)
-            if wire.transport is not None:
-                wire.transport.write(asked.packed)
-            (reply,) = await asked.answer
+    async def _connected(self) -> _Wire:
+        target = self.target
+        make = lambda: _Wire(self._lost)  # noqa: E731
+        if target.path:
+            _, wire = await self._loop.create_unix_connection(make, target.path)
+            return wire
+        if target.service:
+            self._leader = await self._loop.run_in_executor(None, sentinel.leader, target)
+        host, port = self._node or self._leader or target.addresses[0]
+        context = None if target.tls is None else target.tls.context()
+        transport, wire = await self._loop.create_connection(
+            *(make, host, port),
+            ssl=context,
+            ssl_shutdown_timeout=None if context is None else FAREWELL_SECONDS,
+        )
+        if target.keepalive:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return wire
+
+    async def _greet(self, wire: _Wire) -> None:
+        for greeting in self.target.greetings():
+            reply = await self._said(wire, greeting)
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
+        if self.target.service:
+            if not sentinel.leads(await self._said(wire, sentinel.ROLE)):
+                raise Unreachable(f"Redis at {self.where} does not lead yet, or no longer")
+        elif self.target.tls is not None:
+            # A server that misses a certificate of ours says so after the handshake (TLS 1.3).
+            await self._said(wire, ("PING",))
+
+    async def _said(self, wire: _Wire, command: tuple[Argument, ...]) -> Any:
+        asked = _Asked(_packed(command), 1, self._loop.create_future())
+        wire.asked.append(asked)
+        if wire.is_lost:
+            self._fail([asked], RedisError("the connection to Redis broke"))
+        elif wire.transport is not None:
+            wire.transport.write(asked.packed)
+        (reply,) = await asked.answer
+        return reply
 
     def _lost(self, wire: _Wire) -> None:
         """Open it again, and ask again what was not answered."""
@@ -570,6 +664,21 @@ class Pipe:
         self._waiting.extendleft(reversed(wire.asked))
         self._opening = self._loop.create_task(self._reopen())
 
+    def _begin_to_watch(self) -> None:
+        self._watch = self._loop.call_later(self._silence, self._look)
+        if self.target.health_seconds is not None:
+            self._health = self._loop.call_later(self.target.health_seconds, self._check_health)
+
+    @property
+    def _silence(self) -> float:
+        return self.target.silence_seconds or SILENCE_SECONDS
+
+    def _check_health(self) -> None:
+        """With something asked, a connection that nobody answers any more is noticed by `_look`."""
+        if self._wire is not None and not self._wire.asked:
+            self.soon([("PING",)])
+        self._health = self._loop.call_later(self.target.health_seconds or 0.0, self._check_health)
+
     def _look(self) -> None:
         """A connection that is open and silent, with somebody waiting, is as good as lost."""
         wire = self._wire
@@ -579,7 +688,7 @@ class Pipe:
             wire.heard = False
         elif wire is not None:
             wire.heard = True
-        self._watch = self._loop.call_later(SILENCE_SECONDS, self._look)
+        self._watch = self._loop.call_later(self._silence, self._look)
 
     def _break(self) -> None:
         if self._cluster is not None:

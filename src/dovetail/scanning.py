@@ -18,7 +18,7 @@ async def scanned(pipe: Pipe, pattern: str, *, kind: str | None = None) -> Async
     while True:
         asking = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED, *of_kind)
         cursor, keys = await pipe.call(*asking)
-        yield [key.decode() for key in keys]
+        yield [pipe.name_of(key) for key in keys]
         if cursor == b"0":
             return
 

@@ -83,22 +83,26 @@ class RedisServer(Server):
         self.ask("SCRIPT", "FLUSH")
 
     def ask(self, *words: str) -> str:
-        """One command on a connection of its own; for answers of one line or one text."""
-        with socket.create_connection((HOST, self.port), timeout=5.0) as connection:
-            parts = [f"*{len(words)}\r\n", *(f"${len(w.encode())}\r\n{w}\r\n" for w in words)]
-            connection.sendall("".join(parts).encode())
-            with connection.makefile("rb") as answer:
-                first = answer.readline().decode().rstrip()
-                match first[:1]:
-                    case "$":
-                        return answer.read(max(0, int(first[1:]))).decode()
-                    case "+" | ":":
-                        return first[1:]
-                    case "-":
-                        raise RedisRefused(first[1:])
-                    case _:
-                        raise OSError(f"redis answered {first!r} to {words[:2]}")
+        return ask(self.port, *words)
 
 
 class RedisRefused(Exception):
     """Redis said that the command is an error."""
+
+
+def ask(port: int, *words: str) -> str:
+    """One command on a connection of its own; for answers of one line or one text."""
+    with socket.create_connection((HOST, port), timeout=5.0) as connection:
+        parts = [f"*{len(words)}\r\n", *(f"${len(w.encode())}\r\n{w}\r\n" for w in words)]
+        connection.sendall("".join(parts).encode())
+        with connection.makefile("rb") as answer:
+            first = answer.readline().decode().rstrip()
+            match first[:1]:
+                case "$":
+                    return answer.read(max(0, int(first[1:]))).decode()
+                case "+" | ":":
+                    return first[1:]
+                case "-":
+                    raise RedisRefused(first[1:])
+                case _:
+                    raise OSError(f"redis answered {first!r} to {words[:2]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ import hiredis
 import pytest
 
 from dovetail import pipe as pipe_module
-from dovetail.blocking_pipe import BlockingPipe
+from dovetail.blocking_pipe import BlockingPipe, done
 from dovetail.core.errors import StoreError
 from dovetail.pipe import Pipe, RedisError
 
@@ -155,8 +156,8 @@ async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
     """As one does to a server that is about to die: it is made by the kernel, for nobody."""
     greet, dying = Pipe._greet, [True]
 
-    async def greet_and_die(self: Pipe, wire: Any, where: Any) -> None:
-        await greet(self, wire, where)
+    async def greet_and_die(self: Pipe, wire: Any) -> None:
+        await greet(self, wire)
         if dying:
             dying.pop()
             wire.transport.abort()
@@ -241,3 +242,46 @@ async def test_a_closed_pipe_answers_nobody_and_says_so(redis_url: str) -> None:
         await asyncio.wait_for(blocked, 5)
     with pytest.raises(RedisError, match="closed"):
         await pipe.call("PING")
+
+
+# ── options of the URL ───────────────────────────────────────────────────────────────────
+
+
+async def test_a_connection_has_the_name_that_its_url_gives_it(redis_url: str) -> None:
+    url = f"{redis_url}?client_name=mine"
+    async with Pipe(url) as pipe:
+        assert await pipe.call("CLIENT", "GETNAME") == b"mine"
+    blocking = BlockingPipe(url)
+    assert done(blocking.call("CLIENT", "GETNAME")) == b"mine"
+    blocking.close()
+
+
+async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> None:
+    url = f"{redis_url}?socket_timeout=3&socket_connect_timeout=1&socket_keepalive=true"
+    async with Pipe(url) as pipe:
+        assert 2 < pipe._watch.when() - pipe._loop.time() <= 3
+    blocking = BlockingPipe(url)
+    done(blocking.call("PING"))
+    assert blocking._socket is not None
+    assert blocking._socket.gettimeout() == 3
+    assert blocking._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    blocking.close()
+
+
+async def test_an_idle_connection_is_asked_whether_it_lives(redis_url: str) -> None:
+    url = f"{redis_url}?health_check_interval=0.01"
+    async with Pipe(url) as pipe:
+        before = pipe.commands
+        async with asyncio.timeout(10):
+            while pipe.commands < before + 3:
+                await asyncio.sleep(0.01)
+    blocking = BlockingPipe(url)
+    number = done(blocking.call("CLIENT", "ID"))
+    async with Pipe(redis_url) as other:
+        await asyncio.sleep(0.02)
+        assert done(blocking.call("CLIENT", "ID")) == number, "it lives, and stays"
+        await other.call("CLIENT", "KILL", "ID", number)
+        await asyncio.sleep(0.02)
+        assert done(blocking.call("CLIENT", "ID")) != number
+        assert blocking.breaks == 0, "noticed before anything was asked"
+    blocking.close()

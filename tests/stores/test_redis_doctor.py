@@ -132,7 +132,7 @@ class Told:
         self._command = command
         self._answers = answers
         self.script, self.many, self.evaluation = pipe.script, pipe.many, pipe.evaluation
-        self.clustered = pipe.clustered
+        self.clustered, self.target, self.name_of = pipe.clustered, pipe.target, pipe.name_of
         self.keeps_order = pipe.keeps_order
 
     def nodes(self) -> list[Told]:

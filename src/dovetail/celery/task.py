@@ -27,6 +27,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.values import NotJson, encode
 from dovetail.core.words import died_during
 from dovetail.executor import WorkflowResult, tell_end
+from dovetail.redis_url import OfCelery, from_celery, of_celery, read
 
 log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
@@ -119,10 +120,7 @@ class DagTask(Task):  # type: ignore[misc]
         if self._backend is None and not (self.app.backend_cls or self.app.conf.result_backend):
             url = redis_of(self.app)
             if url is not None:
-                if url.startswith("unix://"):  # as Celery spells it
-                    url = "redis+socket" + url.removeprefix("unix").replace("db=", "virtual_host=")
-                made, where = by_url(url, self.app.loader)
-                self._backend = made(app=self.app, url=where)
+                self._backend = _made_backend(self.app, of_celery(read(url)))
         return self.app.backend if self._backend is None else self._backend
 
     @backend.setter
@@ -184,11 +182,38 @@ def redis_of(app: Any) -> str | None:
     if settings().redis_url is not None:
         return settings().redis_url
     brokers = app.conf.broker_read_url or app.conf.broker_url or ""
-    first = str(brokers if isinstance(brokers, str) else next(iter(brokers), "")).split(";")[0]
-    if first.startswith("redis+socket://"):
-        path, _, database = first.removeprefix("redis+socket://").partition("?virtual_host=")
-        return f"unix://{path}?db={database or 0}"
-    return first if first.startswith(("redis://", "rediss://")) else None
+    listed = [brokers] if isinstance(brokers, str) else [str(one) for one in brokers]
+    urls = [url for one in listed for url in one.split(";") if url]
+    use_ssl = getattr(app.conf, "broker_use_ssl", None)
+    return from_celery(urls, use_ssl, getattr(app.conf, "broker_transport_options", None) or {})
+
+
+def _made_backend(app: Any, place: OfCelery) -> Any:
+    """A backend for results. What its URL cannot say it is given beside it."""
+    url = place.url
+    if place.use_ssl is not None and not place.transport_options.get("master_name"):
+        url += "?ssl_cert_reqs=CERT_REQUIRED"  # it asks for one; the next lines have the last word
+    made, where = by_url(url, app.loader)
+    backend = made(app=app, url=where)
+    if place.use_ssl is not None:
+        backend.connparams.update(place.use_ssl)
+        backend.connparams["connection_class"] = backend.connection_class_ssl
+    asking = {"master_name", "sentinel_kwargs"}
+    if prefix := place.transport_options.get("global_keyprefix"):
+        for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix"):
+            setattr(backend, name, prefix.encode() + getattr(backend, name))
+    apart = {*asking, "global_keyprefix"}
+    more = {name: value for name, value in place.transport_options.items() if name not in apart}
+    if "path" in backend.connparams:  # a socket knows no such times
+        more.pop("socket_connect_timeout", None)
+        more.pop("socket_keepalive", None)
+    backend.connparams.update(more)
+    if "master_name" in place.transport_options:
+        backend._transport_options = {
+            **backend._transport_options,
+            **{name: place.transport_options[name] for name in asking},
+        }
+    return backend
 
 
 @shared_task(bind=True, base=_RunDag, name="dovetail.run_dag")  # type: ignore[untyped-decorator]

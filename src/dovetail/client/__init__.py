@@ -56,6 +56,7 @@ from dovetail.engine.commands import Accepted, Commands
 from dovetail.engine.views import event_view
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
+from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
 from dovetail.wiring import definition_limits, embedded
 
 __all__ = ["Batch", "BatchRun", "Dovetail", "Event", "Page", "Run", "RunNode", "WorkflowVersion"]
@@ -66,7 +67,6 @@ HandlerSource = str | PathLike[str] | Callable[..., Any]
 LOOK_SECONDS = 0.5
 """How soon a run is taken over that another process drove until it died."""
 PAGE = 1000
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 HTTP_SCHEMES = ("http", "https")
 LAST_LOOK_SECONDS = 2.0
 """For finding out how it stands with what was waited for in vain."""
@@ -117,7 +117,7 @@ class Dovetail:
             return self._settings.server
         if self._settings.redis_url is None:
             return str(self._settings.db)
-        scheme, _, rest = self._settings.redis_url.partition("://")
+        scheme, _, rest = self._settings.redis_url.partition("?")[0].partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
     async def __aenter__(self) -> Self:

@@ -9,12 +9,13 @@ keeps a run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.transitions import Submit
 from dovetail.core.words import counted
 from dovetail.engine.archiver import Entry, Hints, HotRuns, in_spite_of_outages
@@ -77,6 +78,14 @@ class Restorer:
     async def run(self) -> None:
         """At once, then every minute, for ever."""
         await in_spite_of_outages(self.restore, RESTORE_SECONDS)
+
+    async def restore_after_loss(self) -> None:
+        """Redis has just come back, perhaps without what it was told last: those that are old
+        enough now, and later those that were young at that moment."""
+        for pause in (0.0, self._recovery_timeout + 1.0):
+            await asyncio.sleep(pause)
+            with contextlib.suppress(StoreError):  # it is tried again every minute
+                await self.restore()
 
     async def restore(self) -> int:
         """Put back what is lost; how many runs that were. Younger ones may still be made."""

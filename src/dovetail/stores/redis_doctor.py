@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dovetail import sentinel
 from dovetail.config import Settings, env_name
 from dovetail.core.audit import inconsistencies
 from dovetail.core.errors import BrokenRun, NotFound
 from dovetail.core.words import counted
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError, Unreachable
+from dovetail.redis_url import RedisUrl
 from dovetail.scanning import every_key
 from dovetail.stores.redis import RedisStore
 from dovetail.stores.redis_agenda import ACTIVE
@@ -43,6 +45,7 @@ async def examine(
     nodes = pipe.nodes()
     parts = zip(*[await _node(node, settings) for node in nodes], strict=True)
     found = [_worst(nodes, list(part)) for part in parts]
+    found += await _sentinels(pipe.target, settings)
     found += [await _cluster(pipe, settings), await _clock(pipe, clock)]
     workers = await RedisFleet(pipe).workers()
     backlog = await _backlog(pipe, workers, settings.max_backlog)
@@ -165,6 +168,36 @@ def _role(info: dict[str, str]) -> Finding:
         fix = f"let {env_name('redis_url')} name its master, {where}"
         return Finding("role", False, "it is a replica, which cannot be written", fix)
     return Finding("role", True, "it can be written")
+
+
+async def _sentinels(target: RedisUrl, settings: Settings) -> list[Finding]:
+    """Whether they can find the next server when this one is gone."""
+    if not target.service:
+        return []
+    asking = (("SENTINEL", "MASTER", target.service),)
+    told = await asyncio.gather(
+        *(asyncio.to_thread(sentinel.ask, target, one, asking) for one in target.addresses),
+        return_exceptions=True,
+    )
+    silent = [
+        f"{host}:{port}: {answer}"
+        for (host, port), answer in zip(target.addresses, told, strict=True)
+        if isinstance(answer, BaseException)
+    ]
+    if silent:
+        message = f"{len(silent)} of {len(told)} do not answer: {'; '.join(silent)}"
+        fix = f"start them, or correct {env_name('redis_url')}"
+        return [Finding("sentinels", False, message, fix)]
+    facts = [dict(zip(one[0][::2], one[0][1::2], strict=True)) for one in told]  # type: ignore[index]
+    replicas = max(int(one.get(b"num-slaves", 0)) for one in facts)
+    if not replicas:
+        message = f"{len(told)} answer, and know no replica: nobody could take over"
+        return [Finding("sentinels", False, message, "start a replica: replicaof HOST PORT")]
+    message = f"{len(told)} answer, {counted(replicas, 'replica')}"
+    if settings.database_url is None:
+        fix = f"a failover loses what a replica has not got yet: set {env_name('database_url')}"
+        return [Finding("sentinels", True, message, fix)]
+    return [Finding("sentinels", True, message)]
 
 
 async def _clock(pipe: Pipe, clock: Callable[[], float]) -> Finding:
@@ -374,7 +407,8 @@ async def _dead_letters(pipe: Pipe) -> Finding:
     count = int(await pipe.call("LLEN", DEAD))
     if not count:
         return Finding("dead letters", True, "none")
-    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {DEAD}"
+    name = f"{pipe.target.prefix}{DEAD}"
+    fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {name}"
     refused = counted(count, "message was refused", "messages were refused")
     return Finding("dead letters", False, refused, fix)
 

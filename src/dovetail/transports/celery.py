@@ -15,6 +15,7 @@ from celery import Celery  # type: ignore[import-untyped]
 from kombu.entity import Exchange, Queue
 
 from dovetail.config import Settings, SettingsError, env_name, load_settings
+from dovetail.redis_url import SCHEMES, of_celery, read
 
 QUEUE = "dovetail"
 TASK = "dovetail.execute_node"
@@ -25,19 +26,38 @@ WORKS_IN = "dovetail.pooled"
 
 
 def broker_url(settings: Settings) -> str:
-    """As Celery spells it. Raises `SettingsError` if there is none."""
+    """As we spell it; see `reached`. Raises `SettingsError` if there is none."""
     url = settings.broker_url or settings.redis_url
     if url is None:
         raise SettingsError(
             f"neither {env_name('broker_url')} nor {env_name('redis_url')} is set: Celery needs a "
             "broker, as in redis://localhost:6379/0 or amqp://guest@localhost//"
         )
-    return url.replace("unix://", "redis+socket://", 1) if url.startswith("unix://") else url
+    return url
+
+
+def is_redis(url: str) -> bool:
+    return url.partition("://")[0] in SCHEMES
+
+
+def reached(url: str) -> dict[str, Any]:
+    """How Celery reaches this broker. Of Redis we tell it all: by itself it would take a `rediss`
+    without options for one whose certificate nobody need look at."""
+    if not is_redis(url):
+        return {"broker_url": url}
+    found = of_celery(read(url))
+    given: dict[str, Any] = {"broker_url": found.url}
+    if found.use_ssl is not None:
+        given["broker_use_ssl"] = found.use_ssl
+    if found.transport_options:
+        given["broker_transport_options"] = found.transport_options
+    return given
 
 
 def make_app(settings: Settings) -> Celery:
-    app = Celery("dovetail", broker=broker_url(settings), include=[WORKS_IN], set_as_current=False)
-    app.conf.update(configuration(settings))
+    place = reached(broker_url(settings))
+    app = Celery("dovetail", broker=place["broker_url"], include=[WORKS_IN], set_as_current=False)
+    app.conf.update(configuration(settings) | place)
     return app
 
 

@@ -8,7 +8,7 @@ from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
 from dovetail.engine.ports import Finding
 from dovetail.pipe import Pipe, RedisError
-from dovetail.transports.celery import QUEUE, broker_url, make_app
+from dovetail.transports.celery import QUEUE, broker_url, is_redis, make_app
 from dovetail.transports.celery_sender import BROKER_SECONDS, Broker, KombuBroker, RedisBroker
 
 CHECK = "broker"
@@ -22,12 +22,12 @@ async def examine(settings: Settings) -> list[Finding]:
     url = broker_url(settings)
     kind = url.partition("://")[0]
     fix = f"start it, or correct {env_name('broker_url')}"
-    is_redis = kind in ("redis", "rediss")
-    broker: Broker = RedisBroker(url) if is_redis else KombuBroker(make_app(settings))
+    redis = is_redis(url)
+    broker: Broker = RedisBroker(url) if redis else KombuBroker(make_app(settings))
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             count = await broker.waiting()
-            if is_redis and (problem := await _of_redis(url)):
+            if redis and (problem := await _of_redis(url)):
                 return [problem]
     except StoreError as error:
         return [Finding(CHECK, False, f"{kind}: {error}", fix)]

@@ -36,7 +36,7 @@ from dovetail.transports.broker_counts import (
     sent_after,
 )
 from dovetail.transports.broker_counts import waiting as by_handler
-from dovetail.transports.celery import GRACE_SECONDS, QUEUE, TASK
+from dovetail.transports.celery import GRACE_SECONDS, QUEUE, TASK, is_redis
 from dovetail.transports.messages import task_fields
 from dovetail.transports.streams import StreamSender
 
@@ -287,7 +287,7 @@ class KombuBroker:
 
 def broker_at(url: str, app: Celery, pipe: Pipe, pipe_url: str | None) -> Broker:
     """`pipe` is a connection that is there already; it does for a broker at the same place."""
-    if url.startswith(("redis://", "rediss://")):
+    if is_redis(url):
         return RedisBroker(url, pipe if url == pipe_url else None)
     return KombuBroker(app)
 

@@ -20,7 +20,7 @@ from dovetail.core.consequences import new_tuple
 from dovetail.core.redaction import Redactor
 from dovetail.core.transitions import Stop
 from dovetail.engine.ports import Task
-from dovetail.pipe import RETRY_SECONDS, Command, Pipe, RedisError, comes_later
+from dovetail.pipe import RETRY_SECONDS, Command, Pipe, RedisError, comes_later, is_replaced
 from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import read_results, read_tasks
 from dovetail.transports.stream_messages import (
@@ -312,10 +312,13 @@ class StreamReader:
                 self._known.clear()
                 return []
             if _reads_later(reply):
+                if is_replaced(reply):
+                    self._blocking.leave()
                 await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
-        return [(stream.decode(), entry) for stream, entries in reply or () for entry in entries]
+        name_of = self._pipe.name_of
+        return [(name_of(stream), entry) for stream, entries in reply or () for entry in entries]
 
     def send(self, commands: Sequence[Command], *, now: bool) -> asyncio.Future[list[Any]] | None:
         """At once or along with the next read, on its connection; None while a read blocks that."""
