@@ -394,6 +394,6 @@ def test_every_command_about_runs_takes_a_server(group: str | None) -> None:
         if one.callback and {"server", "token"} <= set(signature(one.callback).parameters)
     }
     if group is None:
-        assert placed == {"trigger", "batch", "validate", "doctor"}
+        assert placed == {"trigger", "batch", "validate", "doctor", "handlers"}
     else:
         assert len(placed) == len(commands)

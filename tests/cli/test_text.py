@@ -184,6 +184,8 @@ NEVER_ONE = {
     "{len(cycle.members):,} nodes wait for each other",
     "{self.docs_per_hour:,.0f} documents an hour",
     "{active} runs",
+    "{crashes} attempts",
+    "{MOST_READINGS} processes",
     "{who} runs and",
     "{documents:,} documents",
     "{count:,} messages wait",

@@ -216,6 +216,7 @@ _CHANGES: dict[str, Callable[[Row, float, dict[str, Any]], None]] = {
     "node.retrying": _retrying,
     "node.lost": _queued,
     "node.cached": _cached,
+    "node.reused": _cached,
     "node.completed": _ends_as(NodeStatus.COMPLETED),
     "node.failed": _ends_as(NodeStatus.FAILED),
     "node.skipped": _ends_as(NodeStatus.SKIPPED),

@@ -160,7 +160,9 @@ def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
     columns = zip(*([text for text, _ in row] for row in rows), strict=True)
     widths = [max(map(cells, column)) for column in columns]
     if width is not None:
-        widths = fitting(widths, width - len(_BETWEEN) * (len(widths) - 1))
+        # Behind the last column that has something in it there is nothing to be kept apart.
+        last = max((place for place, most in enumerate(widths) if most), default=0)
+        widths = fitting(widths, width - len(_BETWEEN) * last)
     for row in rows:
         cut = [(clip(text, most), style) for (text, style), most in zip(row, widths, strict=True)]
         *padded, last = zip(cut, widths, strict=True)
