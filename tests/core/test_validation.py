@@ -214,9 +214,9 @@ ONE: dict[str, tuple[str, str, str, str]] = {
         "is remote",
     ),
     "a keyword that is not allowed": (
-        "name: w\nparams:\n  ⟦$id: x\nnodes: [{id: a, handler: sleep}]",
+        "name: w\nparams:\n  ⟦$anchor: x\nnodes: [{id: a, handler: sleep}]",
         "invalid_field",
-        'params["$id"]',
+        'params["$anchor"]',
         "not supported",
     ),
     "a list": ("⟦- a", "invalid_field", "", "a definition is a mapping with 'name' and 'nodes'"),

@@ -485,7 +485,8 @@ class TestBatches:
             batch_id = opened["batch_id"]
             assert again["batch_id"] == batch_id
             first = await commands.trigger(checked, place=(batch_id, 0))
-            assert await commands.trigger(checked, place=(batch_id, 0)) == (first.run_id, False)
+            again = await commands.trigger(checked, place=(batch_id, 0))
+            assert (again.run_id, again.created) == (first.run_id, False)
             assert (await commands.get_batch(batch_id))["finished_at"] is None
             await commands.trigger(checked, place=(batch_id, 1))
             batch = await asyncio.wait_for(commands.wait_batch(batch_id), PATIENCE)

@@ -500,9 +500,9 @@ async def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.M
 def test_whatever_decides_is_asked_of_the_server() -> None:
     """A new command of the engine is to be asked here, too, or to be known as one that reads."""
     reads = {
-        *("workflow", "workflows", "versions", "delete_workflow", "set_alias"),
+        *("workflow", "workflows", "versions", "delete_workflow", "set_alias", "delete_alias"),
         *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch", "ended"),
-        *("look", "summary", "with_results", "with_output"),
+        *("look", "summary", "with_results", "with_output", "find_batch"),
     }
     public = {name for name in vars(Commands) if not name.startswith("_")}
     fields = set(Commands.__dataclass_fields__)

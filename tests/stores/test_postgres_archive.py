@@ -553,5 +553,5 @@ async def test_a_run_as_redis_has_it_comes_back_byte_for_byte(
 def test_every_statement_is_used() -> None:
     files = Path(postgres.__file__).parent.glob("*.py")
     source = "".join(path.read_text() for path in files)
-    unused = [name for name in statements() if f'"{name}"' not in source]
-    assert unused == ["schema_1"]  # which is used by its number
+    numbered = {"schema_1"}  # used by its number
+    assert not [name for name in statements() if f'"{name}"' not in source and name not in numbered]

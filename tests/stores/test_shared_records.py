@@ -38,7 +38,7 @@ def flow(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def archive_all(settings: Settings) -> None:
-    async with connected(settings) as parts, distributed._archived(settings, parts) as archive:
+    async with connected(settings) as parts, distributed.archived(settings, parts) as archive:
         assert archive is not None
         while await parts.pipe.call("ZCARD", "wf:unarchived"):
             await archive.archiver.archive_what_moved()
@@ -187,6 +187,6 @@ async def test_a_trigger_is_answered_though_redis_dies_once_it_is_kept(
             assert (accepted.created, receipt["status"]) == (True, "PENDING")
             assert (receipt["workflow"], receipt["version"]) == (one["name"], None)
             again = await commands.trigger(checked, {"n": 1}, idempotency_key="k")
-            assert again == (accepted.run_id, False)
+            assert again[:2] == (accepted.run_id, False)
             redis.start()
             assert (await commands.get_run(accepted.run_id))["status"] == "PENDING"

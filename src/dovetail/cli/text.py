@@ -161,8 +161,8 @@ def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:
     widths = [max(map(cells, column)) for column in columns]
     if width is not None:
         # Behind the last column that has something in it there is nothing to be kept apart.
-        last = max((place for place, most in enumerate(widths) if most), default=0)
-        widths = fitting(widths, width - len(_BETWEEN) * last)
+        apart = max((place for place, most in enumerate(widths) if most), default=0)
+        widths = fitting(widths, width - len(_BETWEEN) * apart)
     for row in rows:
         cut = [(clip(text, most), style) for (text, style), most in zip(row, widths, strict=True)]
         *padded, last = zip(cut, widths, strict=True)
