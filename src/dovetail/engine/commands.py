@@ -92,13 +92,23 @@ Given = Source | Mapping[str, Any] | Checked | str
 """A definition in any form, or the name of a registered workflow."""
 
 
-class Accepted(NamedTuple):
-    """A run that will end: made now, or found under its idempotency key or place in a batch."""
-
+class _Accepted(NamedTuple):
     run_id: str
     created: bool
-    warnings: Sequence[Problem] = ()
-    """Of its params."""
+
+
+class Accepted(_Accepted):
+    """A run that will end: made now, or found under its idempotency key or place in a batch.
+
+    A pair; what its params are warned of stands beside it.
+    """
+
+    warnings: Sequence[Problem]
+
+    def __new__(cls, run_id: str, created: bool, warnings: Sequence[Problem] = ()) -> Accepted:
+        made = super().__new__(cls, run_id, created)
+        made.warnings = warnings
+        return made
 
 
 class _Compiled(NamedTuple):
