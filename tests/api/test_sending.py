@@ -47,7 +47,7 @@ async def served(sending: Sending) -> AsyncIterator[int]:
     listening = listen(["127.0.0.1"], 0)
     listening[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL)
     closing = asyncio.Event()
-    work = asyncio.ensure_future(serve(app, listening, closing, sending))
+    work = asyncio.ensure_future(serve(app, listening, closing, sending=sending))
     try:
         async with asyncio.timeout(SECONDS):
             yield listening[0].getsockname()[1]

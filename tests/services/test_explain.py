@@ -108,4 +108,5 @@ async def test_a_run_that_has_finished_has_nothing_to_explain(commands: Commands
         "run_id": run_id,
         "status": "COMPLETED",
         "nodes": [],
+        "damage": [],
     }

@@ -21,7 +21,7 @@ from dovetail.distributed import commanding, connected, orchestrate, working
 from dovetail.engine.commands import Commands
 from dovetail.engine.ports import Task
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.handlers.registry import Registry, describe
+from dovetail.handlers.registry import Registry, describe, handler, marked
 from dovetail.pipe import Pipe
 
 from ..celery_crew import celery_worker
@@ -84,7 +84,8 @@ class Place:
 def registry_with(settings: Settings, *handlers: Any) -> Registry:
     registry = builtin_registry(settings)
     for fn in handlers:
-        registry.add(describe(fn, name=fn.__name__))
+        for known in marked(fn, "tests") or [describe(fn, name=fn.__name__)]:
+            registry.add(known)
     return registry
 
 
@@ -244,6 +245,7 @@ async def test_what_was_made_with_a_secret_is_found_by_workers_that_have_it(redi
     }
     called: list[str] = []
 
+    @handler("made", secrets=True)
     async def made(config: dict[str, Any], ctx: Any) -> int:
         called.append(config["key"])
         return len(called)

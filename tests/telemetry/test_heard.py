@@ -39,6 +39,9 @@ class Ear:
     def caller(self) -> str | None:
         return None
 
+    def outputs_wanted(self, graph: Graph) -> None:
+        return None
+
     def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
         self.logs.append(log)
 

@@ -514,7 +514,8 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
 
 def lost_nodes(starts: Sequence[Start]) -> str:
     """`its lease on 2 nodes ran out: a of run 12ab34, b of run 12ab34`."""
-    named = ", ".join(f"{node} of run {run_id[:6]}" for run_id, node, _ in starts[:MOST_NAMED])
+    first = sorted(starts)[:MOST_NAMED]
+    named = ", ".join(f"{node} of run {run_id[:6]}" for run_id, node, _ in first)
     more = f" and {len(starts) - MOST_NAMED:,} more" if len(starts) > MOST_NAMED else ""
     return f"its lease on {counted(len(starts), 'node')} ran out: {named}{more}"
 
