@@ -268,7 +268,7 @@ def test_a_secret_is_nowhere_whatever_handlers_do_with_it(
     with SETUPS[setup](tmp_path, **env) as (server, kept, redis_url, database):
         try:
             api = server.client(authorization=f"Bearer {TOKEN}")
-            shown = everything_shown(api, flow(name, *NODES, on_failure="continue"))
+            shown = everything_shown(api, flow(name, *NODES, on_failure="continue"), setup)
             shown += refused_when_it_is_checked(api, flow(name, *REFUSED))
             if redis_url is not None:
                 old = flow(f"{name}-old", *REFUSED, on_failure="continue")
@@ -289,7 +289,7 @@ def test_a_secret_is_nowhere_whatever_handlers_do_with_it(
     check_lines(logged.decode(), form)
 
 
-def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
+def everything_shown(api: Api, definition: dict[str, Any], setup: str) -> bytes:
     name = api.register(definition)
     first = api.post(f"/workflows/{name}/runs")["run_id"]
     run = api.finished(first)
@@ -312,7 +312,10 @@ def everything_shown(api: Api, definition: dict[str, Any]) -> bytes:
         for line in b"\n".join(found).split(b"\n")  # of both: progress may be overtaken by the end
         if line[:6] == b"data: "
     }
-    assert {"node.progress", "node.failed", "node.retrying", "node.cached"} <= kinds
+    # Over Redis only a worker has secrets, so it alone knows the key of a node that has one: such
+    # a node is started, and completes with what is kept.
+    cached = set() if setup == "distributed" else {"node.cached"}
+    assert {"node.progress", "node.failed", "node.retrying", *cached} <= kinds
     return b"\n".join(found)
 
 
