@@ -18,10 +18,10 @@ from dovetail.distributed import commanding, orchestrate, working
 from dovetail.engine import shared, submissions
 from dovetail.engine.commands import Commands
 from dovetail.engine.ports import Task
-from dovetail.engine.remote_desk import RemoteDesk
 from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.pipe import Pipe, RedisError
+from dovetail.stores.redis_leases import RedisLeases
 from dovetail.stores.redis_records import RedisRecords
 from dovetail.transports.streams import RESULTS
 
@@ -221,13 +221,13 @@ async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_le
 async def test_who_lives_is_not_lost_because_the_orchestrators_were_away_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    renew = RemoteDesk.renew
+    renew = RedisLeases.renew
 
-    async def slowly(desk: RemoteDesk, tasks: Sequence[Task]) -> list[Stop]:
+    async def slowly(leases: RedisLeases, tasks: Sequence[Task]) -> list[Stop]:
         await asyncio.sleep(0.3)  # so that the orchestrator looks first
-        return await renew(desk, tasks)
+        return await renew(leases, tasks)
 
-    monkeypatch.setattr(RemoteDesk, "renew", slowly)
+    monkeypatch.setattr(RedisLeases, "renew", slowly)
     monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)
     with RedisServer() as server:
         settings = Settings(redis_url=server.url, lease_seconds=1.0)
