@@ -217,15 +217,26 @@ def main() -> int:
     if not args.passing:
         jobs.insert(0, ("(no bug: the tests pass)", None, everything))
     width = max(len(name) for name, _, _ in jobs)
-    bad = 0
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(AT_ONCE) as pool:
+    missed = []
+    with tempfile.TemporaryDirectory() as directory:
         source = compiled_copy(Path(directory))
-        tried = pool.map(lambda job: try_bug(job[1], job[2], source), jobs)
-        for (name, _, _), (good, said) in zip(jobs, tried, strict=True):
-            bad += not good
-            print(f"{'✓' if good else '✗'} {name:{width}}  {said}", flush=True)
-    print(f"{len(bugs)} planted bugs, {'all noticed' if not bad else f'{bad} WRONG'}")
-    return 1 if bad else 0
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            tried = pool.map(lambda job: try_bug(job[1], job[2], source), jobs)
+            for job, (good, said) in zip(jobs, tried, strict=True):
+                print(f"{'✓' if good else '?'} {job[0]:{width}}  {said}", flush=True)
+                if not good:
+                    missed.append(job)
+        # Some bugs are races: on a busy machine their test may miss one. Each gets a second try
+        # alone. The tests without a bug get none: they must pass at the first try.
+        wrong = []
+        for name, bug, tests in missed:
+            good, said = (False, "") if bug is None else try_bug(bug, tests, source)
+            print(f"{'✓' if good else '✗'} {name:{width}}  alone: {said}", flush=True)
+            if not good:
+                wrong.append(name)
+    found = f"{len(wrong)} WRONG: {', '.join(wrong)}" if wrong else "all noticed"
+    print(f"{len(bugs)} planted bugs, {found}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
