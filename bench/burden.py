@@ -55,7 +55,7 @@ def settings_and_registry(folder: str) -> Any:
 @contextmanager
 def memory(workload: tuple[Any, ...], folder: str) -> Iterator[Job]:
     """`run` tells how many bytes the process grew at most, beyond its idle size, in one run."""
-    from dovetail.wiring import embedded
+    from dovetail.wiring.embedded import embedded
 
     settings, registry = settings_and_registry(folder)
 
@@ -88,7 +88,7 @@ def resident(which: str) -> int:
 @contextmanager
 def history(runs: int, folder: str) -> Iterator[Job]:
     """A file with so many finished runs, and what people do with such a file."""
-    from dovetail.wiring import attached, embedded
+    from dovetail.wiring.embedded import attached, embedded
 
     settings, registry = settings_and_registry(folder)
     with asyncio.Runner() as runner:
@@ -140,7 +140,7 @@ def history(runs: int, folder: str) -> Iterator[Job]:
 
 async def _live(settings: Any, registry: Any) -> None:
     """Three runs to be copied: one of the rare workflow, one that fails, one as usual."""
-    from dovetail.wiring import embedded
+    from dovetail.wiring.embedded import embedded
 
     usual = definition(workloads.diamonds(1))
     failing = {"name": "failing", "nodes": [{"id": "a", "handler": "refuse"}]}
@@ -167,7 +167,7 @@ def _fill(db: Path, runs: int) -> list[str]:
 
 
 def _copy(connection: sqlite3.Connection, original: int, copies: int) -> None:
-    from dovetail.stores.sqlite_writer import PIECES
+    from dovetail.stores.sqlite.writer import PIECES
 
     (last,) = connection.execute("SELECT MAX(number) FROM runs").fetchone()
     columns = [row[1] for row in connection.execute("PRAGMA table_info(runs)")]

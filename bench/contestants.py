@@ -97,7 +97,7 @@ def dovetail_definition(workload: Workload) -> Run:
     from dovetail.handlers.builtin import builtin_registry
     from dovetail.handlers.calls import RegistryCalls
     from dovetail.handlers.registry import describe
-    from dovetail.wiring import LocalEngine
+    from dovetail.wiring.embedded import LocalEngine
 
     async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         return node(*config["of"])

@@ -94,8 +94,8 @@ def _dovetail(
     from dovetail.config import Settings
     from dovetail.handlers.builtin import builtin_registry
     from dovetail.handlers.registry import describe
-    from dovetail.stores.sqlite_file import SqliteFile
-    from dovetail.wiring import embedded
+    from dovetail.stores.sqlite.file import SqliteFile
+    from dovetail.wiring.embedded import embedded
 
     async def noop(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
         return node(*config["of"])

@@ -44,7 +44,7 @@ def dovetail(
 ) -> Iterator[Job]:
     """Its services as anybody starts them, with their default settings and registered workflows."""
     from dovetail.config import Settings
-    from dovetail.distributed import commanding
+    from dovetail.wiring.distributed import commanding
 
     settings = Settings(redis_url=url, database_url=database_url, transport=transport)
     environment = {
@@ -124,10 +124,10 @@ async def _registered(commands: Any, work: Workload) -> None:
 
 async def _archived(url: str) -> None:
     """Until the archive has everything, so that its work does not fall to whoever is next."""
-    from dovetail.pipe import Pipe
-    from dovetail.stores.redis_hints import UNARCHIVED
+    from dovetail.redis_client.pipelined import PipelinedRedis
+    from dovetail.stores.redis.archive import UNARCHIVED
 
-    async with asyncio.timeout(START_SECONDS), Pipe(url) as pipe:
+    async with asyncio.timeout(START_SECONDS), PipelinedRedis(url) as pipe:
         while True:
             if not await pipe.call("ZCARD", UNARCHIVED):
                 return

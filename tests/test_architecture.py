@@ -27,48 +27,34 @@ FILES = sorted(SOURCE.rglob("*.py"))
 INSIDE = {"core", "engine", "config", "handlers"}
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "redis_url": {"core"},
-    "config": {"core", "redis_url"},
+    "redis_client": {"core"},
+    "config": {"core", "redis_client"},
     "engine": {"core"},
     "handlers": {"core", "engine", "config"},
-    "cluster": {"core"},
     "postgres_url": {"core"},
-    "sentinel": {"redis_url"},
-    "redis_keys": {"cluster"},
-    "pipe": {"core", "cluster", "redis_keys", "redis_url", "sentinel"},
-    "scanning": {"pipe"},
-    "blocking_pipe": {"core", "pipe", "redis_url", "sentinel"},
-    "stores": {
-        *("core", "engine", "config", "pipe", "scanning", "postgres_url", "redis_url", "sentinel"),
-    },
-    "transports": {"core", "engine", "config", "pipe", "scanning", "redis_url"},
-    "wiring": {*INSIDE, "pipe", "stores", "transports"},
-    "clearing": {"core", "config", "engine", "pipe", "stores", "transports"},
-    "distributed": {*INSIDE, "clearing", "pipe", "stores", "transports", "wiring"},
-    # The same for a worker of Celery, which imports it by its name.
-    "pooled": {*INSIDE, "pipe", "blocking_pipe", "stores", "transports", "wiring", "distributed"},
-    "fleet": {"core", "config", "engine", "pipe", "redis_url", "stores", "transports"},
-    # Only wiring names a concrete store or transport, so none of these may.
+    "stores": {"core", "engine", "config", "redis_client", "postgres_url"},
+    "transports": {"core", "engine", "config", "redis_client"},
+    # Only wiring names concrete stores and transports.
+    "wiring": {*INSIDE, "redis_client", "stores", "transports"},
     # The client only for the class of events that both give out.
     "executor": {*INSIDE, "wiring", "client"},
-    "client": {*INSIDE, "redis_url", "wiring", "distributed"},
+    "client": {*INSIDE, "redis_client", "wiring"},
     # Names the extra of a package that is missing; imports nothing.
     "extras": set(),
-    "celery": {*INSIDE, "redis_url", "wiring", "executor", "extras"},
-    # The API speaks to the engine's commands, and is given them by whoever serves it.
+    "celery": {*INSIDE, "redis_client", "wiring", "executor", "extras"},
+    # The API speaks to the engine's commands. The process that serves it hands them over.
     "api": {"core", "engine", "config"},
-    # Listens to the engine; nothing but the edge knows it.
+    # Listens to the engine; only the edge knows it.
     "telemetry": {"core", "engine", "config"},
     # An application: the public face, the settings and the tasks of Celery are all it may know.
     "documents": {"dovetail", "config", "celery", "postgres_url"},
+    # Its commands, which the command line loads by name.
+    "documents.commands": {*INSIDE, "cli", "documents", "telemetry", "wiring", "dovetail"},
     "cli": {
         *INSIDE,
         "documents",
         "telemetry",
         "wiring",
-        "distributed",
-        "pooled",
-        "fleet",
         "executor",
         "client",
         "api",
@@ -108,6 +94,8 @@ HEAVY = {
 def part_of(module: str) -> str:
     """`dovetail.core.dag` is of the part `core`; `dovetail` itself is of the part `dovetail`."""
     names = module.split(".")
+    if names[1:3] == ["documents", "commands"]:
+        return "documents.commands"
     return names[1] if len(names) > 1 else names[0]
 
 
@@ -200,7 +188,7 @@ def test_imports_go_one_way_and_the_core_is_pure() -> None:
         ("dovetail.engine.worker", "async def work():\n    import redis"),
         ("dovetail.stores.memory", "import dovetail.transports.local"),
         ("dovetail.executor", "from dovetail.stores.memory import MemoryStore"),
-        ("dovetail.wiring", "from dovetail.cli import main"),
+        ("dovetail.wiring.embedded", "from dovetail.cli import main"),
         ("dovetail.documents.handlers", "from dovetail.core.errors import PermanentError"),
     ],
 )
@@ -230,7 +218,8 @@ def test_the_core_neither_waits_nor_opens_nor_prints() -> None:
 
 
 def test_only_the_command_line_prints() -> None:
-    found = [c for p in FILES if SOURCE / "cli" not in p.parents for c in calls(p, {"print"})]
+    edges = {SOURCE / "cli", SOURCE / "documents" / "commands"}
+    found = [c for p in FILES if not edges & set(p.parents) for c in calls(p, {"print"})]
     assert not found, "\n" + "\n".join(found)
 
 

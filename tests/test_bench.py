@@ -28,7 +28,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Dispatch, Submit
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
-from dovetail.wiring import embedded
+from dovetail.wiring.embedded import embedded
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_DASK = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.documents import folder, model, reading
+from dovetail.documents import extraction, folder, reading
 from dovetail.documents.fields import TYPES, Fields
 
 from .pages import ROOT, blocks, call, commands, comparable, environment, services
@@ -90,7 +90,7 @@ def test_the_page_has_every_setting() -> None:
     read = {name for text in sources for name in re.findall(r'"(DOVETAIL_DOCUMENTS_\w+)"', text)}
     assert names(rows("variable")) == read
     assert f"`{reading.MAX_BYTES}`" in TEXT
-    assert f"`{model.PATIENCE:g}`" in TEXT
+    assert f"`{extraction.PATIENCE:g}`" in TEXT
 
 
 def test_the_bounds_of_the_page_are_the_real_ones() -> None:

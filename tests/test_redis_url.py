@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail import redis_url
 from dovetail.config import SettingsError, load_settings
-from dovetail.redis_url import WrongUrl, from_celery, of_celery, read
+from dovetail.redis_client import url as redis_url
+from dovetail.redis_client.url import WrongUrl, from_celery, of_celery, read
 
 
 def test_an_address_with_all_that_may_be_in_it() -> None:

@@ -12,15 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dovetail.client import Dovetail
-    from dovetail.client.answers import (
-        Batch,
-        BatchRun,
-        Event,
-        Page,
-        Run,
-        RunNode,
-        WorkflowVersion,
-    )
+    from dovetail.client.answers import Batch, BatchRun, Event, Page, Run, RunNode, WorkflowVersion
     from dovetail.core.errors import (
         Conflict,
         DovetailError,

@@ -22,10 +22,10 @@ from urllib.parse import parse_qsl, unquote
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dovetail.core.errors import DovetailError
-from dovetail.redis_url import PREFIX as PREFIX_OF_KEYS
-from dovetail.redis_url import PREFIX_RULE, WrongUrl, with_prefix
-from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
-from dovetail.redis_url import read as read_redis_url
+from dovetail.redis_client.url import PREFIX as PREFIX_OF_KEYS
+from dovetail.redis_client.url import PREFIX_RULE, WrongUrl, with_prefix
+from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
+from dovetail.redis_client.url import read as read_redis_url
 
 PREFIX = "DOVETAIL_"
 HOSTS_SUFFIX = "_HOSTS"

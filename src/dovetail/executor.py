@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dovetail.core import events as core_events
-from dovetail.core.consequences import COMPLETED, FAILED
 from dovetail.core.dag import Graph, NodeSpec, children_of, cycles, layers, ready_nodes, spell_out
+from dovetail.core.effects import COMPLETED, FAILED
 from dovetail.core.errors import InvalidDefinition, Problem, TemplateError
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.run import NodeState, RunState
@@ -29,7 +29,7 @@ from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, LocalLimits, Tok
 from dovetail.engine.ports import Calls, Report, Task
 from dovetail.engine.views import event_view
 from dovetail.handlers.failure import describe
-from dovetail.wiring import LocalEngine
+from dovetail.wiring.embedded import LocalEngine
 
 if TYPE_CHECKING:
     from dovetail.client.answers import Event

@@ -14,9 +14,9 @@ import pytest
 from dovetail import Dovetail
 from dovetail.api import events
 from dovetail.core.outputs import LARGE_OUTPUT
-from dovetail.pipe import Pipe
-from dovetail.stores import listing
-from dovetail.stores.redis_hints import UNARCHIVED
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores import records as listing
+from dovetail.stores.redis.archive import UNARCHIVED
 
 from ..library.places import serving
 from .conftest import Api, Server, flow, node, wait_for
@@ -208,7 +208,7 @@ def test_a_run_that_only_the_archive_has_is_answered_as_it_was(
 
     async def forgotten() -> bool:
         """In Redis, once PostgreSQL has all of it."""
-        async with Pipe(server.redis_url) as pipe:
+        async with PipelinedRedis(server.redis_url) as pipe:
             if await pipe.call("ZSCORE", UNARCHIVED, run_id) is not None:
                 return False
             await pipe.call("DEL", *await pipe.call("KEYS", f"wf:{{{run_id}}}:*"))

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.api import outputs
-from dovetail.api.budget import Budget
 from dovetail.api.outputs import CHUNK_BYTES, PART_BYTES, Hole, Part, streamed
-from dovetail.core.outputs import Elsewhere
+from dovetail.api.service import Budget
+from dovetail.core.outputs import OutputReference
 
 
 @given(
@@ -56,12 +56,12 @@ async def test_of_a_large_answer_a_part_at_a_time_is_in_memory() -> None:
     text = b'"%b"' % (b"x" * 300_000)
     parts: list[Part] = [b"["]
     for nth in range(40):
-        parts += (b"," if nth else b"", Hole(Elsewhere(len(text), nth), len(text), None))
+        parts += (b"," if nth else b"", Hole(OutputReference(len(text), nth), len(text), None))
     parts.append(b"]")
     budget = Budget(2 * PART_BYTES)
     asked: list[list[Any]] = []
 
-    async def read(wanted: Sequence[Elsewhere]) -> list[bytes]:
+    async def read(wanted: Sequence[OutputReference]) -> list[bytes]:
         assert sum(one.size for one in wanted) <= budget.taken <= PART_BYTES
         asked.append([one.where for one in wanted])
         return [text for _ in wanted]
@@ -77,12 +77,12 @@ async def test_many_answers_to_clients_that_do_not_read_hold_no_more_than_the_bu
     budget = Budget(3 * PART_BYTES)
     held = 0
 
-    async def read(wanted: Sequence[Elsewhere]) -> list[bytes]:
+    async def read(wanted: Sequence[OutputReference]) -> list[bytes]:
         nonlocal held
         held += sum(one.size for one in wanted)
         return [b"0" * one.size for one in wanted]
 
-    parts: list[Part] = [Hole(Elsewhere(PART_BYTES, 0), PART_BYTES, None)] * 4
+    parts: list[Part] = [Hole(OutputReference(PART_BYTES, 0), PART_BYTES, None)] * 4
     answers = [streamed(list(parts), read, budget) for _ in range(20)]
     firsts = [asyncio.ensure_future(anext(answer)) for answer in answers]  # type: ignore[arg-type]
     for _ in range(50):
@@ -100,9 +100,12 @@ async def test_many_answers_to_clients_that_do_not_read_hold_no_more_than_the_bu
 async def test_one_output_that_is_larger_than_the_budget_is_sent_all_the_same() -> None:
     size = 3 * outputs.PART_BYTES
 
-    async def read(wanted: Sequence[Elsewhere]) -> list[bytes]:
+    async def read(wanted: Sequence[OutputReference]) -> list[bytes]:
         return [b"0" * one.size for one in wanted]
 
     budget = Budget(outputs.PART_BYTES)
-    sent = [chunk async for chunk in streamed([Hole(Elsewhere(size, 0), size, None)], read, budget)]
+    sent = [
+        chunk
+        async for chunk in streamed([Hole(OutputReference(size, 0), size, None)], read, budget)
+    ]
     assert sum(map(len, sent)) == size

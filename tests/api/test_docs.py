@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.api.examples import EXAMPLES
+from dovetail.api.openapi import EXAMPLES
 from dovetail.api.problems import KIND_OF, STATUS_OF
 from dovetail.core.states import NodeStatus, RunStatus
 

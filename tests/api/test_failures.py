@@ -12,9 +12,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.api import events, readiness
+from dovetail.api import events
+from dovetail.api import service as readiness
 from dovetail.api.app import create_app
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService
 from dovetail.config import Settings
 from dovetail.core.errors import DovetailError, NotFound, StoreError
 from dovetail.core.events import Event
@@ -49,11 +50,11 @@ class NoWorkers:
         pass
 
 
-def service(commands: Any) -> Service:
-    return Service(commands, NoWorkers(), Settings(db=DB))
+def service(commands: Any) -> ApiService:
+    return ApiService(commands, NoWorkers(), Settings(db=DB))
 
 
-async def get(service: Service, path: str, **headers: str) -> httpx2.Response:
+async def get(service: ApiService, path: str, **headers: str) -> httpx2.Response:
     transport = httpx2.ASGITransport(app=create_app(service, "1"), raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.get(path, headers=headers)
@@ -114,7 +115,7 @@ async def test_a_fleet_that_is_away_is_a_503_before_anything_is_asked() -> None:
         async def check(self) -> None:
             raise StoreError("Redis did not answer")
 
-    asked = Service(Broken(ZeroDivisionError()), Away(), Settings(db=DB))  # type: ignore[arg-type]
+    asked = ApiService(Broken(ZeroDivisionError()), Away(), Settings(db=DB))  # type: ignore[arg-type]
     for path in ("/api/v1/runs", "/health/ready", "/health/workers"):
         answer = await get(asked, path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")

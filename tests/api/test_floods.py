@@ -19,11 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.api import service
+from dovetail.api.admission import (
+    PARTS,
+    Budgets,
+    Caller,
+    FairLine,
+    Gate,
+    Kind,
+    Limit,
+    OverBudget,
+    Place,
+    TooLong,
+    address_of,
+    limits_of,
+    network_of,
+)
 from dovetail.api.app import create_app
-from dovetail.api.budgets import PARTS, Budgets, Kind, Limit, OverBudget, Place, limits_of
-from dovetail.api.callers import Caller, address_of, network_of
-from dovetail.api.line import FairLine, Gate, TooLong
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService
 from dovetail.config import Settings
 from dovetail.core.definition.validation import Checked
 
@@ -347,7 +359,7 @@ async def asking(**settings: Any) -> AsyncIterator[tuple[Waiting, Callable[..., 
     commands = Waiting()
     tokens = (WRITER, f"{READER}:read", f"{OTHER}:read")
     given_ = Settings(tokens=tokens, **settings)
-    served = Service(commands, Alone(), given_)  # type: ignore[arg-type]
+    served = ApiService(commands, Alone(), given_)  # type: ignore[arg-type]
     app = create_app(served, "1")
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://localhost", timeout=SECONDS

@@ -14,18 +14,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail import distributed, fleet
-from dovetail.api import readiness
+from dovetail.api import service
 from dovetail.api.app import create_app
-from dovetail.api.readiness import Readiness
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService, Readiness
 from dovetail.config import Settings
 from dovetail.core.errors import StoreError
-from dovetail.distributed import commanding
-from dovetail.fleet import watching
-from dovetail.stores import postgres_pool
-from dovetail.stores.sqlite import SqliteStore
-from dovetail.stores.sqlite_file import SqliteFile
+from dovetail.stores.postgres import pool as postgres_pool
+from dovetail.stores.sqlite.file import SqliteFile
+from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.wiring import distributed, health
+from dovetail.wiring.distributed import commanding
+from dovetail.wiring.health import watching
 
 from ..servers.postgres_server import PostgresServer
 from ..servers.redis_server import RedisServer
@@ -71,7 +70,7 @@ class Asked:
 async def asking(**settings: Any) -> AsyncIterator[Asked]:
     told = Settings(**settings)
     async with commanding(told) as commands, watching(told, []) as workers:
-        app = create_app(Service(commands, workers, told), "1")
+        app = create_app(ApiService(commands, workers, told), "1")
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(
             transport=transport, base_url="http://localhost", timeout=SECONDS
@@ -85,7 +84,7 @@ async def asking(**settings: Any) -> AsyncIterator[Asked]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(service, "KNOWN_SECONDS", 0.0)
     monkeypatch.setattr(distributed, "ASKING_SECONDS", 0.2)
     monkeypatch.setattr(postgres_pool, "DOUBT_SECONDS", 0.2)
 
@@ -141,7 +140,7 @@ async def test_a_redis_that_refuses_writes_is_not_ready_until_it_takes_them(
     async with asking(redis_url=redis.url) as api:
         try:
             begin(redis)
-            await asyncio.sleep(fleet.SEEN_SECONDS)  # who has just answered is not asked again
+            await asyncio.sleep(health.SEEN_SECONDS)  # who has just answered is not asked again
             assert await api.ready() == (503, [f"Redis accepts no writes: {why}"])
             assert await api.trigger() == 503
             assert await api.reads() == 200
@@ -295,7 +294,7 @@ def test_a_server_whose_file_cannot_grow_says_so_and_its_successor_is_well(
 async def test_however_many_ask_the_stores_are_asked_once_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readiness, "KNOWN_SECONDS", 1.0)
+    monkeypatch.setattr(service, "KNOWN_SECONDS", 1.0)
     ready, asked = Readiness(), 0
     verdict: StoreError | None = StoreError("x")
 
@@ -313,7 +312,7 @@ async def test_however_many_ask_the_stores_are_asked_once_a_second(
         assert asked == 1
     assert answers == [verdict] * 100
     before, verdict = asked, None
-    monkeypatch.setattr(readiness, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(service, "KNOWN_SECONDS", 0.0)
     assert await ready(probe) is None
     assert asked == before + 1
 
@@ -321,7 +320,7 @@ async def test_however_many_ask_the_stores_are_asked_once_a_second(
 async def test_a_store_that_hangs_is_not_waited_for_by_whoever_asks_for_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readiness, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(service, "READY_SECONDS", 0.05)
     found = await Readiness()(lambda: asyncio.sleep(SECONDS))
     assert found is not None
     assert "does not answer" in found.reason

@@ -14,9 +14,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from dovetail.api.admission import Admission
-from dovetail.api.budgets import Budgets, limits_of
-from dovetail.api.envelope import Envelope
+from dovetail.api.admission import Admission, Budgets, limits_of
+from dovetail.api.middleware import RequestContext
 from dovetail.api.security import Guard, Tokens, check_binding, host_and_port, host_names
 from dovetail.config import Settings, SettingsError
 from dovetail.telemetry.logs import show_logs
@@ -349,7 +348,7 @@ async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
         await send({"type": "http.response.body", "body": b""})
 
     budgets = Budgets(limits_of(Settings(max_reads=2, caller_share=1.0), 100))
-    app = Envelope(Admission(slow, budgets), closing=asyncio.Event())
+    app = RequestContext(Admission(slow, budgets), closing=asyncio.Event())
     held = [asyncio.create_task(asked(app)) for _ in range(2)]
     await asyncio.sleep(0.05)
     refused = await asked(app)
@@ -392,7 +391,7 @@ async def test_the_start_and_end_of_a_server_pass_the_guard() -> None:
         seen.append(scope["type"])
 
     guard: Callable[..., Any] = Guard(app, hosts=[], tokens=Tokens(["t"]))
-    await Envelope(guard, closing=asyncio.Event())({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    await RequestContext(guard, closing=asyncio.Event())({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"]
 
 
@@ -406,7 +405,7 @@ async def test_what_nobody_checks_does_not_pass_it() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = Envelope(Guard(app, hosts=[], tokens=Tokens([])), closing=asyncio.Event())
+    guard = RequestContext(Guard(app, hosts=[], tokens=Tokens([])), closing=asyncio.Event())
     scope = {"type": "websocket", "path": "/api/v1/runs", "headers": [(b"host", b"localhost")]}
     await guard(scope, None, send)  # type: ignore[arg-type]
     assert seen == []
@@ -451,7 +450,7 @@ async def test_a_request_cannot_forge_a_log_line(
         raise ValueError(f"cannot do {scope['path']}")
 
     shown_logs(form)
-    app = Envelope(broken, closing=asyncio.Event())
+    app = RequestContext(broken, closing=asyncio.Event())
     scope = {"type": "http", "method": "GET", "path": path, "headers": []}
     await app(scope, None, None)  # type: ignore[arg-type]
     written = capsys.readouterr().err

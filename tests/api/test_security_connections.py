@@ -17,9 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dovetail.api import connection
-from dovetail.api.admission import Admission
-from dovetail.api.budgets import Budgets, limits_of
-from dovetail.api.callers import Visit
+from dovetail.api.admission import Admission, Budgets, Visit, limits_of
 from dovetail.api.connection import Crowd
 from dovetail.api.security import Guard, Tokens
 from dovetail.api.server import listen, serve

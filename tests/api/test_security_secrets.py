@@ -23,7 +23,7 @@ import redis
 
 from dovetail.config import Settings
 from dovetail.core.templates import Template
-from dovetail.distributed import commanding
+from dovetail.wiring.distributed import commanding
 
 from ..servers.postgres_server import PostgresServer
 from ..servers.redis_server import RedisServer

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from dovetail.cli.tally import PlainProgress, Tally
+from dovetail.cli.run_pool import BatchCounts, PlainProgress
 
 from .conftest import SECONDS, SOON, Outcome, Shell
 
@@ -338,7 +338,7 @@ def test_a_log_gets_a_line_every_few_seconds(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    tally = Tally(10)
+    tally = BatchCounts(10)
     progress = PlainProgress(tally)
     progress.begin()
     now[0] = 5.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dovetail.cli.board import Board
-from dovetail.cli.plain import PlainView
-from dovetail.cli.rows import row_line
+from dovetail.cli.board import Board, row_line
+from dovetail.cli.live import PlainView
 from dovetail.cli.text import bare
 from dovetail.core.events import NODE_EVENTS, Event
 from dovetail.core.states import NodeStatus, RunStatus

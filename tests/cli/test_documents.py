@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from dovetail.cli.document_runs import trouble_of
-from dovetail.cli.document_tally import DocumentTally
 from dovetail.cli.text import bare
 from dovetail.documents import PIPELINE
+from dovetail.documents.commands.process import DocumentCounts, trouble_of
 from dovetail.documents.metrics import begin
 from dovetail.documents.reviews import open_reviews
 
@@ -487,7 +486,7 @@ def test_the_estimate_is_no_faster_than_the_rate_limit_allows(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    tally = DocumentTally(1000, {})
+    tally = DocumentCounts(1000, {})
     for _ in range(101):
         now[0] += 0.01
         tally.calls_left -= 1
@@ -507,7 +506,7 @@ def test_the_estimate_is_no_faster_than_the_rate_limit_allows(
 def test_the_speed_is_that_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    tally = DocumentTally(1000, {})
+    tally = DocumentCounts(1000, {})
     for seconds in [10.0] * 100 + [0.1] * 300:
         now[0] += seconds
         tally.add("completed")
@@ -518,7 +517,7 @@ def test_the_speed_is_that_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_picture_has_a_bar_and_the_files_at_work() -> None:
     at_work = {f"/in/doc-{n}.pdf": None for n in range(5)}
-    tally = DocumentTally(10, at_work)
+    tally = DocumentCounts(10, at_work)
     tally.add("completed")
     bar, files = map(bare, tally.picture())
     assert bar == "━" * 30 + "  1 of 10 done"
@@ -530,7 +529,7 @@ def test_the_picture_has_a_bar_and_the_files_at_work() -> None:
 
 
 def test_a_log_says_what_keeps_the_one_that_has_waited_longest() -> None:
-    tally = DocumentTally(10, {"/in/a.pdf": None, "/in/b.pdf": None})
+    tally = DocumentCounts(10, {"/in/a.pdf": None, "/in/b.pdf": None})
     assert bare(tally.standstill()).endswith(" passed, at a.pdf and 1 more")
     nodes = [
         {"id": "extract", "status": "QUEUED", "error": {"type": "busy", "message": "429"}},

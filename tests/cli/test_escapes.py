@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.cli.json_output import json_bytes, json_text
+from dovetail.cli.output import json_bytes, json_text
 
 from .conftest import Outcome, Shell
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dovetail.cli.drawing.layout import MOST_BENDS, lay_out
+from dovetail.cli.drawing import MOST_BENDS, lay_out
 from dovetail.core.dag import layers
 
 from .conftest import Outcome, Shell

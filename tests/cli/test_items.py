@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.cli.batching import MOST_PROBLEMS, Items
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.items import MOST_PROBLEMS, Items
-from dovetail.cli.tally import Tally
+from dovetail.cli.run_pool import BatchCounts
 from dovetail.cli.text import bare
-from dovetail.core.definition.validation import Limits
+from dovetail.core.definition.validation import DefinitionLimits
 
 SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "integer"}}}
 
@@ -21,7 +21,7 @@ SCHEMA = {"type": "object", "required": ["n"], "properties": {"n": {"type": "int
 def items(path: Path, text: str | bytes, *, max_bytes: int = 1000) -> Items:
     file = path / "items.jsonl"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    return Items(str(file), SCHEMA, Limits(max_body_bytes=max_bytes))
+    return Items(str(file), SCHEMA, DefinitionLimits(max_body_bytes=max_bytes))
 
 
 def problems(found: Items) -> list[str]:
@@ -100,13 +100,13 @@ def test_what_cannot_be_read_twice_is_refused(
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(InvalidInput):
-        Items(name, None, Limits())
+        Items(name, None, DefinitionLimits())
 
 
 def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
     line = json.dumps({"n": 1, "text": "x" * 500}) + "\n"
     (tmp_path / "items.jsonl").write_text(line * 20_000)
-    found = Items(str(tmp_path / "items.jsonl"), None, Limits())
+    found = Items(str(tmp_path / "items.jsonl"), None, DefinitionLimits())
     tracemalloc.start()
     assert found.survey().count == sum(1 for _ in found) == 20_000
     peak = tracemalloc.get_traced_memory()[1]
@@ -120,7 +120,7 @@ def test_many_lines_take_the_memory_of_one(tmp_path: Path) -> None:
 def test_a_tally_tells_counts_speed_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    tally = Tally(1000)
+    tally = BatchCounts(1000)
     for _ in range(100):
         tally.add("COMPLETED", before=True)
     assert bare(tally.line()) == "100 of 1,000 done"
@@ -140,7 +140,7 @@ def test_a_slow_speed_is_told_in_a_unit_that_says_something(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    tally = Tally(1000)
+    tally = BatchCounts(1000)
     now[0] = 100.0 if ended == 5 else 10.0
     for _ in range(ended):
         tally.add("COMPLETED")
@@ -148,4 +148,4 @@ def test_a_slow_speed_is_told_in_a_unit_that_says_something(
 
 
 def test_a_tally_of_nothing_says_so() -> None:
-    assert Tally(3).summary() == "none done"
+    assert BatchCounts(3).summary() == "none done"

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dovetail import distributed, fleet
 from dovetail.cli.commands import worker as worker_command
 from dovetail.cli.services import beside, fast_loop
 from dovetail.config import Settings, load_settings
@@ -26,10 +25,11 @@ from dovetail.core.errors import StoreError
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Submit
-from dovetail.distributed import Parts, connected
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.pipe import RedisError
-from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.redis_client.pipelined import RedisError
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.wiring import distributed, health
+from dovetail.wiring.distributed import ServiceParts, connected
 
 from ..servers.redis_server import RedisServer
 from ..servers.server import free_port
@@ -90,7 +90,7 @@ class Services:
             process.kill()
             process.wait()
 
-    def ask(self, question: Callable[[Parts], Awaitable[T]]) -> T:
+    def ask(self, question: Callable[[ServiceParts], Awaitable[T]]) -> T:
         """Asked of the runs themselves, past every service."""
 
         async def answer() -> T:
@@ -109,7 +109,7 @@ class Services:
         return self.ask(lambda parts: parts.store.wait(run_id))
 
     def workers(self) -> list[dict[str, Any]]:
-        return self.ask(lambda parts: RedisFleet(parts.pipe).workers())
+        return self.ask(lambda parts: WorkerRegistry(parts.pipe).workers())
 
 
 @pytest.fixture
@@ -206,13 +206,13 @@ def test_a_service_that_waits_for_its_redis_can_be_stopped(services: Services) -
 
 
 async def test_a_redis_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "START_SECONDS", 0.2)
-    monkeypatch.setattr(fleet, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(health, "START_SECONDS", 0.2)
+    monkeypatch.setattr(health, "RETRY_SECONDS", 0.05)
     port = free_port()
     nowhere = load_settings(environ={}, redis_url=f"redis://me:geheim@127.0.0.1:{port}/0")
     told: list[str] = []
     with pytest.raises(RedisError, match="start it, or correct DOVETAIL_REDIS_URL") as failed:
-        await fleet.await_redis(nowhere, told.append)
+        await health.await_redis(nowhere, told.append)
     assert len(told) == 1
     for words in (*told, str(failed.value)):
         assert f", at 127.0.0.1:{port}" in words

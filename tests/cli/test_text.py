@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail
-from dovetail.cli.document_rows import HEAD, document_row
 from dovetail.cli.text import (
     JOINERS,
     Line,
@@ -28,6 +27,7 @@ from dovetail.cli.text import (
     printable,
     table,
 )
+from dovetail.documents.commands.process import HEAD, document_row
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dovetail.cli.problems import excerpt
+from dovetail.cli.files import excerpt
 from dovetail.cli.text import bare, cells
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
 
 from .conftest import Outcome, Shell
 
@@ -203,8 +203,8 @@ def test_a_secret_for_a_handler_that_only_workers_have_is_judged_as_they_announc
     facts = WorkerFacts("w", "host", 7, 0.0, ["plain", "takes"], 0, 1, {}, {"takes": True})
 
     async def announce() -> None:
-        async with Pipe(redis_url) as pipe:
-            await RedisFleet(pipe).beat(facts)
+        async with PipelinedRedis(redis_url) as pipe:
+            await WorkerRegistry(pipe).beat(facts)
 
     asyncio.run(announce())
     monkeypatch.setenv("DOVETAIL_REDIS_URL", redis_url)

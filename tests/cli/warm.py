@@ -81,7 +81,11 @@ def load() -> None:
     package = import_module("dovetail.cli")
     for module in pkgutil.walk_packages(package.__path__, "dovetail.cli."):
         import_module(module.name)
-    for name in ("dovetail.wiring", "dovetail.handlers.builtin", "dovetail.engine.commands"):
+    for name in (
+        "dovetail.wiring.embedded",
+        "dovetail.handlers.builtin",
+        "dovetail.engine.commands",
+    ):
         import_module(name)
 
 

@@ -40,8 +40,8 @@ from dovetail.engine.ports import KeyUsed, Store
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import describe
-from dovetail.stores.sqlite import SqliteStore
-from dovetail.wiring import embedded
+from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.wiring.embedded import embedded
 
 FOREVER = float("inf")
 

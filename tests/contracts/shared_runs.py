@@ -13,9 +13,9 @@ from typing import Any
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.engine.ports import Store
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.sqlite import SqliteStore
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.store import RedisStore
+from dovetail.stores.sqlite.store import SqliteStore
 
 
 def graph(
@@ -43,5 +43,5 @@ async def opened(folder: str, url: str | None) -> AsyncIterator[Store]:
         async with SqliteStore(Path(folder) / "runs.db", sync="normal", drives=False) as store:
             yield store
     else:
-        async with Pipe(url) as pipe:
+        async with PipelinedRedis(url) as pipe:
             yield RedisStore(pipe)

@@ -27,10 +27,10 @@ from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Decision, Submit
 from dovetail.engine.ports import Store
-from dovetail.pipe import Pipe
+from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.memory import MemoryStore
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.redis.store import RedisStore
+from dovetail.stores.sqlite.store import SqliteStore
 
 from ..servers.redis_server import RedisServer
 
@@ -71,7 +71,9 @@ def redis_url() -> str:
 @asynccontextmanager
 async def redis(handles: int) -> AsyncIterator[Peers]:
     async with AsyncExitStack() as stack:
-        pipes = [await stack.enter_async_context(Pipe(redis_url())) for _ in range(handles)]
+        pipes = [
+            await stack.enter_async_context(PipelinedRedis(redis_url())) for _ in range(handles)
+        ]
         await pipes[0].call("FLUSHDB")
         yield [RedisStore(pipe) for pipe in pipes]
 

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 
 from dovetail.core.dag import Graph
-from dovetail.core.transitions import (
-    Complete,
-    Decision,
-    Dispatch,
-    Submit,
-)
+from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
+from dovetail.engine.distributed.publisher import Publisher
 from dovetail.engine.ports import Task
-from dovetail.engine.publishing import Publisher
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import Ahead, RedisStore
-from dovetail.stores.redis_foresight import MOST_AHEAD
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.fast_path import MOST_AHEAD
+from dovetail.stores.redis.store import RedisStore, SpeculativeDispatch
 from dovetail.transports.messages import read_task
-from dovetail.transports.streams import StreamSender
+from dovetail.transports.streams.sender import StreamSender
 
 from ..core.walk import graph
 
@@ -32,12 +27,12 @@ DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 class Hot:
     """A store that sends ahead, and what it has sent."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
         self.store = RedisStore(pipe)
         sender = StreamSender(pipe)
         self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
-        self.store.ahead = Ahead(self.publisher.rendered, sender.sending)
+        self.store.ahead = SpeculativeDispatch(self.publisher.rendered, sender.sending)
         self.seen = 0
 
     async def begun(self, of: Graph) -> list[Task]:
@@ -78,7 +73,7 @@ def ordered(decisions: list[Decision]) -> list[str]:
 
 @pytest.fixture
 async def hot(redis_url: str) -> AsyncIterator[Hot]:
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         yield Hot(pipe)
 
 

@@ -34,10 +34,10 @@ from dovetail.core.transitions import (
     Wake,
 )
 from dovetail.engine.ports import Task
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.store import RedisStore
 from dovetail.transports.messages import result_fields
-from dovetail.transports.streams import ORCHESTRATORS, RESULTS, Message, StreamReader
+from dovetail.transports.streams.sender import ORCHESTRATORS, RESULTS, StreamMessage, StreamReader
 
 from ..core.drawn import LEASE, error_of
 from ..core.walk import graph
@@ -98,7 +98,7 @@ class Forgetful(Proxy):
 @asynccontextmanager
 async def behind_a_proxy(url: str) -> AsyncIterator[tuple[RedisStore, Forgetful]]:
     port = int(url.rsplit(":", 1)[1].split("/")[0])
-    async with Forgetful(port, random.Random(1)) as proxy, Pipe(proxy.url) as pipe:
+    async with Forgetful(port, random.Random(1)) as proxy, PipelinedRedis(proxy.url) as pipe:
         yield RedisStore(pipe), proxy
 
 
@@ -163,7 +163,7 @@ async def test_a_claim_whose_answer_was_lost_is_granted_to_who_asked(redis_url: 
 
 
 async def test_scripts_that_redis_forgot_are_told_again(redis_url: str) -> None:
-    async with Pipe(redis_url) as pipe, Pipe(redis_url) as other:
+    async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
 
         async def forget() -> None:
             await other.call("SCRIPT", "FLUSH")
@@ -172,7 +172,7 @@ async def test_scripts_that_redis_forgot_are_told_again(redis_url: str) -> None:
 
 
 async def test_a_connection_that_was_killed_is_opened_again(redis_url: str) -> None:
-    async with Pipe(redis_url) as pipe, Pipe(redis_url) as other:
+    async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
 
         async def kill() -> None:
             await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -183,7 +183,7 @@ async def test_a_connection_that_was_killed_is_opened_again(redis_url: str) -> N
 async def test_a_redis_that_only_reads_is_waited_for() -> None:
     """As after a failover, when the one that we know has become a replica."""
     with RedisServer() as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             left = [3, 9, 15]
 
             async def recover() -> None:
@@ -233,8 +233,8 @@ async def test_messages_whose_reading_was_not_answered_are_read_again(
     port = int(redis_url.rsplit(":", 1)[1].split("/")[0])
     async with (
         Forgetful(port, random.Random(1)) as proxy,
-        Pipe(redis_url) as pipe,
-        Pipe(proxy.url) as blocking,
+        PipelinedRedis(redis_url) as pipe,
+        PipelinedRedis(proxy.url) as blocking,
     ):
         reader = StreamReader(blocking, pipe, ORCHESTRATORS, "o")
         assert await reader.read([RESULTS], 10) == []
@@ -242,7 +242,7 @@ async def test_messages_whose_reading_was_not_answered_are_read_again(
         for result in results:
             await pipe.call("XADD", RESULTS, "*", *result_fields(result))
         proxy.losing = loses
-        read: list[Message] = []
+        read: list[StreamMessage] = []
         async with asyncio.timeout(10):
             while len({message.id for message in read}) < len(results):
                 found = await reader.read([RESULTS], 20)

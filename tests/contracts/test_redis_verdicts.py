@@ -13,10 +13,10 @@ from hypothesis import given, note
 
 from dovetail.core.dag import Graph
 from dovetail.core.transitions import Claim, Complete, Submit
-from dovetail.pipe import Pipe
-from dovetail.stores import redis as redis_store
-from dovetail.stores import redis_moves
-from dovetail.stores.redis import RedisStore
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis import codec
+from dovetail.stores.redis import store as redis_store
+from dovetail.stores.redis.store import RedisStore
 
 from ..core.drawn import Deed, deeds, examples, graphs
 from ..core.walk import graph
@@ -50,7 +50,7 @@ def forking(length: int) -> Graph:
 
 async def price(server: RedisServer, of: Graph) -> dict[str, int]:
     """What Redis does for the result at the fork: its commands, within scripts too, and bytes."""
-    async with Pipe(server.url) as pipe:
+    async with PipelinedRedis(server.url) as pipe:
         await pipe.call("FLUSHALL")
         store = RedisStore(pipe)
         (decision,) = await store.create_many([Submit("run", of, {})], T)
@@ -85,7 +85,7 @@ async def test_what_conditions_cost_does_not_depend_on_how_large_their_run_is(
 def test_skips_that_are_carried_on_one_by_one_equal_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_moves, "NEARBY", 0)
+    monkeypatch.setattr(codec, "NEARBY", 0)
     with opened("redis") as (runner, store):
 
         @examples(60)
@@ -98,7 +98,7 @@ def test_skips_that_are_carried_on_one_by_one_equal_the_core(
 
 @pytest.mark.parametrize("condition", [None, "{{ params.p }}"], ids=["plain", "conditional"])
 async def test_a_skip_goes_on_for_as_long_as_there_is_a_branch(condition: str | None) -> None:
-    length = 3 * redis_moves.NEARBY
+    length = 3 * codec.NEARBY
     branch = {f"n{i}": [f"n{i - 1}"] if i else ["a"] for i in range(length)}
     each = {name: {"condition": condition} for name in branch if condition is not None}
     nodes = {"a": [], **branch, "z": [f"n{length - 1}", "a"]}

@@ -18,9 +18,9 @@ from dovetail.core.run import RunState
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import Task
-from dovetail.pipe import Pipe
-from dovetail.stores import redis_shells
-from dovetail.stores.redis import RedisStore
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis import run_cache
+from dovetail.stores.redis.store import RedisStore
 
 from ..core.walk import graph
 from .stores import new_run_id, plain, read, redis_url
@@ -41,7 +41,7 @@ SHAPES: dict[str, Graph] = {
 @pytest.fixture
 async def stores() -> AsyncIterator[list[RedisStore]]:
     """Two handles, as two processes have them."""
-    async with Pipe(redis_url()) as one, Pipe(redis_url()) as other:
+    async with PipelinedRedis(redis_url()) as one, PipelinedRedis(redis_url()) as other:
         await one.call("FLUSHDB")
         yield [RedisStore(one), RedisStore(other)]
 
@@ -146,7 +146,7 @@ async def test_of_workers_that_claim_the_same_starts_one_has_each(
 
 
 async def test_who_only_follows_orders_is_told_all_but_the_events_of_nodes() -> None:
-    async with Pipe(redis_url()) as pipe:
+    async with PipelinedRedis(redis_url()) as pipe:
         store = RedisStore(pipe, events=False)
         run = await make(store, SHAPES["plain"])
         core, _ = begin(Submit(run.id, run.graph, {"p": 1}), T, 1)
@@ -230,7 +230,7 @@ class Stalling(RedisStore):
 
 async def test_a_verdict_of_an_earlier_epoch_decides_nothing(stores: list[RedisStore]) -> None:
     shape = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
-    async with Pipe(redis_url()) as pipe, Pipe(redis_url()) as another:
+    async with PipelinedRedis(redis_url()) as pipe, PipelinedRedis(redis_url()) as another:
         slow, dying = Stalling(pipe), Stalling(another)
         run = await make(slow, shape)
 
@@ -276,7 +276,7 @@ async def test_a_result_counts_though_its_run_was_forgotten_for_another_of_the_s
     stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many runs are known at once, and those that are new take the places of the oldest."""
-    monkeypatch.setattr(redis_shells, "MOST_SHELLS", 2)
+    monkeypatch.setattr(run_cache, "MOST_SHELLS", 2)
     one, other = stores
     runs = [await make(store, SHAPES["plain"]) for store in (one, one, other)]
     tasks = [task(run, "a") for run in runs]

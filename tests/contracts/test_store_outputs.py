@@ -8,11 +8,11 @@ import orjson
 import pytest
 
 from dovetail.core.errors import StoreError
-from dovetail.core.outputs import ONLY_SIZES, Elsewhere, Room
+from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Claim, Complete, Retry
 from dovetail.engine.ports import Store
-from dovetail.stores import sqlite
+from dovetail.stores.sqlite import store as sqlite
 
 from ..core.walk import graph
 from .stores import Peers, create
@@ -34,12 +34,12 @@ async def completed(store: Store, outputs: list[object]) -> str:
 
 async def whole(store: Store, run: RunState) -> list[object]:
     """Every output, those that are not at hand in one go."""
-    left_out = [one.output for one in run.nodes if isinstance(one.output, Elsewhere)]
+    left_out = [one.output for one in run.nodes if isinstance(one.output, OutputReference)]
     texts = await store.read_outputs(run, left_out)
     assert [len(text) for text in texts] == [one.size for one in left_out]
     read = iter(texts)
     return [
-        orjson.loads(next(read)) if isinstance(one.output, Elsewhere) else one.output
+        orjson.loads(next(read)) if isinstance(one.output, OutputReference) else one.output
         for one in run.nodes
     ]
 
@@ -53,7 +53,7 @@ async def test_what_there_is_no_room_for_is_elsewhere_and_can_be_read(
     run_id = await completed(peers[0], OUTPUTS)
     sizes = [len(orjson.dumps(output)) for output in OUTPUTS]
     for _ in range(30):
-        room = Room(
+        room = ReadBudget(
             chance.choice([-1, 0, 10, 5100, 65536, 1 << 20]), chance.choice([0, 400, 1 << 20])
         )
         for store in peers[:2]:
@@ -62,13 +62,13 @@ async def test_what_there_is_no_room_for_is_elsewhere_and_can_be_read(
             here = [
                 size
                 for node, size in zip(run.nodes, sizes, strict=True)
-                if not isinstance(node.output, Elsewhere)
+                if not isinstance(node.output, OutputReference)
             ]
             if type(store).__name__ == "RedisStore":
                 assert all(size <= room.each for size in here)
                 assert sum(here) <= room.together
     run = await peers[1].load(run_id, outputs=False)
-    assert not any(isinstance(node.output, Elsewhere) for node in run.nodes)
+    assert not any(isinstance(node.output, OutputReference) for node in run.nodes)
 
 
 async def test_a_run_elsewhere_is_read_without_the_outputs_that_there_is_no_room_for(
@@ -81,7 +81,7 @@ async def test_a_run_elsewhere_is_read_without_the_outputs_that_there_is_no_room
     if type(peers[1]).__name__ == "MemoryStore":
         assert held == OUTPUTS  # they are in memory in any case
     else:
-        assert all(isinstance(output, Elsewhere) for output in held)
+        assert all(isinstance(output, OutputReference) for output in held)
 
 
 async def test_outputs_of_an_epoch_that_is_over_are_those_that_were_seen_or_refused(
@@ -90,7 +90,7 @@ async def test_outputs_of_an_epoch_that_is_over_are_those_that_were_seen_or_refu
     run_id = await completed(peers[0], OUTPUTS)
     run = await peers[1].load(run_id, room=ONLY_SIZES)
     epoch = run.epoch
-    left_out = [node.output for node in run.nodes if isinstance(node.output, Elsewhere)]
+    left_out = [node.output for node in run.nodes if isinstance(node.output, OutputReference)]
     (retried,) = await peers[0].apply([Retry(run_id, "n7")], T, durable=True)
     assert retried
     again = await peers[1].load(run_id, room=ONLY_SIZES)

@@ -18,7 +18,7 @@ import pytest
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
-from dovetail.pipe import Pipe
+from dovetail.redis_client.pipelined import PipelinedRedis
 
 from ..core.invariants import check_run
 from ..faults.nursery import Child, Nursery
@@ -96,7 +96,7 @@ def arena(
 
 def empty_redis() -> str:
     async def flush() -> None:
-        async with Pipe(redis_url()) as pipe:
+        async with PipelinedRedis(redis_url()) as pipe:
             await pipe.call("FLUSHDB")
 
     asyncio.run(flush())

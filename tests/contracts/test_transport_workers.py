@@ -24,12 +24,12 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
-from dovetail.distributed import Parts, connected, orchestrate, working
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
-from dovetail.pipe import Pipe
-from dovetail.transports.celery import QUEUE
-from dovetail.transports.streams import RESULTS, WORKERS, stream_of
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.transports.celery.application import QUEUE
+from dovetail.transports.streams.sender import RESULTS, WORKERS, stream_of
+from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, working
 
 from ..celery_crew import EXECUTED, CeleryWorker
 from ..servers.redis_server import RedisServer
@@ -46,13 +46,13 @@ class Staff(Protocol):
     settings: Settings
 
     @asynccontextmanager
-    def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[Parts]: ...
-    async def executed(self, pipe: Pipe) -> list[Executed]: ...
-    async def repeat_tasks(self, pipe: Pipe) -> int:
+    def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[ServiceParts]: ...
+    async def executed(self, pipe: PipelinedRedis) -> list[Executed]: ...
+    async def repeat_tasks(self, pipe: PipelinedRedis) -> int:
         """Nine copies of every task that waits; how many there are then."""
         ...
 
-    async def nothing_left(self, pipe: Pipe) -> bool:
+    async def nothing_left(self, pipe: PipelinedRedis) -> bool:
         """Nobody waits for anything, and nobody holds anything."""
         ...
 
@@ -74,7 +74,7 @@ class StreamsStaff:
         return registry
 
     @asynccontextmanager
-    async def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[Parts]:
+    async def at_work(self, *workers: str, concurrency: int = 4) -> AsyncIterator[ServiceParts]:
         settings = self.settings.model_copy(update={"concurrency": concurrency})
         async with AsyncExitStack() as stack:
             parts = await stack.enter_async_context(led(settings))
@@ -82,14 +82,14 @@ class StreamsStaff:
                 await stack.enter_async_context(working(settings, self.registry(worker)))
             yield parts
 
-    async def executed(self, pipe: Pipe) -> list[Executed]:
+    async def executed(self, pipe: PipelinedRedis) -> list[Executed]:
         return self._executed
 
-    async def repeat_tasks(self, pipe: Pipe) -> int:
+    async def repeat_tasks(self, pipe: PipelinedRedis) -> int:
         await repeated(pipe, stream_of("plain"), set())
         return int(await pipe.call("XLEN", stream_of("plain")))
 
-    async def nothing_left(self, pipe: Pipe) -> bool:
+    async def nothing_left(self, pipe: PipelinedRedis) -> bool:
         left = [await pipe.call("XLEN", stream_of(name)) for name in HANDLERS]
         left += [(await pipe.call("XPENDING", stream_of(name), WORKERS))[0] for name in HANDLERS]
         return not any(left)
@@ -103,7 +103,7 @@ class CeleryStaff:
         self._crew = crew
 
     @asynccontextmanager
-    async def at_work(self, *workers: str, concurrency: int = 2) -> AsyncIterator[Parts]:
+    async def at_work(self, *workers: str, concurrency: int = 2) -> AsyncIterator[ServiceParts]:
         async with AsyncExitStack() as stack:
             parts = await stack.enter_async_context(led(self.settings))
             self._crew.go_on()
@@ -120,11 +120,11 @@ class CeleryStaff:
             for worker in hired:  # as `working` is left: what runs may finish
                 assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
 
-    async def executed(self, pipe: Pipe) -> list[Executed]:
+    async def executed(self, pipe: PipelinedRedis) -> list[Executed]:
         noted = [orjson.loads(one) for one in await pipe.call("LRANGE", EXECUTED, 0, -1)]
         return [(run_id, node, attempt, worker) for run_id, node, attempt, worker, _ in noted]
 
-    async def repeat_tasks(self, pipe: Pipe) -> int:
+    async def repeat_tasks(self, pipe: PipelinedRedis) -> int:
         for text in await pipe.call("LRANGE", QUEUE, 0, -1):
             for number in range(9):
                 copy = orjson.loads(text)
@@ -132,12 +132,12 @@ class CeleryStaff:
                 await pipe.call("LPUSH", QUEUE, orjson.dumps(copy))
         return int(await pipe.call("LLEN", QUEUE))
 
-    async def nothing_left(self, pipe: Pipe) -> bool:
+    async def nothing_left(self, pipe: PipelinedRedis) -> bool:
         return not await pipe.call("LLEN", QUEUE) and not await pipe.call("HLEN", "unacked")
 
 
 @asynccontextmanager
-async def led(settings: Settings) -> AsyncIterator[Parts]:
+async def led(settings: Settings) -> AsyncIterator[ServiceParts]:
     async with connected(settings) as parts:
         leading = asyncio.create_task(orchestrate(settings))
         yield parts
@@ -199,11 +199,11 @@ def submit(run_id: str, nodes: dict[str, dict[str, Any]]) -> Submit:
     return Submit(run_id, build_graph(workflow, {}), {})
 
 
-async def ended(parts: Parts, run_id: str) -> RunState:
+async def ended(parts: ServiceParts, run_id: str) -> RunState:
     return await asyncio.wait_for(parts.store.wait(run_id), 60)
 
 
-async def repeated(pipe: Pipe, stream: str, known: set[bytes]) -> None:
+async def repeated(pipe: PipelinedRedis, stream: str, known: set[bytes]) -> None:
     """Nine copies of every message of a stream that was not seen before."""
     for _, fields in await pipe.call("XRANGE", stream, "-", "+"):
         token = fields[fields.index(b"token") + 1] + fields[fields.index(b"node_id") + 1]
@@ -230,13 +230,13 @@ async def test_tasks_and_results_that_come_ten_times_count_once(staff: Staff) ->
         assert await staff.repeat_tasks(parts.pipe) >= 80  # one may be on its way to each worker
     copied: set[bytes] = set()
 
-    async def repeat(pipe: Pipe) -> None:
+    async def repeat(pipe: PipelinedRedis) -> None:
         while True:
             await repeated(pipe, RESULTS, copied)
             await asyncio.sleep(0)
 
     assert staff.settings.redis_url is not None
-    async with Pipe(staff.settings.redis_url) as pipe:
+    async with PipelinedRedis(staff.settings.redis_url) as pipe:
         repeating = asyncio.create_task(repeat(pipe))
         async with staff.at_work("one", "two") as parts:
             run = await ended(parts, "r")

@@ -23,21 +23,16 @@ from dovetail.core.dag import Graph
 from dovetail.core.events import Token
 from dovetail.core.step import begin
 from dovetail.core.transitions import Dispatch, Stop, Submit
-from dovetail.distributed import connected
 from dovetail.engine.clock import steady_clock
+from dovetail.engine.distributed.publisher import Publisher
 from dovetail.engine.ports import Task, Transport
-from dovetail.engine.publishing import Publisher
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore
-from dovetail.transports.feeds import StopFeed
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.store import RedisStore
+from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.local import LocalTransport
-from dovetail.transports.stream_inbox import StreamInbox
-from dovetail.transports.streams import (
-    WORKERS,
-    Message,
-    StreamReader,
-    StreamSender,
-)
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.sender import WORKERS, StreamMessage, StreamReader, StreamSender
+from dovetail.wiring.distributed import connected
 
 from ..celery_crew import DELIVERED, celery_worker
 from ..servers.redis_server import RedisServer
@@ -79,11 +74,13 @@ class Crew:
     """Workers that take what is published. What one had read when its taker gave up, the next
     taker gets: to a worker that is gone for good, its lease and the sweep are the answer."""
 
-    def __init__(self, stack: AsyncExitStack, pipe: Pipe) -> None:
+    def __init__(self, stack: AsyncExitStack, pipe: PipelinedRedis) -> None:
         self._stack = stack
         self._pipe = pipe
         self._hired = 0
-        self._idle: list[tuple[StreamInbox, asyncio.Task[list[tuple[Message, Task]]] | None]] = []
+        self._idle: list[
+            tuple[StreamInbox, asyncio.Task[list[tuple[StreamMessage, Task]]] | None]
+        ] = []
 
     async def take(self, limit: int) -> list[Taken]:
         inbox, reading = self._idle.pop() if self._idle else (await self._hire(), None)
@@ -100,7 +97,7 @@ class Crew:
 
     async def _hire(self) -> StreamInbox:
         self._hired += 1
-        blocking = await self._stack.enter_async_context(Pipe(redis_url()))
+        blocking = await self._stack.enter_async_context(PipelinedRedis(redis_url()))
         reader = StreamReader(blocking, self._pipe, WORKERS, f"w{self._hired}")
         return StreamInbox(reader, self._pipe, ["h", "another"])
 
@@ -114,7 +111,9 @@ class Crew:
 @asynccontextmanager
 async def streams() -> AsyncIterator[Ends]:
     async with AsyncExitStack() as stack:
-        pipe, listening = [await stack.enter_async_context(Pipe(redis_url())) for _ in range(2)]
+        pipe, listening = [
+            await stack.enter_async_context(PipelinedRedis(redis_url())) for _ in range(2)
+        ]
         await pipe.call("FLUSHDB")
         store = RedisStore(pipe)
         publisher = Publisher(store, store, StreamSender(pipe), steady_clock())
@@ -124,7 +123,7 @@ async def streams() -> AsyncIterator[Ends]:
 
         crew = Crew(stack, pipe)
         ends = Ends(publisher, submit, crew.take)
-        feed = StopFeed(listening)
+        feed = StopBroadcast(listening)
 
         async def hear() -> None:
             while True:
@@ -147,7 +146,7 @@ async def celery() -> AsyncIterator[Ends]:
     """The worker is a process, and its pool another: what is delivered there is what is taken."""
     url = celery_redis()
     settings = Settings(redis_url=url, transport="celery")
-    async with Pipe(url) as listening, connected(settings) as parts:
+    async with PipelinedRedis(url) as listening, connected(settings) as parts:
         await parts.pipe.call("FLUSHDB")
         parts.store.ahead = None
 
@@ -161,7 +160,7 @@ async def celery() -> AsyncIterator[Ends]:
             return [(run_id, node, Token.parse(token)) for run_id, node, token in taken]
 
         ends = Ends(Publisher(parts.store, parts.store, parts.sender, parts.clock), submit, take)
-        feed = StopFeed(listening)
+        feed = StopBroadcast(listening)
 
         async def hear() -> None:
             while True:

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.core.audit import CLOCKS_APART, audit
+from dovetail.core.audit.event_check import CLOCKS_APART, audit
+from dovetail.core.audit.journal_check import compare
 from dovetail.core.dag import Graph
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS, Event
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Submit, TakeOver
-from dovetail.core.verify import compare
 
 from .drawn import Deed, Meaning, deeds, examples, graphs, limits
 from .walk import Walk

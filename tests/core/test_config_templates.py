@@ -9,13 +9,7 @@ import orjson
 import pytest
 
 from dovetail.core.errors import MissingValue, TemplateError, TemplateForbidden, TooLarge
-from dovetail.core.templates import (
-    Deferred,
-    NodeValue,
-    Rendered,
-    compile_config,
-    render_deferred,
-)
+from dovetail.core.templates import Deferred, NodeValue, Rendered, compile_config, render_deferred
 
 
 class Values(dict[str, Any]):

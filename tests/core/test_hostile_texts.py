@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
-from dovetail.api.bodies import LARGE_BYTES
-from dovetail.core.definition.schemas import MAX_SCHEMA_BYTES, _compiled
+from dovetail.api.request_body import LARGE_BYTES
+from dovetail.core.definition.params_schema import MAX_SCHEMA_BYTES, _compiled
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import check
 from dovetail.core.errors import InvalidDefinition, Problem

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.errors import PermanentError, TooLarge
-from dovetail.core.inputs import check_rendering, check_room, parts
+from dovetail.core.outputs import check_rendering, check_room, parts
 
 SIZES = st.dictionaries(st.text(max_size=3), st.integers(1, 50), max_size=12)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.log_lines import LONGEST_TEXT, MARGIN, LogLines
+from dovetail.telemetry.logs import LONGEST_TEXT, MARGIN, LogLines
 
 from .pace import seconds_of
 

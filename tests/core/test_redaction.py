@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dovetail.config import Settings
 from dovetail.core.errors import PermanentError, SecretInKey
 from dovetail.core.redaction import Redactor, weakness
-from dovetail.handlers.answers import Answer, check_status
 from dovetail.handlers.failure import describe
+from dovetail.handlers.responses import HttpResponse, check_status
 
 from .pace import seconds_of
 
@@ -301,7 +301,7 @@ def test_what_is_cut_is_redacted_before():
         assert "hunt" not in told["message"]
     for before in range(280, 310):
         body = b"x" * before + SIMPLE.encode()
-        answer = Answer(400, {"content-type": "text/plain"}, body, "GET http://h/")
+        answer = HttpResponse(400, {"content-type": "text/plain"}, body, "GET http://h/")
         with pytest.raises(PermanentError) as failed:
             check_status(answer, redact=redact)
         assert "hunt" not in str(failed.value)

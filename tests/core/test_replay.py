@@ -8,14 +8,14 @@ import orjson
 import pytest
 from hypothesis import given
 
+from dovetail.core.audit.journal_check import verify
+from dovetail.core.audit.replay import KINDS, JournalEntry, extra_of, replay
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
-from dovetail.core.replay import KINDS, Entry, extra_of, replay
 from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.step import begin, step
 from dovetail.core.transitions import Claim, Complete, Decision, Submit, TakeOver, Transition
-from dovetail.core.verify import verify
 
 from .drawn import Deed, Meaning, deeds, examples, graphs, limits
 from .walk import graph
@@ -30,7 +30,7 @@ class Journalled:
         self.now = SUBMIT_TIME
         self.submit = Submit("r", compiled, {"p": 1}, max_bytes=max_bytes)
         self.run, decision = begin(self.submit, self.now, 1)
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
         self._keep(self.submit, decision, 1)
         self.meaning = Meaning("r", {})
         self.meaning.learn(self.run)
@@ -63,7 +63,7 @@ class Journalled:
             [event[:] for event in decision.events],
         ]
         *fields, events = orjson.loads(orjson.dumps(kept))
-        self.entries.append(Entry(*fields, [Event(*event) for event in events]))
+        self.entries.append(JournalEntry(*fields, [Event(*event) for event in events]))
 
     def refolded(self, at: int | None = None) -> RunState:
         """The run from its journal alone; with `at`, in two pieces."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.core.audit import audit
-from dovetail.core.replay import Entry, extra_of, replay
+from dovetail.core.audit.event_check import audit
+from dovetail.core.audit.journal_check import verify
+from dovetail.core.audit.replay import JournalEntry, extra_of, replay
 from dovetail.core.run import RunState, encoded_size
 from dovetail.core.step import begin
 from dovetail.core.transitions import Submit
-from dovetail.core.verify import verify
 
 from .test_replay import Journalled
 from .walk import Walk, graph
@@ -126,7 +126,7 @@ def test_a_run_of_an_earlier_version_has_no_limit() -> None:
     submit = Submit("r", graph({"a": []}), {}, max_bytes=5)
     _, decision = begin(submit, 1.0, 1)
     before = submit._replace(max_bytes=None)
-    entry = Entry(1, 1.0, "submit", extra_of(before, decision), [0], decision.events)
+    entry = JournalEntry(1, 1.0, "submit", extra_of(before, decision), [0], decision.events)
     run = RunState("r", submit.graph, {}, 1.0)
     replay(run, [entry])
     assert run.max_bytes is None

@@ -17,8 +17,7 @@ from dovetail.config import Settings
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import check
 from dovetail.core.errors import TemplateError, TemplateForbidden
-from dovetail.core.redaction import Redactor
-from dovetail.core.secret_fields import SecretFields
+from dovetail.core.redaction import Redactor, SecretFields
 from dovetail.core.templates import (
     Deferred,
     TemplateRefused,

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dovetail.core.definition.source import Lines, Source, line_of, read_text
+from dovetail.core.definition.source import LineIndex, Source, line_of, read_text
 from dovetail.core.errors import InvalidDefinition, Problem
 
 from .pace import at_most
@@ -207,7 +207,7 @@ def test_a_place_is_found_in_a_text_of_any_lines(
     offset = round(where * len(text))
     ends = [found.end() for found in re.finditer("\r\n|[\n\r\x85\u2028]", text)]
     before = [end for end in ends if end <= offset]
-    assert Lines(text).place(offset) == (len(before) + 1, offset - max(before, default=0) + 1)
+    assert LineIndex(text).place(offset) == (len(before) + 1, offset - max(before, default=0) + 1)
 
 
 def test_data_without_a_text_has_no_positions() -> None:

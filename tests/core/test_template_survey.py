@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.core.templates import Read, Template, TemplateRefused, parse_condition, parse_template
-from dovetail.core.templates.survey import Survey
+from dovetail.core.templates.template_index import TemplateIndex
 
 from .test_template_fuzz import EXPRESSIONS, WORDS
 
@@ -24,7 +24,7 @@ def alone(text: str, is_condition: bool) -> Any:
     return parsed.reads if parsed else ()
 
 
-def surveyed(survey: Survey, text: str, is_condition: bool) -> Any:
+def surveyed(survey: TemplateIndex, text: str, is_condition: bool) -> Any:
     if text not in survey:
         survey.add(text)
     try:
@@ -34,7 +34,7 @@ def surveyed(survey: Survey, text: str, is_condition: bool) -> Any:
 
 
 def agrees(text: str) -> None:
-    survey = Survey()
+    survey = TemplateIndex()
     for is_condition in (False, True):
         assert surveyed(survey, text, is_condition) == alone(text, is_condition), text
 
@@ -93,7 +93,7 @@ def test_any_expressions_are_read_or_refused_as_alone(expressions: list[str]) ->
 
 
 def test_what_differs_in_names_numbers_and_texts_is_parsed_once() -> None:
-    survey = Survey()
+    survey = TemplateIndex()
     for at in range(1, 500):
         survey.add(f"{{{{ n{at}.x{at} > {at} and m['k{at}'] != 'v{at}' or n{at} is none }}}}")
     assert survey.parsed_words == survey.words // 499
@@ -103,14 +103,14 @@ def test_what_differs_in_names_numbers_and_texts_is_parsed_once() -> None:
 
 
 def test_a_plain_path_is_not_parsed_at_all() -> None:
-    survey = Survey()
+    survey = TemplateIndex()
     for at in range(100):
         survey.add(f"Of {{{{ n{at}.x }}}} and {{{{ params.p{at} }}}}.")
     assert (len(survey), survey.words, survey.parsed_words) == (100, 200, 0)
 
 
 def test_what_is_refused_counts_each_time() -> None:
-    survey = Survey()
+    survey = TemplateIndex()
     for at in range(10):
         survey.add(f"{{{{ n{at} ** 2 }}}}")
     before = survey.parsed_words
@@ -121,7 +121,7 @@ def test_what_is_refused_counts_each_time() -> None:
 
 
 def test_a_text_that_is_too_long_is_not_weighed() -> None:
-    survey = Survey(max_size=20)
+    survey = TemplateIndex(max_size=20)
     survey.add("{{ a + 1 }}" * 2)
     assert survey.words == 0
     with pytest.raises(TemplateRefused, match="longer than 20 bytes"):

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from dovetail.core import dag
 from dovetail.core.definition.model import Node
 from dovetail.core.definition.source import line_of, read_text
-from dovetail.core.definition.validation import Checked, Limits, check
-from dovetail.core.errors import Problem
-from dovetail.core.findings import Suggester, format_path, shown
+from dovetail.core.definition.validation import Checked, DefinitionLimits, check
+from dovetail.core.errors import Problem, Suggester, format_path, shown
 
 from .pace import at_most
 
@@ -471,7 +470,7 @@ def test_an_ancestor_further_up_may_be_skipped_too() -> None:
 
 # Size
 
-LIMITS = Limits(max_nodes=3, max_edges=3, max_template_bytes=30, max_templates=2)
+LIMITS = DefinitionLimits(max_nodes=3, max_edges=3, max_template_bytes=30, max_templates=2)
 
 
 def wide(count: int, **fields: Any) -> dict[str, Any]:
@@ -498,7 +497,7 @@ def test_there_may_be_just_so_many_edges_by_either_name() -> None:
 
 
 def test_the_contracts_limits_are_the_defaults() -> None:
-    limits = Limits()
+    limits = DefinitionLimits()
     assert (limits.max_nodes, limits.max_edges) == (10_000, 100_000)
     assert (limits.max_body_bytes, limits.max_depth) == (1 << 20, 32)
     assert limits.max_template_bytes == 16 * 1024
@@ -582,7 +581,7 @@ def large(shape: Any) -> dict[str, Any]:
 def test_ten_thousand_nodes_are_checked_in_a_second(shape: Any) -> None:
     flow = large(shape)
     with at_most(1):  # 0.1 to 0.2 s on an idle machine
-        assert check(flow, HANDLERS, Limits(max_body_bytes=1 << 21)).valid
+        assert check(flow, HANDLERS, DefinitionLimits(max_body_bytes=1 << 21)).valid
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
@@ -627,7 +626,7 @@ def test_templates_that_would_take_long_to_parse_are_not_parsed(name: str) -> No
 
 
 def test_templates_may_have_just_so_many_words() -> None:
-    limits = Limits(max_template_words=20)
+    limits = DefinitionLimits(max_template_words=20)
     few = wide(
         1, config={"x": ["{{ params.a + 1 }}", "text " * 100, "{{ 'some words in a text' }}"]}
     )

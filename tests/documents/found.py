@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import Context
-from dovetail.cli.commands.documents import settle_by_runs
 from dovetail.config import load_settings
+from dovetail.documents.commands.process import settle_by_runs
 from dovetail.documents.reviews import Measurement, Review, Reviews, open_reviews
 
 

@@ -21,10 +21,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail import Context, DovetailError, PermanentError
-from dovetail.documents import confinement, handlers, reviews_sqlite
-from dovetail.documents.confinement import allow, confined, file_name, is_file_name, opened_file
+from dovetail.documents import files as confinement
+from dovetail.documents import handlers, reviews_sqlite
 from dovetail.documents.extraction import content_hash
-from dovetail.documents.files import read_file, remove, write_atomically
+from dovetail.documents.files import (
+    allow,
+    confined,
+    file_name,
+    is_file_name,
+    opened_file,
+    read_file,
+    remove,
+    write_atomically,
+)
 from dovetail.documents.reviews import close_reviews, open_reviews
 
 from .found import extracted

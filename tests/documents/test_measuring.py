@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.documents.measuring import (
+from dovetail.documents.metrics import (
     ENDED_WELL,
     PROVISIONAL,
     Measurement,

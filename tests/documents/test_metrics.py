@@ -13,17 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from dovetail.cli.commands.documents import settle_by_runs
 from dovetail.config import load_settings
 from dovetail.documents import PIPELINE
-from dovetail.documents.metrics import (
-    CONFIDENCE,
-    SECONDS,
-    DocumentRunEnds,
-    begin,
-    note,
-    settle,
-)
+from dovetail.documents.commands.process import settle_by_runs
+from dovetail.documents.metrics import CONFIDENCE, SECONDS, DocumentRunEnds, begin, note, settle
 from dovetail.documents.reviews import open_reviews
 
 from ..pages import ROOT, write_files

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dovetail import PermanentError, RetryableError, ask_llm
-from dovetail.documents import model
+from dovetail.documents import extraction
+from dovetail.documents.extraction import ask, fields_in
 from dovetail.documents.fields import json_schema
-from dovetail.documents.model import ask, fields_in
 
 from ..servers.llm_stub import Fault, LlmStub
 
@@ -77,7 +77,7 @@ class TestTheModel:
             asked.append(config)
             return {"text": answer()}
 
-        monkeypatch.setattr(model, "ask_llm", listen)
+        monkeypatch.setattr(extraction, "ask_llm", listen)
         await ask("the whole text", idempotency_key="k")
         (config,) = asked
         assert config["temperature"] == 0
@@ -179,7 +179,7 @@ class TestAnAnswer:
 def test_a_patience_that_is_none_is_refused(given, monkeypatch):
     monkeypatch.setenv("DOVETAIL_DOCUMENTS_MODEL_SECONDS", given)
     with pytest.raises(PermanentError, match="must be seconds, as in 240"):
-        model.patience()
+        extraction.model_patience()
 
 
 class TestAskingOnesOwnQuestion:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from dovetail import PermanentError, RetryableError
-from dovetail.documents import formats, readers, reading
+from dovetail.documents import formats, reading
+from dovetail.documents import reading as readers
 from dovetail.documents.reading import Reading, extension_warning, parse, read
 
 from ..core.pace import seconds_of

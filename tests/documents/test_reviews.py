@@ -25,7 +25,7 @@ import pytest
 from dovetail import NotFound, PermanentError, RetryableError, StoreError
 from dovetail.documents import reviews_postgres, reviews_sqlite
 from dovetail.documents.handlers import auto_approve, create_review, save_json, save_parquet
-from dovetail.documents.measuring import settled
+from dovetail.documents.metrics import settled
 from dovetail.documents.reviews import (
     MOST_OPEN,
     Review,

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from dovetail.documents.amounts import amount, currency_of, decimal_sign, number
-from dovetail.documents.days import day_of
 from dovetail.documents.fields import Fields, json_schema, overall
 from dovetail.documents.reading import LONGEST_TEXT, read
-from dovetail.documents.rules import fields_of
+from dovetail.documents.rules import day_of, fields_of
 
 SAMPLES = Path(__file__).parents[2] / "examples" / "documents"
 

@@ -21,7 +21,7 @@ from celery import Celery, _state
 from celery.backends.base import DisabledBackend
 
 from dovetail import Dovetail
-from dovetail.celery import DagRefused, known, run_dag
+from dovetail.celery import DagRefused, dag_registry, run_dag
 from dovetail.documents import PIPELINE
 from dovetail.documents.reviews import open_reviews
 from dovetail.documents.tasks import _send, batch_process_task, process_document_task
@@ -276,12 +276,12 @@ def test_one_that_cannot_be_saved_is_a_failed_document(team: Team, tmp_path: Pat
 
 @pytest.fixture
 def handlers_of_documents(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(known, "_handlers", [])
+    monkeypatch.setattr(dag_registry, "_handlers", [])
     monkeypatch.delenv("DOVETAIL_LLM_BASE_URL", raising=False)
-    known.register_handlers("dovetail.documents")
+    dag_registry.register_handlers("dovetail.documents")
     yield
-    known.known_handlers.cache_clear()
-    known.compiled.cache_clear()
+    dag_registry.known_handlers.cache_clear()
+    dag_registry.compiled.cache_clear()
 
 
 @pytest.mark.usefixtures("handlers_of_documents")

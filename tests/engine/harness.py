@@ -23,7 +23,7 @@ from dovetail.core.run import RunState
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe, marked
-from dovetail.wiring import embedded
+from dovetail.wiring.embedded import embedded
 
 PATIENCE = 15.0
 """A run that takes longer hangs. Nothing here takes a second."""

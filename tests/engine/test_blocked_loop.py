@@ -19,8 +19,8 @@ from dovetail.core.events import Token
 from dovetail.engine import lease_keeper
 from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
 from dovetail.engine.ports import Task
-from dovetail.stores.sqlite import SqliteStore
-from dovetail.wiring import embedded
+from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.wiring.embedded import embedded
 
 from .harness import PATIENCE, registry_of
 
@@ -30,7 +30,7 @@ import asyncio, sys, time
 from pathlib import Path
 from dovetail.config import Settings
 from dovetail.handlers.registry import Registry, describe
-from dovetail.wiring import embedded
+from dovetail.wiring.embedded import embedded
 
 async def block(config, ctx):
     time.sleep(config["seconds"])

@@ -17,7 +17,7 @@ from dovetail.core.transitions import Submit
 from dovetail.handlers import inputs
 from dovetail.handlers.calls import RegistryCalls
 from dovetail.handlers.registry import Registry, describe, handler
-from dovetail.wiring import LocalEngine, registry_versions
+from dovetail.wiring.embedded import LocalEngine, registry_versions
 
 from .harness import engine, registry_of
 

@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from dovetail.config import Settings
-from dovetail.distributed import connected
 from dovetail.engine import clock as clocks
 from dovetail.engine.clock import NEAR_SECONDS, StoreClock, steady_clock
-from dovetail.stores.redis_clock import set_clock
+from dovetail.stores.redis.server import set_clock
+from dovetail.wiring.distributed import connected
 
 HOUR = 3600.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite.store import SqliteStore
 
 from .harness import Engine, engine
 

@@ -10,7 +10,7 @@ import pytest
 from dovetail.core.step import begin
 from dovetail.core.transitions import Claim, Complete, Decision, Fail, Submit
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.wiring import LocalEngine
+from dovetail.wiring.embedded import LocalEngine
 
 from ..core.walk import graph
 from .harness import registry_of

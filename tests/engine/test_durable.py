@@ -14,7 +14,7 @@ from dovetail.config import RateLimit, Settings
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams, NotFound
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.wiring import attached, embedded
+from dovetail.wiring.embedded import attached, embedded
 
 from .harness import PATIENCE, Gate, definition, registry_of, statuses
 

@@ -9,10 +9,10 @@ from typing import Any
 from dovetail.core.errors import StoreError
 from dovetail.core.events import Token
 from dovetail.core.transitions import NOTHING, Complete, Fail
-from dovetail.engine import remote_desk
+from dovetail.engine.distributed import task_source
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.lease_keeper import HeldStarts
 from dovetail.engine.ports import Result, Task
-from dovetail.engine.remote_desk import RemoteDesk
 
 
 def task(name: str, source: Any = {}) -> Task:  # noqa: B006
@@ -29,7 +29,7 @@ class Around:
         self.during: list[tuple[str, list[str]]] = []
         self.away = 0
         self.refused: set[str] = set()
-        self.desk = RemoteDesk(
+        self.desk = QueueTaskSource(
             *(self, self, self, self),  # type: ignore[arg-type]
             lambda: 100.0,
             self.follow,
@@ -73,7 +73,7 @@ async def test_what_is_granted_is_held_before_anything_else_is_done_for_it() -> 
 
 
 async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_desk, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(task_source, "PAUSE_SECONDS", 0)
     it = Around()
     await it.desk.start([(None, task(name)) for name in "abc"])
     it.away = 2

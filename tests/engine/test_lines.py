@@ -9,8 +9,9 @@ import pytest
 from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.core.transitions import Park, Transition, Wake
+from dovetail.engine.distributed.parked import ParkedRescheduler
 from dovetail.engine.limits import TokenBucket
-from dovetail.engine.lines import LineKeeper, Wait
+from dovetail.engine.ports import ParkedNode
 
 NOW = 1000.0
 PARKED, PUBLISHED, HELD = Phase.PARKED, Phase.PUBLISHED, Phase.HELD
@@ -31,16 +32,16 @@ class Office:
 
     def __init__(self, **buckets: TokenBucket) -> None:
         self.buckets = Buckets(buckets)
-        self.waits: dict[str, Wait] = {}
+        self.waits: dict[str, ParkedNode] = {}
         self.found: dict[str, Phase | None] = {}
         self.moved_up: list[str] = []
-        self.keeper = LineKeeper(self, self, self.buckets, lambda: NOW, self._apply)
+        self.keeper = ParkedRescheduler(self, self, self.buckets, lambda: NOW, self._apply)
 
     def park(self, tag: str, *names: str) -> None:
         """Each is told to come when the bucket says so."""
         for name in names:
             at = self.buckets[tag].book(NOW)
-            self.waits[name] = Wait(at, tag, Wake("r", name, Token(1, 1, 7)))
+            self.waits[name] = ParkedNode(at, tag, Wake("r", name, Token(1, 1, 7)))
             self.found[name] = PARKED
 
     def times(self) -> dict[str, float]:
@@ -52,14 +53,14 @@ class Office:
             assert move.until == self.waits[move.node].at
             self.moved_up.append(move.node)
 
-    async def line_up(self, waits: Iterable[Wait]) -> None:
+    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
         self.waits |= {wait.wake.node: wait for wait in waits}
 
-    async def line(self, now: float, soon: float) -> list[Wait]:
+    async def line(self, now: float, soon: float) -> list[ParkedNode]:
         waits = sorted(self.waits.values())
         return waits if waits and waits[-1].at > now + soon else []
 
-    async def leave_line(self, waits: Iterable[Wait]) -> None:
+    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
         for wait in waits:
             del self.waits[wait.wake.node]
 

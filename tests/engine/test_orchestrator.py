@@ -10,9 +10,9 @@ import pytest
 
 from dovetail.core.dag import Graph
 from dovetail.core.transitions import Cancel, Complete, Decision, Fail, Retry, Stop, Submit
-from dovetail.engine.intake import Intake
 from dovetail.engine.limits import LocalLimits, TokenBucket
-from dovetail.engine.orchestrator import Orchestrator
+from dovetail.engine.local.orchestrator import LocalOrchestrator
+from dovetail.engine.local.task_source import LocalTaskSource
 from dovetail.engine.ports import Task
 from dovetail.stores.memory import MemoryStore
 from dovetail.transports.local import LocalTransport
@@ -30,11 +30,11 @@ class House:
         self.stopped: list[Stop] = []
         self.crashes: list[BaseException] = []
         self.transport.on_stop = self.stopped.append
-        self.orchestrator = Orchestrator(
+        self.orchestrator = LocalOrchestrator(
             self.store, self.transport, self.clock, self.crashes.append
         )
         self.limits = LocalLimits(buckets)
-        self.desk = Intake(
+        self.desk = LocalTaskSource(
             self.transport,
             self.store,
             self.orchestrator,

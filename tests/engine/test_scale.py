@@ -16,7 +16,7 @@ from dovetail.core.dag import Graph
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.wiring import LocalEngine
+from dovetail.wiring.embedded import LocalEngine
 
 from ..core.walk import graph
 from .harness import registry_of

@@ -12,9 +12,9 @@ from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine import submissions
+from dovetail.engine.distributed import triggers
+from dovetail.engine.distributed.triggers import PendingRun, TriggerService
 from dovetail.engine.ports import KeyUsed
-from dovetail.engine.submissions import Submissions, Unmade
 
 GRAPH = build_graph(
     Workflow.model_validate({"name": "f", "nodes": [{"id": "a", "handler": "input"}]}), {}
@@ -30,7 +30,7 @@ class Kept:
         self.outlives = outlives
         self._renamed = renamed
         self.settled: list[Any] = []
-        self.left: list[Unmade] = []
+        self.left: list[PendingRun] = []
         self.used: KeyUsed | None = None
 
     async def accept(self, submit: Submit, now: float) -> Submit:
@@ -46,7 +46,7 @@ class Kept:
     async def known(self, key: Any) -> KeyUsed | None:
         return self.used
 
-    async def unmade_under(self, key: Any, made: str) -> Unmade | None:
+    async def unmade_under(self, key: Any, made: str) -> PendingRun | None:
         return next((left for left in self.left if left.name == made), None)
 
     async def made(self, submit: Submit) -> None:
@@ -55,10 +55,10 @@ class Kept:
     async def batch_made(self, batch_id: str) -> None:
         self.settled.append(batch_id)
 
-    async def unmade(self, accepted_before: float) -> list[Unmade]:
+    async def unmade(self, accepted_before: float) -> list[PendingRun]:
         return [left for left in self.left if left.created_at < accepted_before]
 
-    async def settle(self, unmade: Unmade) -> None:
+    async def settle(self, unmade: PendingRun) -> None:
         self.settled.append(unmade.name)
 
 
@@ -77,9 +77,9 @@ class Maker:
         self.made += [(submit.run_id, now) for submit in submits]
 
 
-def submitting(kept: Kept, maker: Maker) -> tuple[Submissions, list[str]]:
+def submitting(kept: Kept, maker: Maker) -> tuple[TriggerService, list[str]]:
     told: list[str] = []
-    made = Submissions(kept, maker, lambda: 1000.0, lambda why: told.append(str(why)))  # type: ignore[arg-type]
+    made = TriggerService(kept, maker, lambda: 1000.0, lambda why: told.append(str(why)))  # type: ignore[arg-type]
     return made, told
 
 
@@ -107,7 +107,7 @@ async def test_what_another_one_died_over_is_made_under_its_id() -> None:
 async def test_so_is_the_rest_of_a_batch_if_it_is_the_same(same: bool) -> None:
     kept, maker = Kept(outlives=False), Maker()
     kept.used = KeyUsed("first", same_body=same)
-    kept.left = [Unmade("first", [ASKED], 980.0)]
+    kept.left = [PendingRun("first", [ASKED], 980.0)]
     them, _ = submitting(kept, maker)
     with pytest.raises(KeyUsed):
         await them.submit_batch("second", [ASKED._replace(run_id="other")], KEY, 1000.0)
@@ -121,7 +121,7 @@ async def test_so_is_what_is_only_looked_up_by_its_key(same: bool) -> None:
     them, _ = submitting(kept, maker)
     assert await them.made_under(KEY) is None
     kept.used = KeyUsed("first", same_body=same)
-    kept.left = [Unmade("first", [ASKED], 980.0)]
+    kept.left = [PendingRun("first", [ASKED], 980.0)]
     assert await them.made_under(KEY) is kept.used
     assert maker.made == [("asked", 980.0)] * same
     assert kept.settled == ["first"] * same
@@ -142,7 +142,7 @@ async def test_what_is_kept_elsewhere_is_accepted_though_it_cannot_be_made_now(
 async def test_nobody_waits_for_long_for_what_is_kept_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submissions, "MAKING_SECONDS", 0.01)
+    monkeypatch.setattr(triggers, "MAKING_SECONDS", 0.01)
     them, told = submitting(Kept(outlives=True), Maker(seconds=60))
     await asyncio.wait_for(them.submit(ASKED), 5)
     assert told == ["not made within 0.02 s"]
@@ -158,7 +158,7 @@ async def test_what_is_kept_nowhere_else_is_not_accepted_if_it_cannot_be_made() 
 
 async def test_only_what_was_accepted_a_while_ago_has_lost_its_maker() -> None:
     kept, maker = Kept(outlives=False), Maker()
-    kept.left = [Unmade("old", [ASKED], 980.0), Unmade("new", [ASKED], 995.0)]
+    kept.left = [PendingRun("old", [ASKED], 980.0), PendingRun("new", [ASKED], 995.0)]
     them, _ = submitting(kept, maker)
     await them.make_up()
     assert (kept.settled, maker.made) == (["old"], [("asked", 980.0)])

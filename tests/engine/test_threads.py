@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dovetail.engine.threads import Threads
+from dovetail.engine.worker import Threads
 
 
 def workers() -> set[threading.Thread]:

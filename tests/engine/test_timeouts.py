@@ -13,7 +13,7 @@ from dovetail.core.errors import Conflict
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.handlers.calls import RegistryCalls
-from dovetail.wiring import LocalEngine
+from dovetail.wiring.embedded import LocalEngine
 
 from ..core.walk import graph
 from .harness import Engine, Gate, engine, registry_of, statuses

@@ -18,8 +18,8 @@ import orjson
 
 from dovetail.config import Settings
 from dovetail.handlers.context import Context
-from dovetail.stores.sqlite_writer import PIECES
-from dovetail.wiring import embedded
+from dovetail.stores.sqlite.writer import PIECES
+from dovetail.wiring.embedded import embedded
 
 from ..engine.harness import definition, registry_of
 

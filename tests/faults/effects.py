@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.stores.sqlite_file import statements
+from dovetail.stores.sqlite.file import statements
 
 _POINT = re.compile(r"(?P<side>before|after) (?P<effect>[\w ]+?)( (?P<nth>\d+))?( of (?P<of>.+))?")
 _ENDS = {"run.completed", "run.failed", "run.cancelled"}

@@ -29,8 +29,9 @@ from dovetail.engine.views import outputs
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
-from dovetail.stores import sqlite_file, sqlite_writer
-from dovetail.wiring import attached, embedded
+from dovetail.stores.sqlite import file as sqlite_file
+from dovetail.stores.sqlite import writer
+from dovetail.wiring.embedded import attached, embedded
 
 KEY = "the run of this test"
 QUICK = {"thread": -1.0, "loop": float("inf")}
@@ -153,7 +154,7 @@ async def engine(
     true_time = time.time
     time.time = lambda: true_time() + clock_ahead
     sqlite_file.BUSY_SECONDS = busy_seconds
-    sqlite_writer.QUICK_SECONDS = QUICK[commits]
+    writer.QUICK_SECONDS = QUICK[commits]
     watch: Watch = Counter(point) if isinstance(point, int) else Tripwire(point)
     watch_connections(watch)
     place = Place(folder, watch, settings)
@@ -257,7 +258,7 @@ async def order(
     folder: str, command: str, run_id: str, point: str | None = None, commits: str = "thread"
 ) -> None:
     """Cancel or retry a run that another process may drive."""
-    sqlite_writer.QUICK_SECONDS = QUICK[commits]
+    writer.QUICK_SECONDS = QUICK[commits]
     watch = Tripwire(point)
     watch_connections(watch)
     place = Place(folder, watch, {})

@@ -20,14 +20,14 @@ from typer.main import get_command
 
 from dovetail import __version__
 from dovetail.api.app import create_app
-from dovetail.api.fleet import ThisProcess
-from dovetail.api.service import Service
+from dovetail.api.operations import ThisProcess
+from dovetail.api.service import ApiService
 from dovetail.cli.app import app
 from dovetail.cli.failures import guarded
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
-from dovetail.wiring import embedded
+from dovetail.wiring.embedded import embedded
 
 from ..engine.harness import registry_of
 from .damaged_files import (
@@ -130,7 +130,7 @@ async def serving(file: File) -> AsyncIterator[httpx2.AsyncClient]:
     settings = settings_of(file.path)
     async with embedded(settings, registry_of(waits)) as commands:
         fleet = ThisProcess(commands, ["input", "waits"], 4, dict)
-        service = Service(commands, fleet, settings, ["test"])
+        service = ApiService(commands, fleet, settings, ["test"])
         transport = httpx2.ASGITransport(app=create_app(service, __version__))
         base_url = "http://127.0.0.1/api/v1"
         headers = {"accept": "application/json"}  # an event stream would stay

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import StoreError
-from dovetail.stores.sqlite_file import SCHEMA_VERSION, SqliteFile
+from dovetail.stores.sqlite.file import SCHEMA_VERSION, SqliteFile
 
 from ..engine.harness import engine
 from .nursery import Nursery

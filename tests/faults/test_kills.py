@@ -20,7 +20,7 @@ from typing import Any
 
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
-from dovetail.wiring import attached
+from dovetail.wiring.embedded import attached
 
 from .side_file import check_executions, starts
 

@@ -20,13 +20,13 @@ import pytest
 
 from dovetail import Dovetail, __version__
 from dovetail.api.app import create_app
-from dovetail.api.fleet import ThisProcess
-from dovetail.api.service import Service
+from dovetail.api.operations import ThisProcess
+from dovetail.api.service import ApiService
 from dovetail.core.errors import StoreError, StoreLost
 from dovetail.engine.commands import Commands
 from dovetail.handlers.context import Context
-from dovetail.stores.sqlite_file import SqliteFile
-from dovetail.wiring import embedded
+from dovetail.stores.sqlite.file import SqliteFile
+from dovetail.wiring.embedded import embedded
 
 from ..engine.harness import definition, registry_of
 from .damaged_files import settings_of
@@ -94,7 +94,9 @@ async def test_what_waits_is_told_though_nothing_is_written(path: Path) -> None:
 async def test_the_server_is_not_ready_and_answers_503_that_says_why(path: Path) -> None:
     settings = settings_of(path)
     async with embedded(settings, registry_of()) as commands:
-        service = Service(commands, ThisProcess(commands, ["input"], 4, dict), settings, ["test"])
+        service = ApiService(
+            commands, ThisProcess(commands, ["input"], 4, dict), settings, ["test"]
+        )
         transport = httpx2.ASGITransport(app=create_app(service, __version__))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             assert (await client.get("/health/ready")).status_code == 200

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dovetail.stores.sqlite_file import is_gone, started_at, this_machine
+from dovetail.stores.sqlite.file import is_gone, started_at, this_machine
 
 from .nursery import Child, Nursery
 from .side_file import check_executions, starts, stopped, wait_for, wait_for_start

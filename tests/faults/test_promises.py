@@ -26,9 +26,9 @@ from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Progress, Retry, Submit
 from dovetail.engine.ports import KeyUsed
-from dovetail.stores import sqlite_writer
-from dovetail.stores.sqlite import SqliteStore
-from dovetail.wiring import attached, embedded
+from dovetail.stores.sqlite import writer
+from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.wiring.embedded import attached, embedded
 
 from ..core.walk import graph
 from ..engine.harness import definition, engine, registry_of
@@ -44,7 +44,7 @@ _ids = count(1)
 def commits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rounds are written: in the writer's thread, or in the event loop where they can be."""
     quick = -1.0 if request.param == "thread" else float("inf")
-    monkeypatch.setattr(sqlite_writer, "QUICK_SECONDS", quick)
+    monkeypatch.setattr(writer, "QUICK_SECONDS", quick)
 
 
 def in_file(path: Path) -> list[tuple[str, str | None]]:
@@ -103,16 +103,16 @@ async def test_whoever_waits_or_watches_is_told_what_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.db"
-    commit = sqlite_writer.commit
+    commit = writer.commit
 
-    def slow_commit(*args: Any) -> sqlite_writer.Outcome:
+    def slow_commit(*args: Any) -> writer.CommitOutcome:
         """Long enough for the end to be decided, and for who hears of it to look."""
         time.sleep(0.1)
         return commit(*args)
 
     async with SqliteStore(path) as store:
         run_id, token = await started(store)
-        monkeypatch.setattr(sqlite_writer, "commit", slow_commit)
+        monkeypatch.setattr(writer, "commit", slow_commit)
 
         async def watch() -> list[str]:
             return [

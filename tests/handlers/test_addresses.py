@@ -16,7 +16,7 @@ from dovetail.handlers.addresses import (
     plain_host,
     system_resolver,
 )
-from dovetail.handlers.http import Request, _redirected, parse_url
+from dovetail.handlers.http import OutgoingRequest, _redirected, parse_url
 
 from ..core.pace import seconds_of
 
@@ -164,7 +164,7 @@ def test_no_spelling_of_a_url_is_slow_to_judge():
 
 @pytest.mark.parametrize("url", HOSTILE_URLS, ids=ascii)
 async def test_no_redirect_gets_around_it_either(url: str):
-    first = Request("GET", parse_url("http://example.com/a"))
+    first = OutgoingRequest("GET", parse_url("http://example.com/a"))
     try:
         moved = _redirected(first, 302, url)
     except PermanentError:

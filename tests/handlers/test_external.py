@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from dovetail.config import Settings
 from dovetail.core.errors import PermanentError, RetryableError
 from dovetail.handlers import external
-from dovetail.handlers.answers import Answer, decoded, retry_after
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.external import ExternalConfig
 from dovetail.handlers.http import parse_url
+from dovetail.handlers.responses import HttpResponse, decoded, retry_after
 
 from .calling import call
 from .conftest import response
@@ -448,7 +448,7 @@ class TestRetryAfter:
     ],
 )
 def test_a_body_is_text_unless_that_would_destroy_it(kind, content, text, is_text):
-    assert decoded(Answer(200, {"content-type": kind}, content, "")) == (text, is_text)
+    assert decoded(HttpResponse(200, {"content-type": kind}, content, "")) == (text, is_text)
 
 
 async def test_the_registry_knows_it_with_three_retries():

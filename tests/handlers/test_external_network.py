@@ -164,14 +164,14 @@ class TestRedirects:
     def test_from_http_to_https_of_the_same_host_keep_credentials_and_not_back(self):
         import httpx2
 
-        from dovetail.handlers.http import Request, _redirected
+        from dovetail.handlers.http import OutgoingRequest, _redirected
 
         headers = {"authorization": "x"}
-        plain = Request("GET", httpx2.URL("http://a.example/"), headers)
+        plain = OutgoingRequest("GET", httpx2.URL("http://a.example/"), headers)
         assert _redirected(plain, 301, "https://a.example/b").headers == headers
         assert _redirected(plain, 301, "https://a.example:444/b").headers == {}
         assert _redirected(plain, 301, "https://b.example/b").headers == {}
-        safe = Request("GET", httpx2.URL("https://a.example/"), headers)
+        safe = OutgoingRequest("GET", httpx2.URL("https://a.example/"), headers)
         assert _redirected(safe, 301, "http://a.example/b").headers == {}
 
     async def test_end_after_five(self, serve, local, ctx):

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from dovetail.core.errors import PermanentError, RetryableError
-from dovetail.core.inputs import check_room
+from dovetail.core.outputs import check_room
 from dovetail.core.values import encode
 from dovetail.handlers import inputs as module
 from dovetail.handlers.inputs import InputBudget, Inputs

@@ -12,8 +12,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.errors import PermanentError, RetryableError
 from dovetail.handlers.context import Context
-from dovetail.handlers.llm import llm_service
-from dovetail.handlers.llm_mock import sample
+from dovetail.handlers.llm import llm_service, sample
 from dovetail.handlers.registry import BUILT_IN, describe
 
 from ..core.pace import seconds_of

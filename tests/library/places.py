@@ -15,13 +15,13 @@ from typing import Any
 from dovetail import Dovetail
 from dovetail.api.app import create_app
 from dovetail.api.connection import Sending
-from dovetail.api.fleet import ThisProcess
+from dovetail.api.operations import ThisProcess
 from dovetail.api.server import listen, serve, url_of
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService
 from dovetail.client import _registry
 from dovetail.config import load_settings
-from dovetail.distributed import orchestrate, working
-from dovetail.wiring import embedded
+from dovetail.wiring.distributed import orchestrate, working
+from dovetail.wiring.embedded import embedded
 
 PLACES = ("file", "redis", "http")
 SECONDS = 20.0
@@ -82,7 +82,7 @@ async def serving(
     registry = _registry(told, handlers)
     async with embedded(told, registry) as commands:
         fleet = ThisProcess(commands, [known.name for known in registry.handlers()], 32)
-        service = Service(commands, fleet, told)
+        service = ApiService(commands, fleet, told)
         answering = asyncio.ensure_future(
             serve(
                 create_app(service, "test"),

@@ -23,18 +23,18 @@ from dovetail.celery import (
     DagGroup,
     DagRefused,
     configure,
-    driving,
-    known,
+    dag_registry,
     register_dag,
     register_handlers,
     run_dag,
     run_dag_group,
+    runner,
     task,
 )
 from dovetail.engine.limits import LATENESS
 from dovetail.handlers.registry import HandlerError
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_limits import RedisLimits
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.limits import RedisLimits
 
 from ..servers.redis_server import RedisServer
 
@@ -85,10 +85,10 @@ def flows(redis_server: RedisServer, tmp_path_factory: Any) -> Iterator[ModuleTy
         module.app.close()
         _state.set_default_app(None)
         _state._set_current_app(None)
-        known._dags.clear()
-        known._handlers.clear()
-        known.known_handlers.cache_clear()
-        known.compiled.cache_clear()
+        dag_registry._dags.clear()
+        dag_registry._handlers.clear()
+        dag_registry.known_handlers.cache_clear()
+        dag_registry.compiled.cache_clear()
         del os.environ["FLOWS_BROKER"]
 
 
@@ -302,7 +302,7 @@ class TestTimeLimits:
 class TestRates:
     async def test_all_processes_share_one_rate(self, flows: ModuleType, key: str) -> None:
         rate, dags = 10, 2
-        async with Pipe(os.environ["FLOWS_BROKER"]) as pipe:
+        async with PipelinedRedis(os.environ["FLOWS_BROKER"]) as pipe:
             await RedisLimits(pipe).set("slow_api", rate, 1)
         items = [{"key": key, "parties": dags}] * dags
         began = time.time()  # before the first, which a busy machine may start late
@@ -317,7 +317,7 @@ class TestRates:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(task, "redis_of", lambda app: None)
-        driving._warn_once.cache_clear()
+        runner._warn_once.cache_clear()
         starts: list[float] = []
         dag = WorkflowDAG("here")
         for place in range(3):
@@ -418,7 +418,7 @@ class TestBeforeItIsSent:
         assert caught.value.problems[0].path == "nodes[0].delivery"
 
     def test_two_graphs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(known, "_dags", {})
+        monkeypatch.setattr(dag_registry, "_dags", {})
         dag = register_dag(WorkflowDAG("twice"))
         assert register_dag(dag) is dag
         with pytest.raises(ValueError, match="another DAG 'twice'"):

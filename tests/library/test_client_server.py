@@ -32,8 +32,8 @@ from dovetail import (
 )
 from dovetail.cli.board import Board
 from dovetail.client import connection
-from dovetail.client.connection import Unreachable
-from dovetail.client.refusals import AccessDenied, NoDovetail, ServerError
+from dovetail.client.connection import ServerUnreachable
+from dovetail.client.errors import AccessDenied, NoDovetail, ServerError
 from dovetail.client.server import ServerCommands
 from dovetail.engine.commands import Commands
 from dovetail.engine.views import run_view, timestamp
@@ -135,7 +135,9 @@ async def test_what_must_not_be_done_twice_is_not_asked_twice(tmp_path: Path) ->
         line.cut()
         line.asked.clear()
         line.cut_answers = [0]
-        with pytest.raises(Unreachable, match=r"cancel was answered; whether it was done is not"):
+        with pytest.raises(
+            ServerUnreachable, match=r"cancel was answered; whether it was done is not"
+        ):
             await dt.cancel(run.run_id)
         assert len(line.requests("POST")) == 1
         assert (await dt.wait(run.run_id)).status == "CANCELLED"
@@ -214,7 +216,7 @@ async def test_a_live_stream_that_breaks_goes_on_where_it_was(tmp_path: Path) ->
 async def test_a_server_that_was_never_there_is_told_within_moments() -> None:
     port = free_port()
     async with Dovetail(f"http://127.0.0.1:{port}") as dt, asyncio.timeout(SECONDS):
-        with pytest.raises(Unreachable) as told:
+        with pytest.raises(ServerUnreachable) as told:
             await dt.list_runs()
     words = str(told.value)
     assert f"the server at http://127.0.0.1:{port} cannot be reached: " in words

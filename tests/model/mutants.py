@@ -13,16 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from dovetail.core import consequences, step
+from dovetail.core import effects, step
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason
-from dovetail.core.transitions import (
-    Cancel,
-    Claim,
-    Complete,
-    Decision,
-    Reap,
-)
+from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Reap
 
 from . import processes, runs, scenarios, world
 from .processes import Program, one
@@ -103,8 +97,8 @@ def reap_and_start_again(run: RunState, move: Reap, now: float, nonce: int) -> D
     if node.token == move.token and node.lease_until == EXPIRED:
         run.active -= 1
         node.crashes += 1
-        consequences.lay_down(node)
-        consequences.queue_node(run, run.graph.index[move.node], out, now, nonce)
+        effects.release_lease(node)
+        effects.queue_node(run, run.graph.index[move.node], out, now, nonce)
     return out
 
 
@@ -114,8 +108,8 @@ def cancel_only_what_waits(run: RunState, move: Cancel, now: float, nonce: int) 
         if node.status not in FINISHED and node.status is not NodeStatus.QUEUED:
             if node.status is NodeStatus.RUNNING:
                 run.active -= 1
-            consequences.cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
-    consequences.close(run, out, now)
+            effects.cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
+    effects.fill_slots_and_finish(run, out, now)
     return out
 
 
@@ -127,19 +121,19 @@ def reset_what_runs(run: RunState, from_node: str | None = None) -> list[int] | 
 
 def close_over_the_held(run: RunState, out: Decision, now: float) -> None:
     if not run.unfinished and run.finished_at is None:
-        consequences.end_run(run, out, now)
+        effects.end_run(run, out, now)
 
 
 def publish_over_the_limit(run: RunState, index: int, node: Any, out: Decision) -> None:
     run.active += 1
     node.phase = Phase.PUBLISHED
-    out.dispatch.append(consequences.Dispatch(run, index, node.token))
+    out.dispatch.append(effects.Dispatch(run, index, node.token))
 
 
 def everywhere(name: str, planted: Callable[..., Any]) -> tuple[Patch, ...]:
     """A function that the rules know under two names."""
     return (
-        lambda: patch.object(consequences, name, planted),
+        lambda: patch.object(effects, name, planted),
         lambda: patch.object(step, name, planted),
     )
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import orjson
 
-from dovetail.core import consequences, step
+from dovetail.core import effects, step
 from dovetail.core.dag import Graph
 from dovetail.core.events import NO_TOKEN, Token
 from dovetail.core.run import NodeState, Phase, RunState
@@ -50,7 +50,7 @@ ERROR = {"type": "ValueError", "message": "broken"}
 ENDS = ("node.completed", "node.cached", "node.failed", "node.skipped", "node.cancelled")
 NODE_FIELDS = NodeState.__slots__
 RUN_FIELDS = ("status", "epoch", "finished_at", "error", "unfinished", "failed", "cancelled")
-REAL_RESOLVE = consequences.resolve
+REAL_RESOLVE = effects.resolve
 
 Start = tuple[int, Token]
 """A node, by its place, and the token of one start of it."""
@@ -148,7 +148,7 @@ def verdicts_hold(run: PendingRun, epoch: int) -> bool:
 @contextmanager
 def undecided() -> Iterator[None]:
     with (
-        patch.object(consequences, "resolve", leave_pending),
+        patch.object(effects, "resolve", leave_pending),
         patch.object(step, "resolve", leave_pending),
     ):
         yield

@@ -25,9 +25,9 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Task
-from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.engine.shared import SharedOrchestrator
 
 from . import mutants, processes, scenarios
 from .processes import Program
@@ -93,7 +93,7 @@ class Engine:
             claim=lambda tasks, worker, until, now: [True] * len(tasks),
         )
         self.store.breaks = 0  # type: ignore[assignment, method-assign]
-        self.orchestrator = SharedOrchestrator(
+        self.orchestrator = DistributedOrchestrator(
             self.store,  # type: ignore[arg-type]
             Noting(self.told),  # type: ignore[arg-type]
             self.agenda,  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ async def test_a_retry_is_noted_before_it_is_done(engine: Engine) -> None:
 async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine) -> None:
     task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
     inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
-    desk = RemoteDesk(
+    desk = QueueTaskSource(
         inbox,  # type: ignore[arg-type]
         engine.store,  # type: ignore[arg-type]
         engine.agenda,  # type: ignore[arg-type]

@@ -17,19 +17,18 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit
-from dovetail.engine.archiver import Archiver
-from dovetail.engine.restoring import Restorer
-from dovetail.engine.shared import SharedOrchestrator
-from dovetail.pipe import Pipe
-from dovetail.stores.postgres import PostgresArchive
-from dovetail.stores.postgres_pool import PostgresPool
-from dovetail.stores.postgres_records import PostgresRecords
-from dovetail.stores.redis import RedisStore, keys_of
-from dovetail.stores.redis_agenda import RedisAgenda
-from dovetail.stores.redis_hints import RedisHints
-from dovetail.stores.redis_limits import RedisLimits
-from dovetail.stores.redis_moves import take_counts
-from dovetail.stores.redis_snapshots import RedisSnapshots
+from dovetail.engine.distributed.archiver import Archiver
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.distributed.restore import Restorer
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import PostgresPool
+from dovetail.stores.postgres.records import PostgresRecords
+from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
+from dovetail.stores.redis.codec import take_counts
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.timers import RedisTimerIndex
 
 LEASE = 10.0
 RECOVERY = 30.0
@@ -78,21 +77,21 @@ class NoTraffic:
 
 
 class World:
-    def __init__(self, pipe: Pipe, pool: PostgresPool) -> None:
+    def __init__(self, pipe: PipelinedRedis, pool: PostgresPool) -> None:
         self.now = time.time()
         self.pipe = pipe
         self.pool = pool
         self.store = RedisStore(pipe)
         self.outbox = Outbox()
-        self.hints = RedisHints(pipe, self.clock)
+        self.hints = RedisArchiveQueue(pipe, self.clock)
         self.snapshots = RedisSnapshots(pipe)
         self.archive = PostgresArchive(pool)
         self.records = PostgresRecords(pool)
         self.limits = RedisLimits(pipe)
-        self.orchestrator = SharedOrchestrator(
+        self.orchestrator = DistributedOrchestrator(
             self.store,
             self.outbox,
-            RedisAgenda(pipe),
+            RedisTimerIndex(pipe),
             NoTraffic(),
             self.clock,
             lease_seconds=LEASE,
@@ -221,7 +220,7 @@ class World:
 
 @asynccontextmanager
 async def a_world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
-    async with Pipe(redis_url) as pipe, PostgresPool(postgres_url) as pool:
+    async with PipelinedRedis(redis_url) as pipe, PostgresPool(postgres_url) as pool:
         yield World(pipe, pool)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from dovetail.config import Settings
-from dovetail.distributed import connected
+from dovetail.wiring.distributed import connected
 
 from ..servers.postgres_server import Databases
 from ..servers.redis_server import RedisServer

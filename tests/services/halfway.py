@@ -12,12 +12,12 @@ from typing import Any, cast
 from dovetail.core.dag import Graph
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Complete, Submit
-from dovetail.distributed import Parts
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Task
-from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.stores.redis_agenda import ACTIVE, LEASES
+from dovetail.stores.redis.timers import ACTIVE, LEASES
 from dovetail.transports.messages import read_task
-from dovetail.transports.stream_messages import stream_of
+from dovetail.transports.streams.messages import stream_of
+from dovetail.wiring.distributed import ServiceParts
 
 from ..core.walk import graph
 
@@ -31,7 +31,7 @@ CONDITIONAL = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
 class Stage:
     """A run, what the dead one still does to it, and who goes on."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServiceParts) -> None:
         self.parts = parts
         self.living = parts.orchestrator
         self.store = parts.store
@@ -56,7 +56,7 @@ class Stage:
         assert await self.store.claim([task], "w", now + lease, now) == [True]
 
     async def renew(self, task: Task, lease: float) -> None:
-        desk = RemoteDesk(
+        desk = QueueTaskSource(
             *(cast(Any, None), self.store, self.agenda, cast(Any, None), self.parts.clock),
             self.living.apply,
             worker_id="w",

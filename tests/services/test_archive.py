@@ -12,13 +12,12 @@ import pytest
 from dovetail.core.errors import ArchiveDown, NotFound, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Retry
-from dovetail.engine import archiver
-from dovetail.engine.archiver import Archiver
-from dovetail.engine.snapshots import Kept, RunSnapshot
+from dovetail.engine.distributed import archiver
+from dovetail.engine.distributed.archiver import Archiver, ArchiveState, RunSnapshot
 from dovetail.engine.views import result, run_view
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.redis_definitions import GRACE_SECONDS, UnusedDefinitions
-from dovetail.stores.redis_hints import ARCHIVED, CLAIM_SECONDS, UNARCHIVED
+from dovetail.stores.redis.archive import ARCHIVED, CLAIM_SECONDS, UNARCHIVED
+from dovetail.stores.redis.definitions import GRACE_SECONDS, UnusedDefinitions
+from dovetail.stores.redis.store import RedisStore
 
 from .archive_world import DIAMOND, RETENTION, World, a_world, graph
 
@@ -124,7 +123,7 @@ class TestArchiving:
         written: list[RunSnapshot] = []
         write_many = world.archive.write_many
 
-        async def watched(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+        async def watched(snapshots: list[RunSnapshot]) -> dict[str, ArchiveState]:
             written.extend(snapshots)
             return await write_many(snapshots)
 
@@ -166,7 +165,7 @@ class TestArchiving:
         written: list[int] = []
         write_many = world.archive.write_many
 
-        async def watched(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+        async def watched(snapshots: list[RunSnapshot]) -> dict[str, ArchiveState]:
             written.append(sum(len(o) for one in snapshots for o in one.outputs.values()))
             return await write_many(snapshots)
 
@@ -251,7 +250,7 @@ class TestManyArchivers:
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
 
-        async def die(_: Any) -> dict[str, Kept]:
+        async def die(_: Any) -> dict[str, ArchiveState]:
             raise asyncio.CancelledError
 
         doomed = world.another_archiver()
@@ -362,7 +361,7 @@ class TestLag:
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
 
-        async def away(_: Any) -> dict[str, Kept]:
+        async def away(_: Any) -> dict[str, ArchiveState]:
             raise ArchiveDown("gone fishing")
 
         with monkeypatch.context() as patch:
@@ -382,7 +381,7 @@ class TestLag:
         runs = [await world.begin(graph(DIAMOND)) for _ in range(3)]
         write_many = world.archive.write_many
 
-        async def picky(snapshots: list[RunSnapshot]) -> dict[str, Kept]:
+        async def picky(snapshots: list[RunSnapshot]) -> dict[str, ArchiveState]:
             if any(one.run_id == runs[1] for one in snapshots):
                 raise StoreError("not this one")
             return await write_many(snapshots)

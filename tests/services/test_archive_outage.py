@@ -17,8 +17,9 @@ from dovetail.config import Settings
 from dovetail.core.errors import ArchiveDown
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel
-from dovetail.distributed import commanding
-from dovetail.stores import postgres_pool, postgres_records
+from dovetail.stores.postgres import pool as postgres_pool
+from dovetail.stores.postgres import records as postgres_records
+from dovetail.wiring.distributed import commanding
 
 from ..servers.postgres_server import PostgresServer
 from ..servers.redis_server import RedisServer
@@ -131,7 +132,7 @@ async def test_postgresql_that_dies_holds_nobody_up_and_catches_up_later(
 SERVICE = """
 import asyncio, sys
 from dovetail.config import Settings
-from dovetail.distributed import orchestrate, working
+from dovetail.wiring.distributed import orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
 
 async def main():

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from dovetail.config import Settings
-from dovetail.core.audit import audit
+from dovetail.core.audit.event_check import audit
 from dovetail.core.errors import NotFound
-from dovetail.core.restored import restore
+from dovetail.core.restore import restore
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
-from dovetail.distributed import ARCHIVE, commanding
-from dovetail.engine.publishing import Publisher
-from dovetail.pipe import Pipe
-from dovetail.stores import redis_snapshots
-from dovetail.stores.redis import keys_of
-from dovetail.stores.redis_limits import RedisLimits
-from dovetail.stores.redis_snapshots import RedisSnapshots
+from dovetail.engine.distributed.publisher import Publisher
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis import archive as redis_snapshots
+from dovetail.stores.redis.archive import RedisSnapshots
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.store import keys_of
+from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..contracts.stores import read
 from .archive_world import (
@@ -406,7 +406,11 @@ class TestRestoring:
         self, redis_url: str, postgres_url: str
     ) -> None:
         settings = Settings(redis_url=redis_url, database_url=postgres_url)
-        async with commanding(settings) as commands, beside(settings), Pipe(redis_url) as pipe:
+        async with (
+            commanding(settings) as commands,
+            beside(settings),
+            PipelinedRedis(redis_url) as pipe,
+        ):
             limits = RedisLimits(pipe)
             async with asyncio.timeout(10):
                 while not await pipe.call("EXISTS", ARCHIVE):

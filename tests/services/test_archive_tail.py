@@ -12,10 +12,10 @@ from dovetail.core.errors import ArchiveDown
 from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Progress, Retry
-from dovetail.distributed import commanding
-from dovetail.engine import archiver
-from dovetail.engine.snapshots import RunSnapshot
-from dovetail.stores.redis_hints import UNARCHIVED
+from dovetail.engine.distributed import archiver
+from dovetail.engine.distributed.archiver import RunSnapshot
+from dovetail.stores.redis.archive import UNARCHIVED
+from dovetail.wiring.distributed import commanding
 
 from .archive_world import (
     DIAMOND,

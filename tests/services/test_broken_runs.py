@@ -15,22 +15,22 @@ from dovetail.core.errors import BrokenRun, NotFound, StoreError
 from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Submit
-from dovetail.distributed import Parts, connected, orchestrate, working
-from dovetail.engine import shared
-from dovetail.engine.archiver import Entry
-from dovetail.engine.isolating import isolated
-from dovetail.engine.remote_desk import RemoteDesk
+from dovetail.engine.distributed import orchestrator
+from dovetail.engine.distributed.archiver import ArchiveEntry
+from dovetail.engine.distributed.task_source import QueueTaskSource
+from dovetail.engine.supervisor import bisect_failures
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import PARTS
-from dovetail.stores.redis_definitions import UnusedDefinitions
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.stores.redis_leases import RedisLeases
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.definitions import UnusedDefinitions
+from dovetail.stores.redis.leases import RedisLeases
+from dovetail.stores.redis.store import PARTS
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import read_task, result_fields
-from dovetail.transports.stream_messages import RESULTS, result_messages, stream_of
-from dovetail.transports.streams import ORCHESTRATORS, STOPS, WORKERS
+from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.streams.sender import ORCHESTRATORS, STOPS, WORKERS
+from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, working
 
 from ..core.walk import graph
 from .archive_world import DIAMOND, RECOVERY, RETENTION, World
@@ -60,7 +60,7 @@ async def test_those_that_fail_are_told_apart(bad: set[int]) -> None:
         return list(map(str, items))
 
     expected = [f"{at}: {at}" if at in bad else str(at) for at in range(8)]
-    assert await isolated(work, range(8), blamed) == expected
+    assert await bisect_failures(work, range(8), blamed) == expected
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), NotFound("gone"), OSError("interrupted")])
@@ -73,7 +73,7 @@ async def test_a_store_that_is_away_is_nobodys_fault(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        await isolated(work, range(8), blamed)
+        await bisect_failures(work, range(8), blamed)
     assert calls == 1
 
 
@@ -81,7 +81,7 @@ async def test_a_store_that_is_away_is_nobodys_fault(error: Exception) -> None:
 
 
 class Scene:
-    def __init__(self, parts: Parts, services: Sequence[asyncio.Future[None]]) -> None:
+    def __init__(self, parts: ServiceParts, services: Sequence[asyncio.Future[None]]) -> None:
         self.parts = parts
         self.call = parts.pipe.call
         self.services = services
@@ -128,9 +128,9 @@ async def services(settings: Settings) -> AsyncIterator[Scene]:
 @pytest.fixture
 async def scene(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     """All duties, often."""
-    monkeypatch.setattr(shared, "SWEEP_SECONDS", 0.1)
-    monkeypatch.setattr(shared, "BACKLOG_SECONDS", 0.0)
-    monkeypatch.setattr(shared, "REAP_SECONDS", 0.1)
+    monkeypatch.setattr(orchestrator, "SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(orchestrator, "BACKLOG_SECONDS", 0.0)
+    monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.1)
     settings = Settings(
         redis_url=redis_url,
         lease_seconds=LEASE,
@@ -213,7 +213,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_the_archive(
     for run_id in (ended, going_on):
         await world.assert_archived(run_id)
     world.now += 2 * RETENTION
-    await world.hints.archived([Entry(bad, world.now - 1.5 * RETENTION)])
+    await world.hints.archived([ArchiveEntry(bad, world.now - 1.5 * RETENTION)])
     await world.archiver.retire()
     assert await world.snapshots.known([ended]) == set()
     # It is said to be there whatever is left of it, and those that are lost are put back.
@@ -243,7 +243,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
 async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
         agenda, now = parts.orchestrator.agenda, parts.clock()
-        wake = shared.Wake("r", "a", Token(1, 1, 1))
+        wake = orchestrator.Wake("r", "a", Token(1, 1, 1))
         await agenda.delay([(now - 1, wake)])
         due = await agenda.due(now, 10)
         assert due == [(now - 1, wake)]
@@ -266,7 +266,7 @@ async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> Non
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     tasks = [read_task(fields) for _, fields in found]
     await stage.parts.pipe.many(damaged("bad", "nodes"))
-    desk = RemoteDesk(
+    desk = QueueTaskSource(
         *(Settled(), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
         stage.living.apply_each,
         worker_id="w",
@@ -316,7 +316,7 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
 
 
 async def test_who_asks_for_nothing_is_answered(redis_url: str) -> None:
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         assert await asyncio.wait_for(pipe.ask([]), 5) == []
         assert await pipe.call("PING") == b"PONG"
 
@@ -326,7 +326,7 @@ async def test_of_nothing_nobody_is_to_blame() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await isolated(fails, [], blamed)
+        await bisect_failures(fails, [], blamed)
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────
@@ -446,7 +446,7 @@ async def is_running(scene: Scene) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("who", "duty"), [(RedisLeases, "renew"), (RedisFleet, "beat"), (StopFeed, "next")]
+    ("who", "duty"), [(RedisLeases, "renew"), (WorkerRegistry, "beat"), (StopBroadcast, "next")]
 )
 async def test_a_worker_does_not_outlive_a_duty_of_its_own(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, who: type, duty: str

@@ -27,13 +27,13 @@ from dovetail.core.events import Token
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Submit
-from dovetail.distributed import Parts, connected, orchestrate
 from dovetail.engine.ports import Task
-from dovetail.fleet import watching
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.transports.celery import QUEUE, make_app
-from dovetail.transports.celery_sender import Envelopes, redis_message
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.transports.celery.application import QUEUE, make_app
+from dovetail.transports.celery.sender import Envelopes, redis_message
 from dovetail.transports.dead_letters import DEAD
+from dovetail.wiring.distributed import ServiceParts, connected, orchestrate
+from dovetail.wiring.health import watching
 
 from ..celery_crew import ANSWERED, EXECUTED, HANDLERS, CeleryWorker, celery_worker
 from ..servers.redis_server import RedisServer
@@ -63,7 +63,7 @@ class Stage:
 
 
 class Play:
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ServiceParts) -> None:
         self.parts = parts
         self.pipe = parts.pipe
         self.run_id = f"run{next(numbers)}"
@@ -216,7 +216,7 @@ async def test_a_cancel_reaches_a_handler_that_runs(play: Play, stage: Stage, ha
     assert (await play.end()).status is RunStatus.CANCELLED
 
     async def is_free() -> bool:
-        alive = [one for one in await RedisFleet(play.pipe).workers() if one["alive"]]
+        alive = [one for one in await WorkerRegistry(play.pipe).workers() if one["alive"]]
         return bool(alive) and not await play.pipe.call("HLEN", "unacked")
 
     await until(is_free, 10)
@@ -410,7 +410,7 @@ async def test_workers_share_a_rate_limit_and_park_what_is_above_it(play: Play) 
 
 async def test_a_worker_says_what_it_knows_and_where_a_node_ran(play: Play, stage: Stage) -> None:
     pid = stage.worker.process.pid
-    (one,) = [each for each in await RedisFleet(play.pipe).workers() if each["pid"] == pid]
+    (one,) = [each for each in await WorkerRegistry(play.pipe).workers() if each["pid"] == pid]
     assert one["alive"]
     assert one["concurrency"] == 2
     assert {"plain", "sleep", "llm_service"} <= set(one["handlers"])

@@ -14,20 +14,25 @@ from typing import Any
 import orjson
 import pytest
 
-from dovetail.blocking_pipe import BlockingPipe, done
 from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
 from dovetail.core.transitions import Submit
-from dovetail.distributed import Parts, commanding, connected, orchestrate
 from dovetail.engine.ports import Task
-from dovetail.pipe import RedisError, Unreachable
-from dovetail.transports import broker_counts
-from dovetail.transports.celery import GRACE_SECONDS, QUEUE, TASK, make_app
-from dovetail.transports.celery_doctor import examine
-from dovetail.transports.celery_sender import CelerySender, Envelopes, RedisBroker, redis_message
-from dovetail.wiring import broker_findings
+from dovetail.redis_client.pipelined import RedisError, RedisUnreachable
+from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.transports.celery import counts
+from dovetail.transports.celery.application import GRACE_SECONDS, QUEUE, TASK, make_app
+from dovetail.transports.celery.sender import (
+    CelerySender,
+    Envelopes,
+    RedisBroker,
+    examine,
+    redis_message,
+)
+from dovetail.wiring.distributed import ServiceParts, commanding, connected, orchestrate
+from dovetail.wiring.embedded import broker_findings
 
 from ..celery_crew import celery_worker
 from ..servers.redis_server import RedisServer
@@ -48,19 +53,19 @@ def submission(run_id: str, count: int = 1, **fields: Any) -> Submit:
     return Submit(run_id, build_graph(workflow, {}), {})
 
 
-async def waiting(parts: Parts) -> list[dict[str, Any]]:
+async def waiting(parts: ServiceParts) -> list[dict[str, Any]]:
     """Oldest first."""
     return [orjson.loads(one) for one in await parts.pipe.call("LRANGE", QUEUE, 0, -1)][::-1]
 
 
 @pytest.fixture
-async def parts(redis_url: str) -> AsyncIterator[Parts]:
+async def parts(redis_url: str) -> AsyncIterator[ServiceParts]:
     async with connected(celery(redis_url)) as parts:
         yield parts
 
 
 @asynccontextmanager
-async def led(settings: Settings) -> AsyncIterator[Parts]:
+async def led(settings: Settings) -> AsyncIterator[ServiceParts]:
     async with connected(settings) as parts:
         leading = asyncio.create_task(orchestrate(settings))
         yield parts
@@ -71,7 +76,9 @@ async def led(settings: Settings) -> AsyncIterator[Parts]:
 # ── messages ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_message_is_like_one_that_celery_sends_itself(parts: Parts, redis_url: str) -> None:
+async def test_a_message_is_like_one_that_celery_sends_itself(
+    parts: ServiceParts, redis_url: str
+) -> None:
     app = make_app(celery(redis_url))
     with app.connection_for_write() as connection, connection.Producer() as producer:
         app.send_task(TASK, kwargs={}, producer=producer, queue=QUEUE, ignore_result=True)
@@ -109,7 +116,7 @@ async def test_each_message_has_a_name_of_its_own(redis_url: str) -> None:
     assert len({message.id for message in made}) == 50
 
 
-async def test_the_beginnings_of_a_batch_are_one_group_of_celery(parts: Parts) -> None:
+async def test_the_beginnings_of_a_batch_are_one_group_of_celery(parts: ServiceParts) -> None:
     await parts.orchestrator.submit_many([submission(f"r{i}") for i in range(20)])
     headers = [message["headers"] for message in await waiting(parts)]
     assert len(headers) == 20
@@ -119,7 +126,7 @@ async def test_the_beginnings_of_a_batch_are_one_group_of_celery(parts: Parts) -
     assert {one["timelimit"][1] for one in headers} == {300}
 
 
-async def test_nodes_of_one_run_are_no_group(parts: Parts) -> None:
+async def test_nodes_of_one_run_are_no_group(parts: ServiceParts) -> None:
     await parts.orchestrator.submit(submission("r", 3))
     assert [message["headers"]["group"] for message in await waiting(parts)] == [None] * 3
 
@@ -128,7 +135,7 @@ async def test_nodes_of_one_run_are_no_group(parts: Parts) -> None:
 
 
 @asynccontextmanager
-async def sender_of(parts: Parts, url: str) -> AsyncIterator[CelerySender]:
+async def sender_of(parts: ServiceParts, url: str) -> AsyncIterator[CelerySender]:
     app = make_app(celery(url))
 
     async def hands() -> int:
@@ -138,7 +145,9 @@ async def sender_of(parts: Parts, url: str) -> AsyncIterator[CelerySender]:
         yield sender
 
 
-async def test_a_queue_that_was_emptied_is_noticed_once(parts: Parts, redis_url: str) -> None:
+async def test_a_queue_that_was_emptied_is_noticed_once(
+    parts: ServiceParts, redis_url: str
+) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 7)
         assert [await sender.lost() for _ in range(4)] == [[]] * 4
@@ -146,7 +155,7 @@ async def test_a_queue_that_was_emptied_is_noticed_once(parts: Parts, redis_url:
         assert [await sender.lost() for _ in range(6)] == [[], [], [QUEUE], [], [], []]
 
 
-async def test_a_loss_is_noticed_though_others_wait(parts: Parts, redis_url: str) -> None:
+async def test_a_loss_is_noticed_though_others_wait(parts: ServiceParts, redis_url: str) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 7)
         await parts.pipe.call("DEL", QUEUE)
@@ -155,7 +164,7 @@ async def test_a_loss_is_noticed_though_others_wait(parts: Parts, redis_url: str
 
 
 async def test_a_few_that_workers_might_hold_are_waited_for_longer_and_not_often(
-    parts: Parts, redis_url: str
+    parts: ServiceParts, redis_url: str
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
         for looks in ([[], [], [], ["h"], []], [[]] * 8):
@@ -165,7 +174,7 @@ async def test_a_few_that_workers_might_hold_are_waited_for_longer_and_not_often
 
 
 async def test_a_long_backlog_is_not_doubled_for_a_few_that_are_missing(
-    parts: Parts, redis_url: str
+    parts: ServiceParts, redis_url: str
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 200)
@@ -173,31 +182,35 @@ async def test_a_long_backlog_is_not_doubled_for_a_few_that_are_missing(
         assert [await sender.lost() for _ in range(8)] == [[]] * 8
 
 
-async def test_what_workers_took_is_not_lost(parts: Parts, redis_url: str) -> None:
+async def test_what_workers_took_is_not_lost(parts: ServiceParts, redis_url: str) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 3)
         await parts.pipe.call("DEL", QUEUE)
         for _ in range(3):
-            await parts.pipe.many(broker_counts.taken("h"))
+            await parts.pipe.many(counts.taken("h"))
         assert [await sender.lost() for _ in range(5)] == [[]] * 5
-        assert await broker_counts.waiting(parts.pipe) == {}
+        assert await counts.waiting(parts.pipe) == {}
 
 
-async def test_messages_that_came_twice_hide_no_later_loss(parts: Parts, redis_url: str) -> None:
+async def test_messages_that_came_twice_hide_no_later_loss(
+    parts: ServiceParts, redis_url: str
+) -> None:
     async with sender_of(parts, redis_url) as sender:
         for _ in range(5):
-            await parts.pipe.many(broker_counts.taken("h"))
+            await parts.pipe.many(counts.taken("h"))
         assert await sender.lost() == []
         await sender.send([TASK_OF_A_RUN])
         await parts.pipe.call("DEL", QUEUE)
         assert [await sender.lost() for _ in range(3)] == [[], [], [QUEUE]]
 
 
-async def test_the_oldest_that_waits_is_known_by_its_place(parts: Parts, redis_url: str) -> None:
+async def test_the_oldest_that_waits_is_known_by_its_place(
+    parts: ServiceParts, redis_url: str
+) -> None:
     async with sender_of(parts, redis_url) as sender:
         assert await sender.oldest_waiting("h") is None
         for sent, at in ((0, 100.0), (5, 200.0), (9, 300.0)):
-            await broker_counts.mark(parts.pipe, sent, at)
+            await counts.mark(parts.pipe, sent, at)
         await sender.send([TASK_OF_A_RUN] * 9)
         for taken, oldest in ((0, 100.0), (4, 100.0), (1, 200.0), (3, 200.0)):
             if taken:
@@ -313,7 +326,7 @@ async def test_a_broker_that_may_throw_messages_away_is_told() -> None:
 
 
 def test_a_blocking_connection_answers_as_the_other_does(redis_url: str) -> None:
-    pipe = BlockingPipe(redis_url)
+    pipe = SyncRedis(redis_url)
     assert done(pipe.call("PING")) == b"PONG"
     pipe.soon([("INCR", "n"), ("INCR", "n")])
     assert done(pipe.many([("GET", "n"), ("STRLEN", "n")])) == [b"2", 1]
@@ -329,7 +342,7 @@ def test_a_blocking_connection_answers_as_the_other_does(redis_url: str) -> None
 
 def test_a_blocking_connection_that_broke_asks_again() -> None:
     with RedisServer() as server:
-        pipe = BlockingPipe(server.url, patience=20)
+        pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("SET", "a", "1"))
         server.restart()
         assert done(pipe.call("GET", "a")) == b"1"
@@ -338,10 +351,10 @@ def test_a_blocking_connection_that_broke_asks_again() -> None:
 
 
 def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: str) -> None:
-    pipe = BlockingPipe(redis_url)
+    pipe = SyncRedis(redis_url)
     done(pipe.call("PING"))
     pipe.post([("RPUSH", "told", "a")])
-    other = BlockingPipe(redis_url)
+    other = SyncRedis(redis_url)
     while not done(other.call("LLEN", "told")):
         pass
     other.close()
@@ -355,7 +368,7 @@ def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: s
 
 def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
     with RedisServer() as server:
-        pipe = BlockingPipe(server.url, patience=20)
+        pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("PING"))
         server.stop()
         pipe.post([("RPUSH", "told", "a")])
@@ -371,7 +384,7 @@ def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
 
 
 def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
-    pipe = BlockingPipe(redis_url)
+    pipe = SyncRedis(redis_url)
     done(pipe.call("SET", "told", "in the way"))
     pipe.post([("RPUSH", "told", "a")])
     assert done(pipe.call("GET", "told")) == b"in the way"
@@ -384,8 +397,8 @@ def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
 
 
 def test_a_redis_that_is_away_is_told_after_a_while() -> None:
-    pipe = BlockingPipe(f"redis://127.0.0.1:{free_port()}", patience=0.1)
-    with pytest.raises(Unreachable):
+    pipe = SyncRedis(f"redis://127.0.0.1:{free_port()}", patience=0.1)
+    with pytest.raises(RedisUnreachable):
         done(pipe.call("PING"))
     pipe.close()
 

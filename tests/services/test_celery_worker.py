@@ -17,9 +17,9 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Event
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Submit
-from dovetail.distributed import Parts
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.transports.celery import QUEUE, make_app
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.transports.celery.application import QUEUE, make_app
+from dovetail.wiring.distributed import ServiceParts
 
 from ..celery_crew import CELERY, EXECUTED, SCRIPT, celery_worker
 from ..cli.conftest import environment
@@ -36,17 +36,17 @@ def submission(run_id: str, handler: str, seconds: float, count: int = 1, **fiel
     return Submit(run_id, build_graph(workflow, {}), {})
 
 
-async def executed(parts: Parts) -> list[list[Any]]:
+async def executed(parts: ServiceParts) -> list[list[Any]]:
     return [orjson.loads(one) for one in await parts.pipe.call("LRANGE", EXECUTED, 0, -1)]
 
 
-async def begun(parts: Parts, count: int) -> None:
+async def begun(parts: ServiceParts, count: int) -> None:
     async with asyncio.timeout(40):
         while len(await executed(parts)) < count:
             await asyncio.sleep(0.01)
 
 
-async def ended(parts: Parts, run_id: str) -> Any:
+async def ended(parts: ServiceParts, run_id: str) -> Any:
     return await asyncio.wait_for(parts.store.wait(run_id), 40)
 
 
@@ -60,7 +60,7 @@ async def test_a_worker_that_is_told_to_end_finishes_what_runs_and_takes_no_more
             await begun(parts, 2)
             assert await asyncio.to_thread(worker.terminate) == 0, worker.told()
             assert len(await executed(parts)) == 2
-            assert await RedisFleet(parts.pipe).workers() == []
+            assert await WorkerRegistry(parts.pipe).workers() == []
 
             async def are_known() -> bool:
                 nodes = (await parts.store.load("r")).nodes
@@ -98,7 +98,7 @@ async def test_a_cancel_is_heard_at_once_and_what_does_not_finish_in_the_end_is_
             assert "node.lost" in [event.type async for event in so_far(parts, handler)]
 
 
-async def so_far(parts: Parts, run_id: str) -> AsyncIterator[Event]:
+async def so_far(parts: ServiceParts, run_id: str) -> AsyncIterator[Event]:
     """The events that there are."""
     left = (await parts.store.load(run_id)).seq
     async for event in parts.store.watch(run_id):

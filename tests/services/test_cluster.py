@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from dovetail import pipe as pipes
 from dovetail.config import Settings
 from dovetail.core.errors import RetryableError
-from dovetail.distributed import commanding, orchestrate, working
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.transports.streams import RESULTS, stream_of
+from dovetail.redis_client import pipelined as pipes
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.transports.streams.sender import RESULTS, stream_of
+from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..servers.postgres_server import Databases
 from ..servers.redis_server import RedisServer
@@ -132,7 +132,7 @@ async def services(settings: Settings) -> AsyncIterator[Commands]:
         await asyncio.gather(leading, return_exceptions=True)
 
 
-async def whole_life(commands: Commands, pipe: Pipe) -> None:
+async def whole_life(commands: Commands, pipe: PipelinedRedis) -> None:
     """Everything that a user can ask for."""
     assert (await commands.register(FLOW)).version == 1
     assert not (await commands.register(FLOW)).created
@@ -174,7 +174,7 @@ async def whole_life(commands: Commands, pipe: Pipe) -> None:
 
     for stream in (RESULTS, stream_of("add")):
         await pipe.call("XADD", stream, "*", "no", "message")
-    fleet = RedisFleet(pipe)
+    fleet = WorkerRegistry(pipe)
     while len(await fleet.dead_letters()) < 2:
         await asyncio.sleep(0.01)
     assert [worker["alive"] for worker in await fleet.workers()] == [True, True]
@@ -206,7 +206,11 @@ async def test_the_whole_life_of_runs_is_refused_nothing_by_a_cluster(
     database = postgres_server.new_database() if archive else None
     settings = Settings(redis_url=cluster.url, database_url=database, drain_seconds=1)
     try:
-        async with asyncio.timeout(20), Pipe(cluster.url) as pipe, services(settings) as commands:
+        async with (
+            asyncio.timeout(20),
+            PipelinedRedis(cluster.url) as pipe,
+            services(settings) as commands,
+        ):
             await whole_life(commands, pipe)
     finally:
         refused = set(re.findall(r"errorstat_(\w+):", cluster.ask("INFO", "errorstats")))
@@ -226,11 +230,15 @@ async def test_every_command_names_keys_of_one_slot(
 
     monkeypatch.setattr(pipes, "_packed", heard)
     settings = Settings(redis_url=redis_url, drain_seconds=1)
-    async with asyncio.timeout(20), Pipe(redis_url) as pipe, services(settings) as commands:
+    async with (
+        asyncio.timeout(20),
+        PipelinedRedis(redis_url) as pipe,
+        services(settings) as commands,
+    ):
         await whole_life(commands, pipe)
     monkeypatch.undo()
     several: Counter[str] = Counter()
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         for command in asked:
             if command[0] in ("XREADGROUP", "XREAD"):
                 continue

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dovetail.cluster import SLOTS, key_of, owners, slot_of
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_agenda import ACTIVE, LEASES
-from dovetail.transports.streams import RESULTS, stream_of
+from dovetail.redis_client.cluster import SLOTS, key_of, owners, slot_of
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.timers import ACTIVE, LEASES
+from dovetail.transports.streams.sender import RESULTS, stream_of
 
 from ..servers.postgres_server import Databases
 from ..servers.redis_cluster import RedisCluster
@@ -57,7 +57,11 @@ async def test_the_whole_life_of_runs_over_three_nodes(
 ) -> None:
     database = postgres_server.new_database() if archive else None
     settings = Settings(redis_url=empty.url, database_url=database, drain_seconds=1)
-    async with asyncio.timeout(SECONDS), Pipe(empty.url) as pipe, services(settings) as commands:
+    async with (
+        asyncio.timeout(SECONDS),
+        PipelinedRedis(empty.url) as pipe,
+        services(settings) as commands,
+    ):
         await whole_life(commands, pipe)
     assert all(int(node.ask("DBSIZE")) for node in empty.nodes), "each has something of it"
 
@@ -106,7 +110,7 @@ async def test_runs_go_on_when_a_node_dies_and_its_replica_takes_over() -> None:
 
 
 async def test_a_script_is_loaded_and_a_scan_goes_through_all_of_them(empty: RedisCluster) -> None:
-    async with Pipe(empty.url) as pipe:
+    async with PipelinedRedis(empty.url) as pipe:
         assert not pipe.keeps_order
         keys = [f"key {n}".encode() for n in range(300)]
         await pipe.many([("SET", key, n) for n, key in enumerate(keys)])

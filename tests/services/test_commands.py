@@ -15,19 +15,13 @@ from typing import Any
 import pytest
 
 from dovetail.config import RateLimit, Settings, SettingsError
-from dovetail.core.errors import (
-    ArchiveDown,
-    Conflict,
-    InvalidDefinition,
-    InvalidParams,
-    NotFound,
-)
+from dovetail.core.errors import ArchiveDown, Conflict, InvalidDefinition, InvalidParams, NotFound
 from dovetail.core.run import RunState
-from dovetail.distributed import ARCHIVE, commanding
 from dovetail.engine.commands import Commands
-from dovetail.engine.shared import SharedOrchestrator
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis import keys_of
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.store import keys_of
+from dovetail.wiring.distributed import ARCHIVE, commanding
 
 from ..servers.server import free_port
 from .hands import Hands
@@ -227,7 +221,7 @@ async def test_a_key_is_for_one_request(commands: Commands) -> None:
 CROWD = """
 import asyncio, sys
 from dovetail.config import load_settings
-from dovetail.distributed import commanding
+from dovetail.wiring.distributed import commanding
 
 async def main():
     async with commanding(load_settings()) as commands:
@@ -269,8 +263,8 @@ async def test_fifty_at_once_from_two_processes_make_one_run(
 KILLED = """
 import asyncio, os, time
 from dovetail.config import load_settings
-from dovetail.distributed import commanding
-from dovetail.engine.shared import SharedOrchestrator
+from dovetail.wiring.distributed import commanding
+from dovetail.engine.distributed.orchestrator import SharedOrchestrator
 
 async def die(self, submits, now=None):
     print(*(submit.run_id for submit in submits), flush=True)
@@ -505,7 +499,7 @@ async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
     async def fail(*_: Any) -> None:
         raise RedisError("gone")
 
-    monkeypatch.setattr(SharedOrchestrator, "submit_many", fail)
+    monkeypatch.setattr(DistributedOrchestrator, "submit_many", fail)
     accepted = await commands.trigger(flow("late"), {"x": 1})
     assert accepted.created
     run = await commands.get_run(accepted.run_id)
@@ -516,7 +510,7 @@ async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
 
 @ARCHIVED
 async def test_who_was_not_told_of_the_archive_is_told(hands: Hands) -> None:
-    async with asyncio.timeout(10), Pipe(hands.redis_url) as pipe:
+    async with asyncio.timeout(10), PipelinedRedis(hands.redis_url) as pipe:
         while not await pipe.call("EXISTS", ARCHIVE):  # an orchestrator says so when it begins
             await asyncio.sleep(0.01)
     with pytest.raises(SettingsError, match="DOVETAIL_DATABASE_URL"):

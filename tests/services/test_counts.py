@@ -18,13 +18,13 @@ import orjson
 import pytest
 
 from dovetail.config import Settings
-from dovetail.distributed import commanding
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe
-from dovetail.pipe import Pipe
-from dovetail.transports.stream_messages import RESULTS
-from dovetail.transports.streams import STOPS, stream_of
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.transports.streams.messages import RESULTS
+from dovetail.transports.streams.sender import STOPS, stream_of
+from dovetail.wiring.distributed import commanding
 
 from ..servers.redis_server import RedisServer
 
@@ -32,7 +32,7 @@ SERVICE = """
 import asyncio, json, sys
 from dovetail import pipe
 from dovetail.config import Settings
-from dovetail.distributed import orchestrate, working
+from dovetail.wiring.distributed import orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 
@@ -125,7 +125,7 @@ class Bench:
         return (sum(self.roundtrips()) - before) / (time.monotonic() - began)
 
     async def ask(self, *command: str | int) -> Any:
-        async with Pipe(self.server.url) as pipe:
+        async with PipelinedRedis(self.server.url) as pipe:
             return await pipe.call(*command)
 
     def info(self, name: str) -> int:

@@ -14,17 +14,17 @@ from dovetail.config import Settings
 from dovetail.core.errors import StoreError
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Complete, Fail, Retry, Submit
-from dovetail.distributed import orchestrate
-from dovetail.engine import shared
+from dovetail.engine.distributed import orchestrator
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Task
-from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.engine.shared import SharedOrchestrator
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.redis_agenda import ACTIVE
-from dovetail.stores.redis_records import RedisRecords
+from dovetail.stores.redis.records import RedisRecords
+from dovetail.stores.redis.store import RedisStore
+from dovetail.stores.redis.timers import ACTIVE
 from dovetail.transports.messages import result_fields
-from dovetail.transports.stream_messages import RESULTS, stream_of
-from dovetail.transports.streams import ORCHESTRATORS, StreamReader
+from dovetail.transports.streams.messages import RESULTS, stream_of
+from dovetail.transports.streams.sender import ORCHESTRATORS, StreamReader
+from dovetail.wiring.distributed import orchestrate
 
 from ..core.walk import graph
 from .halfway import CONDITIONAL, FLOW, LONG_AGO, Stage
@@ -209,7 +209,7 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
         raise InterruptedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(SharedOrchestrator, "take_in", die)
+        patched.setattr(DistributedOrchestrator, "take_in", die)
         fields = result_fields(Complete("r", "a", task.token, 1))
         await stage.parts.pipe.together([("XADD", RESULTS, "*", *fields)] * copies)
         with pytest.raises(ExceptionGroup):
@@ -223,7 +223,7 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
     task = await stage.submit()
     for attempt in range(1, 6):  # more often than a node may crash
         await stage.claim(task)
-        desk = RemoteDesk(
+        desk = QueueTaskSource(
             *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
             stage.living.apply,
             worker_id="w",
@@ -245,7 +245,7 @@ async def test_what_a_worker_wanted_to_hand_back_when_it_died_is_queued_at_once(
     async def die(*_: Any) -> None:
         raise InterruptedError
 
-    desk = RemoteDesk(
+    desk = QueueTaskSource(
         *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
         die,
         worker_id="w",
@@ -285,7 +285,7 @@ class _GivenAndLost(_Given):
 async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(stage: Stage) -> None:
     task = await stage.submit()
     inbox = cast(Any, _GivenAndLost(task))
-    desk = RemoteDesk(
+    desk = QueueTaskSource(
         *(inbox, stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
@@ -298,7 +298,7 @@ async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
-    desk = RemoteDesk(
+    desk = QueueTaskSource(
         *(cast(Any, _Given(task)), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
@@ -330,7 +330,7 @@ async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
 async def test_many_runs_were_made_and_not_published(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(8)]
     await stage.agenda.moved(ids, LONG_AGO)
     await stage.store.create_many([Submit(one, FLOW, {}) for one in ids], stage.parts.clock())

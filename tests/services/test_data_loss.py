@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from dovetail import Dovetail, StoreError
 from dovetail.config import Settings
-from dovetail.distributed import commanding
-from dovetail.fleet import await_redis
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_doctor import judge_eviction, watch_eviction
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.doctor import judge_eviction, watch_eviction
+from dovetail.wiring.distributed import commanding
+from dovetail.wiring.health import await_redis
 
 from ..celery_crew import environment
 from ..servers.redis_server import RedisServer
@@ -151,7 +151,7 @@ def test_a_process_that_is_refused_exits_with_1_and_the_fix(
 async def test_a_policy_that_changes_while_services_run_is_warned_of_once() -> None:
     with RedisServer() as server:
         warned: list[Any] = []
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             watching = asyncio.create_task(watch_eviction(pipe, warned.append, 0.01))
             try:
                 async with asyncio.timeout(20):

@@ -22,9 +22,9 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel, Claim, Submit
-from dovetail.distributed import Parts, connected
-from dovetail.engine import shared
-from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.engine.distributed import orchestrator as shared
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.wiring.distributed import ServiceParts, connected
 
 LEASE = 0.6
 PATIENCE = 60.0
@@ -32,7 +32,7 @@ PATIENCE = 60.0
 SERVICE = """
 import asyncio, os, sys, time
 from dovetail.config import Settings
-from dovetail.distributed import orchestrate, working
+from dovetail.wiring.distributed import orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 
@@ -105,7 +105,7 @@ def services(tmp_path: Path, redis_url: str) -> Iterator[Services]:
 
 
 @asynccontextmanager
-async def parts_of(url: str) -> AsyncIterator[Parts]:
+async def parts_of(url: str) -> AsyncIterator[ServiceParts]:
     async with connected(Settings(redis_url=url, lease_seconds=LEASE)) as parts:
         yield parts
 
@@ -123,7 +123,7 @@ DIAMOND = {
 }
 
 
-async def ended(parts: Parts, run_id: str, seconds: float = PATIENCE) -> RunState:
+async def ended(parts: ServiceParts, run_id: str, seconds: float = PATIENCE) -> RunState:
     return await asyncio.wait_for(parts.store.wait(run_id), seconds)
 
 
@@ -229,7 +229,7 @@ async def test_workers_tell_that_they_live_and_hold_one_rate_together(
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
         assert time.monotonic() - began > 1.0, "a tag that nobody configured: ten a second"
-        workers = await RedisFleet(parts.pipe).workers()
+        workers = await WorkerRegistry(parts.pipe).workers()
         assert [worker["alive"] for worker in workers] == [True, True]
         assert "work" in workers[0]["handlers"]
 
@@ -307,7 +307,7 @@ async def test_a_handler_that_blocks_the_event_loop_costs_no_node_its_lease(
         await parts.orchestrator.submit(Submit("r", graph(nodes), {}))
         await executed(services, "r block 1 1")
         await asyncio.sleep(2 * LEASE)  # longer than a lease, and than a heartbeat may take
-        (worker,) = await RedisFleet(parts.pipe).workers()
+        (worker,) = await WorkerRegistry(parts.pipe).workers()
         assert worker["alive"], "it works"
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
@@ -333,7 +333,7 @@ async def test_a_handler_that_blocks_the_event_loop_beyond_its_timeout_loses_its
         run = await ended(parts, "r")
         assert run.status is RunStatus.COMPLETED
         assert [(node.attempt, node.crashes) for node in run.nodes] == [(2, 1)] * 2
-        alive = [worker["alive"] for worker in await RedisFleet(parts.pipe).workers()]
+        alive = [worker["alive"] for worker in await WorkerRegistry(parts.pipe).workers()]
         assert alive == [False, True]
 
 

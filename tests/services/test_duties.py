@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from dovetail import distributed
 from dovetail.config import Settings
 from dovetail.core.errors import NotFound
 from dovetail.core.transitions import Stop
-from dovetail.distributed import commanding, orchestrate, working
-from dovetail.engine import shared, submissions
 from dovetail.engine.commands import Commands
+from dovetail.engine.distributed import orchestrator, triggers
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.ports import Task
-from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_leases import RedisLeases
-from dovetail.stores.redis_records import RedisRecords
-from dovetail.transports.streams import RESULTS
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.leases import RedisLeases
+from dovetail.stores.redis.records import RedisRecords
+from dovetail.transports.streams.sender import RESULTS
+from dovetail.wiring import distributed
+from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..servers.redis_server import RedisServer
 
@@ -58,7 +58,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duties that come round while one looks."""
     monkeypatch.setattr(distributed, "EXPIRE_SECONDS", 0.05)
     monkeypatch.setattr(distributed, "MAKE_UP_SECONDS", 0.05)
-    monkeypatch.setattr(submissions, "AGE_SECONDS", 0.05)
+    monkeypatch.setattr(triggers, "AGE_SECONDS", 0.05)
 
 
 async def gone(commands: Commands, run_id: str) -> None:
@@ -112,13 +112,13 @@ async def test_what_a_duty_among_others_meets_is_told_by_its_cause(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    async def wake(self: SharedOrchestrator) -> None:
+    async def wake(self: DistributedOrchestrator) -> None:
         if not caplog.messages:
             raise error
         woken.set()
 
     woken = asyncio.Event()
-    monkeypatch.setattr(SharedOrchestrator, "wake_due", wake)
+    monkeypatch.setattr(DistributedOrchestrator, "wake_due", wake)
     async with beside(Settings(redis_url=redis_url)), asyncio.timeout(SECONDS):
         await woken.wait()
     assert caplog.messages == [f"duties: {error}; trying again"]
@@ -127,10 +127,10 @@ async def test_what_a_duty_among_others_meets_is_told_by_its_cause(
 async def test_a_bug_in_a_duty_ends_the_orchestrator(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def sweep(self: SharedOrchestrator) -> None:
+    async def sweep(self: DistributedOrchestrator) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(SharedOrchestrator, "reap", sweep)
+    monkeypatch.setattr(DistributedOrchestrator, "reap", sweep)
     async with beside(Settings(redis_url=redis_url)) as orchestrating, asyncio.timeout(SECONDS):
         with pytest.raises(BaseExceptionGroup) as told:
             await orchestrating
@@ -176,7 +176,7 @@ async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() 
     with RedisServer() as server:
         settings = Settings(redis_url=server.url)
         async with (
-            Pipe(server.url) as pipe,
+            PipelinedRedis(server.url) as pipe,
             commanding(settings) as commands,
             working(settings, builtin_registry(settings)),
             asyncio.timeout(settings.lease_seconds - 2.0),  # by then nobody is missed yet
@@ -196,7 +196,7 @@ async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() 
 async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_lease(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)  # sooner than anybody renews
+    monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.05)  # sooner than anybody renews
     lease = 1.0
     flow = {
         "name": "long",
@@ -228,7 +228,7 @@ async def test_who_lives_is_not_lost_because_the_orchestrators_were_away_as_well
         return await renew(leases, tasks)
 
     monkeypatch.setattr(RedisLeases, "renew", slowly)
-    monkeypatch.setattr(shared, "REAP_SECONDS", 0.05)
+    monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.05)
     with RedisServer() as server:
         settings = Settings(redis_url=server.url, lease_seconds=1.0)
         async with (

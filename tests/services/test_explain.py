@@ -10,10 +10,10 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.events import Token
 from dovetail.core.transitions import Claim, Complete, Fail, Park
-from dovetail.distributed import commanding
 from dovetail.engine.commands import Commands
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
+from dovetail.wiring.distributed import commanding
 
 WORKER = WorkerFacts("host-7-ab", "host", 7, 1_700_000_000.0, ["input", "sleep"], 2, 32)
 
@@ -25,9 +25,9 @@ async def commands(redis_url: str) -> AsyncIterator[Commands]:
 
 
 @pytest.fixture
-async def fleet(redis_url: str) -> AsyncIterator[RedisFleet]:
-    async with Pipe(redis_url) as pipe:
-        yield RedisFleet(pipe)
+async def fleet(redis_url: str) -> AsyncIterator[WorkerRegistry]:
+    async with PipelinedRedis(redis_url) as pipe:
+        yield WorkerRegistry(pipe)
 
 
 async def begin(commands: Commands, nodes: dict[str, dict[str, Any]], **fields: Any) -> str:
@@ -48,7 +48,7 @@ async def codes(commands: Commands, run_id: str) -> dict[str, str]:
 
 
 async def test_a_queued_node_waits_for_a_worker_that_is_alive_and_has_its_handler(
-    commands: Commands, fleet: RedisFleet
+    commands: Commands, fleet: WorkerRegistry
 ) -> None:
     nodes = {"a": {}, "b": {"handler": "fail"}, "c": {"dependencies": ["a"]}}
     run_id = await begin(commands, nodes)
@@ -70,7 +70,7 @@ async def test_a_queued_node_waits_for_a_worker_that_is_alive_and_has_its_handle
 
 
 async def test_every_other_wait_is_told_as_it_is_in_redis(
-    commands: Commands, fleet: RedisFleet
+    commands: Commands, fleet: WorkerRegistry
 ) -> None:
     await fleet.beat(WORKER)
     retry = {"max_retries": 3, "retry": {"base_delay_seconds": 60, "jitter": 0}}

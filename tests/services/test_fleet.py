@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from dovetail import fleet as module
 from dovetail.config import load_settings
 from dovetail.core.definition.validation import check
 from dovetail.core.errors import StoreError
-from dovetail.fleet import RemoteFleet, watching
-from dovetail.pipe import Pipe
-from dovetail.stores import redis_fleet
-from dovetail.stores.redis_fleet import WORKERS, Handlers, RedisFleet, WorkerFacts
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis import workers as redis_fleet
+from dovetail.stores.redis.workers import WORKERS, Handlers, WorkerFacts, WorkerRegistry
+from dovetail.wiring import health as module
+from dovetail.wiring.health import ServicesHealth, watching
 
 from ..servers.redis_server import RedisServer
 
@@ -29,8 +29,8 @@ class Clock:
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as pipe:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as pipe:
         yield pipe
 
 
@@ -40,11 +40,11 @@ def clock() -> Clock:
 
 
 async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_announced(
-    pipe: Pipe, clock: Clock
+    pipe: PipelinedRedis, clock: Clock
 ) -> None:
-    fleet = RemoteFleet(pipe, ["output"], clock)
+    fleet = ServicesHealth(pipe, ["output"], clock)
     assert await fleet.backlog() == 0
-    await RedisFleet(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1))
+    await WorkerRegistry(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1))
     for stream in ("tasks:output", "tasks:theirs", "tasks:theirs"):
         await pipe.call("XADD", stream, "*", "x", "1")
     assert await fleet.backlog() == 0, "a moment old"
@@ -53,10 +53,12 @@ async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_anno
 
 
 async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_knows_none(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+    pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handlers = Handlers({}, RedisFleet(pipe))
-    await RedisFleet(pipe).beat(WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1, {"theirs": 2}))
+    handlers = Handlers({}, WorkerRegistry(pipe))
+    await WorkerRegistry(pipe).beat(
+        WorkerFacts("w", "host", 7, 0.0, ["theirs"], 0, 1, {"theirs": 2})
+    )
     await handlers.learn()
     await pipe.call("DEL", WORKERS)
     await handlers.learn()
@@ -67,9 +69,9 @@ async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_kno
 
 
 async def test_whether_a_handler_takes_secrets_is_known_as_its_worker_announced_it(
-    pipe: Pipe,
+    pipe: PipelinedRedis,
 ) -> None:
-    fleet = RedisFleet(pipe)
+    fleet = WorkerRegistry(pipe)
     handlers = Handlers({"own": 0}, fleet, lambda name: ("headers",))
     names = ["all", "own", "plain", "some"]
     facts = WorkerFacts("w", "host", 7, 0.0, names, 0, 1, {}, {"all": True, "some": ["body"]})
@@ -93,7 +95,7 @@ async def test_whether_a_handler_takes_secrets_is_known_as_its_worker_announced_
 
 async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away() -> None:
     with RedisServer() as server:
-        async with Pipe(server.url, patience=0.2) as pipe, asyncio.timeout(20):
+        async with PipelinedRedis(server.url, patience=0.2) as pipe, asyncio.timeout(20):
             server.kill()
             with pytest.raises(StoreError, match="did not come back"):
                 await pipe.call("PING")
@@ -106,8 +108,8 @@ async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away
                     continue
 
 
-async def test_many_who_ask_at_once_cost_one_question(pipe: Pipe, clock: Clock) -> None:
-    fleet = RemoteFleet(pipe, ["output", "input"], clock)
+async def test_many_who_ask_at_once_cost_one_question(pipe: PipelinedRedis, clock: Clock) -> None:
+    fleet = ServicesHealth(pipe, ["output", "input"], clock)
     before = pipe.roundtrips
     await asyncio.gather(*(fleet.backlog() for _ in range(100)))
     assert pipe.roundtrips - before <= 10  # three where nothing comes in between
@@ -127,8 +129,8 @@ async def test_a_redis_that_is_away_is_waited_for_once_a_while(
     with RedisServer() as server:
         async with watching(load_settings(environ={}, redis_url=server.url), []) as watched:
             await watched.check()
-        async with Pipe(server.url) as pipe:
-            fleet = RemoteFleet(pipe, [], clock)
+        async with PipelinedRedis(server.url) as pipe:
+            fleet = ServicesHealth(pipe, [], clock)
             await fleet.check()
             server.pause()
             try:

@@ -17,12 +17,12 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.events import Token
 from dovetail.core.run import RunState
-from dovetail.distributed import commanding, connected, orchestrate, working
 from dovetail.engine.commands import Commands
 from dovetail.engine.ports import Task
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe, handler, marked
-from dovetail.pipe import Pipe
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.wiring.distributed import commanding, connected, orchestrate, working
 
 from ..celery_crew import celery_worker
 
@@ -60,7 +60,7 @@ class Doors:
 
 
 class Place:
-    def __init__(self, commands: Commands, pipe: Pipe, doors: Doors) -> None:
+    def __init__(self, commands: Commands, pipe: PipelinedRedis, doors: Doors) -> None:
         self.commands = commands
         self.pipe = pipe
         self.doors = doors
@@ -99,7 +99,7 @@ async def served(redis_url: str, **fields: Any) -> AsyncIterator[Place]:
     async with (
         working(settings, registry),
         commanding(settings, registry) as commands,
-        Pipe(redis_url) as pipe,
+        PipelinedRedis(redis_url) as pipe,
     ):
         yield Place(commands, pipe, doors)
     leading.cancel()
@@ -256,7 +256,7 @@ async def test_what_was_made_with_a_secret_is_found_by_workers_that_have_it(redi
         settings = Settings(redis_url=redis_url, secrets={"KEY": secret})
         registry = registry_with(settings, made)
         async with working(settings, registry), commanding(settings, registry) as commands:
-            place = Place(commands, Pipe(redis_url), Doors())
+            place = Place(commands, PipelinedRedis(redis_url), Doors())
             found += [(await place.run(nodes)).node("a").output for _ in range(2)]
     leading.cancel()
     await asyncio.gather(leading, return_exceptions=True)
@@ -296,7 +296,7 @@ async def test_a_version_that_workers_announce_decides_what_is_found(redis_url: 
         registry.add(describe(made, name="made", version=version))
         leading = asyncio.create_task(orchestrate(settings))
         async with working(settings, registry), commanding(settings, registry) as commands:
-            run = await Place(commands, Pipe(redis_url), Doors()).run(nodes)
+            run = await Place(commands, PipelinedRedis(redis_url), Doors()).run(nodes)
             found.append((run.node("a").output, run.node("a").attempt))
         leading.cancel()
         await asyncio.gather(leading, return_exceptions=True)
@@ -328,7 +328,7 @@ async def test_a_pool_of_celery_reads_what_its_handlers_ask_for_within_the_limit
         nodes[name]["dependencies"] = [*parents]
     with celery_worker(tmp_path, redis_url, DOVETAIL_MAX_INPUT_BYTES="1000000"):
         leading = asyncio.create_task(orchestrate(settings))
-        async with commanding(settings) as commands, Pipe(redis_url) as pipe:
+        async with commanding(settings) as commands, PipelinedRedis(redis_url) as pipe:
             place = Place(commands, pipe, Doors())
             text = "x" * 300_000
             run = await place.run(nodes, {"text": text}, on_failure="continue")

@@ -14,15 +14,15 @@ from dovetail import PermanentError, RetryableError
 from dovetail.config import Settings
 from dovetail.core.run import Phase
 from dovetail.core.transitions import Park, Wake
-from dovetail.distributed import commanding, working
 from dovetail.engine.commands import Commands
 from dovetail.engine.limits import LATENESS
-from dovetail.engine.lines import Wait
+from dovetail.engine.ports import ParkedNode
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_agenda import LINE
-from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.timers import LINE
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.wiring.distributed import commanding, working
 
 from ..core.walk import graph
 from .halfway import Stage
@@ -84,12 +84,12 @@ class Services:
 async def services(redis_url: str) -> AsyncIterator[Services]:
     settings = Settings(redis_url=redis_url)
     registry = builtin_registry(settings)
-    async with commanding(settings) as commands, Pipe(redis_url) as pipe:
+    async with commanding(settings) as commands, PipelinedRedis(redis_url) as pipe:
         it = Services(commands)
         registry.add(describe(it.notes, name="notes"))
         registry.add(describe(it.breaks, name="breaks"))
         async with beside(settings), working(settings, registry), asyncio.timeout(SECONDS):
-            while "notes" not in await RedisFleet(pipe).served():
+            while "notes" not in await WorkerRegistry(pipe).served():
                 await asyncio.sleep(0.02)
             yield it
 
@@ -170,7 +170,9 @@ async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) ->
     await stage.living.apply([Park("r", "a", task.token, until)])
     assert await stage.agenda.line(0.0, 0.0) == []
     await stage.is_forgotten()
-    assert await stage.agenda.line(0.0, 0.0) == [Wait(until, "api", Wake("r", "a", task.token))]
+    assert await stage.agenda.line(0.0, 0.0) == [
+        ParkedNode(until, "api", Wake("r", "a", task.token))
+    ]
 
 
 async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(
@@ -181,6 +183,6 @@ async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(
     assert await it.took(run_id) > 3
     told = [event for event in await it.commands.events(run_id) if event["type"] == "node.parked"]
     assert len(told) < 38 + 10, "a busy machine may make some come late"
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         while await pipe.call("EXISTS", LINE):
             await asyncio.sleep(0.05)

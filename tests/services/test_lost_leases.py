@@ -15,17 +15,17 @@ from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import NOTHING, Cancel, Complete, Renew, Retry, Submit
-from dovetail.engine import shared
-from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.engine.shared import EVER
-from dovetail.stores import redis_shells
-from dovetail.stores.redis_agenda import LEASES
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.stores.redis_limits import RedisLimits
+from dovetail.engine.distributed import orchestrator
+from dovetail.engine.distributed.orchestrator import EVER
+from dovetail.engine.distributed.task_source import QueueTaskSource
+from dovetail.stores.redis import run_cache
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.timers import LEASES
+from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.messages import task_fields
-from dovetail.transports.stream_inbox import StreamInbox
-from dovetail.transports.stream_messages import stream_of
-from dovetail.transports.streams import WORKERS, StreamReader
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.streams.sender import WORKERS, StreamReader
 
 from ..core.walk import graph
 from .halfway import FLOW, LEASE, LONG_AGO, LONGEST_LEASE, Stage
@@ -52,7 +52,7 @@ async def lost(stage: Stage, times: int) -> Token:
 
 
 async def letters(stage: Stage) -> list[dict[str, Any]]:
-    return await RedisFleet(stage.parts.pipe).dead_letters()
+    return await WorkerRegistry(stage.parts.pipe).dead_letters()
 
 
 async def test_a_node_that_killed_all_its_workers_is_one_dead_letter(stage: Stage) -> None:
@@ -113,7 +113,7 @@ async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_a
     pipe = stage.parts.pipe
     await pipe.call("XADD", stream_of("h"), "*", *task_fields(task))
     reader = StreamReader(pipe, pipe, WORKERS, "heir")
-    heir = RemoteDesk(
+    heir = QueueTaskSource(
         StreamInbox(reader, pipe, ["h"]),
         stage.store,
         stage.agenda,
@@ -133,7 +133,7 @@ async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_a
 async def test_many_leases_of_a_run_end_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     wide = graph({f"n{i}": [] for i in range(8)})
     await stage.living.submit(Submit("r", wide, {}))
     tasks = await stage.tasks()
@@ -151,7 +151,7 @@ async def test_leases_of_many_runs_end_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In some of them nothing runs any more, and in one somebody renews it just now."""
-    monkeypatch.setattr(shared, "AT_ONCE", 3)
+    monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(10)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
     tasks = {task.run_id: task for task in await stage.tasks()}
@@ -175,7 +175,7 @@ async def test_leases_of_many_runs_end_at_once(
     assert [run.node("a").crashes for run in runs] == [*[0] * 4, *[1] * 5, 0]
     (still,) = (await stage.listed()).items()
     assert still == ("r9", pytest.approx(stage.parts.clock(), abs=1)), "it is looked at soon"
-    await asyncio.sleep(shared.REAP_SECONDS / 2)
+    await asyncio.sleep(orchestrator.REAP_SECONDS / 2)
     await stage.living.reap()
     assert await stage.listed() == {"r9": renewed}
 
@@ -183,7 +183,7 @@ async def test_leases_of_many_runs_end_at_once(
 async def test_what_is_never_reaped_keeps_nobody_else_waiting(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "AT_ONCE", 2)
+    monkeypatch.setattr(orchestrator, "BATCH_SIZE", 2)
     ids = [f"r{i}" for i in range(6)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
     for at, task in enumerate(await stage.tasks()):
@@ -367,7 +367,7 @@ async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list
 async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_shells, "MOST_SHELLS", 1)
+    monkeypatch.setattr(run_cache, "MOST_SHELLS", 1)
     starts = []
     for run_id in ("r", "s"):
         await stage.living.submit(Submit(run_id, FLOW, {}))

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.errors import StoreError
-from dovetail.distributed import commanding
+from dovetail.wiring.distributed import commanding
 
 from ..servers.pgbouncer_server import PgBouncerServer
 from ..servers.postgres_server import Databases

@@ -11,34 +11,34 @@ from typing import Any
 import hiredis
 import pytest
 
-from dovetail import pipe as pipe_module
-from dovetail.blocking_pipe import BlockingPipe, done
 from dovetail.core.errors import StoreError
-from dovetail.pipe import Pipe, RedisError
+from dovetail.redis_client import pipelined as pipe_module
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.redis_client.sync import SyncRedis, done
 
 from ..servers.redis_server import RedisServer
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as opened:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as opened:
         yield opened
 
 
-async def test_what_is_asked_in_one_turn_travels_in_one_go(pipe: Pipe) -> None:
+async def test_what_is_asked_in_one_turn_travels_in_one_go(pipe: PipelinedRedis) -> None:
     before = pipe.roundtrips
     answers = await asyncio.gather(*(pipe.call("INCR", "n") for _ in range(100)))
     assert answers == list(range(1, 101))
     assert pipe.roundtrips == before + 1
 
 
-async def test_an_answer_of_any_size_arrives_whole(pipe: Pipe) -> None:
+async def test_an_answer_of_any_size_arrives_whole(pipe: PipelinedRedis) -> None:
     text = b"x" * 3_000_000
     await pipe.call("SET", "k", text)
     assert await pipe.call("GET", "k") == text
 
 
-async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: Pipe) -> None:
+async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: PipelinedRedis) -> None:
     await pipe.call("SET", "k", "text")
     wrong, right = await asyncio.gather(
         pipe.call("LPUSH", "k", 1), pipe.call("GET", "k"), return_exceptions=True
@@ -47,7 +47,7 @@ async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: Pipe) ->
     assert right == b"text"
 
 
-async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: Pipe) -> None:
+async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: PipelinedRedis) -> None:
     given_up = asyncio.ensure_future(pipe.call("SET", "a", 1))
     other = asyncio.ensure_future(pipe.call("ECHO", "mine"))
     await asyncio.sleep(0)
@@ -55,7 +55,7 @@ async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: Pipe) -> None:
     assert await other == b"mine"
 
 
-async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: Pipe) -> None:
+async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: PipelinedRedis) -> None:
     source = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
     assert await pipe.script(source, ["n"], [2]) == 2
     await pipe.call("SCRIPT", "FLUSH")
@@ -65,10 +65,10 @@ async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: Pipe)
 
 
 async def test_who_waits_for_what_is_done_together_finds_all_of_it(
-    pipe: Pipe, redis_url: str
+    pipe: PipelinedRedis, redis_url: str
 ) -> None:
     added = [("XADD", "s", "*", "n", n) for n in range(20)]
-    async with Pipe(redis_url) as waiting:
+    async with PipelinedRedis(redis_url) as waiting:
         asked = asyncio.ensure_future(waiting.call("XREAD", "BLOCK", 5000, "STREAMS", "s", "0"))
         async with asyncio.timeout(5):
             while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
@@ -78,7 +78,7 @@ async def test_who_waits_for_what_is_done_together_finds_all_of_it(
     assert [number for number, _ in found] == ids
 
 
-async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: Pipe) -> None:
+async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: PipelinedRedis) -> None:
     counting = [("INCR", "n")] * 3
     assert await pipe.together([*counting, ("GET", "n")]) == [1, 2, 3, b"3"]
     with pytest.raises(RedisError, match="INCR"):  # nothing of it was queued
@@ -91,7 +91,7 @@ async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: Pipe)
 
 
 async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_comes_after_it(
-    pipe: Pipe,
+    pipe: PipelinedRedis,
 ) -> None:
     before = pipe.roundtrips
     last = pipe.ask([("RPUSH", "l", "last")], patience=60, behind=True)
@@ -102,7 +102,7 @@ async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_come
     assert pipe.roundtrips == before + 2
 
 
-async def test_patience_ends(pipe: Pipe) -> None:
+async def test_patience_ends(pipe: PipelinedRedis) -> None:
     patient = pipe.ask([("INCR", "n")], patience=60)
     other = pipe.ask([("INCR", "n")], patience=0.001)
     async with asyncio.timeout(5):
@@ -111,7 +111,7 @@ async def test_patience_ends(pipe: Pipe) -> None:
 
 async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
     with RedisServer(fsync="always") as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             await pipe.call("SET", "k", "kept")
             server.kill()
             asked = [asyncio.ensure_future(pipe.call("GET", "k")) for _ in range(5)]
@@ -122,13 +122,13 @@ async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
 
 
 async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+    pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pause for all: each with one of its own would take minutes of a batch."""
-    ask, loads = Pipe.ask, [True, True]
+    ask, loads = PipelinedRedis.ask, [True, True]
     rests: list[float] = []
 
-    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+    def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
         if not loads:
             return ask(self, commands, **more)
         loads.pop()
@@ -137,11 +137,11 @@ async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
         told.set_result([refusal] * len(commands))
         return told
 
-    async def rest(self: Pipe, seconds: float) -> None:
+    async def rest(self: PipelinedRedis, seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(Pipe, "ask", answer)
-    monkeypatch.setattr(Pipe, "_rest", rest)
+    monkeypatch.setattr(PipelinedRedis, "ask", answer)
+    monkeypatch.setattr(PipelinedRedis, "_rest", rest)
     assert await pipe.many([("INCR", "n")] * 50) == list(range(1, 51))
     assert len(rests) == 2
     loads.append(True)
@@ -151,19 +151,19 @@ async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
 
 
 async def test_a_connection_that_breaks_before_it_is_used_is_opened_again(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+    pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does to a server that is about to die: it is made by the kernel, for nobody."""
-    greet, dying = Pipe._greet, [True]
+    greet, dying = PipelinedRedis._greet, [True]
 
-    async def greet_and_die(self: Pipe, wire: Any) -> None:
+    async def greet_and_die(self: PipelinedRedis, wire: Any) -> None:
         await greet(self, wire)
         if dying:
             dying.pop()
             wire.transport.abort()
             await asyncio.sleep(0.05)
 
-    monkeypatch.setattr(Pipe, "_greet", greet_and_die)
+    monkeypatch.setattr(PipelinedRedis, "_greet", greet_and_die)
     pipe._break()
     async with asyncio.timeout(10):
         assert await pipe.call("PING") in (b"PONG", "PONG")
@@ -200,9 +200,9 @@ async def test_a_connection_that_is_not_let_in_is_closed(
     url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
     async with server, asyncio.timeout(10):
         with pytest.raises(RedisError):
-            async with Pipe(url):
+            async with PipelinedRedis(url):
                 pass
-        trying = Pipe(url)
+        trying = PipelinedRedis(url)
         trying.begin()
         while doorman.taken < 10:
             await asyncio.sleep(0.01)
@@ -217,7 +217,7 @@ async def test_the_same_of_one_that_waits_for_each_answer() -> None:
     server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
     url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
     async with server, asyncio.timeout(10):
-        waiting = BlockingPipe(url)
+        waiting = SyncRedis(url)
         for _ in range(3):
             with pytest.raises(RedisError, match="WRONGPASS"):
                 await asyncio.to_thread(waiting.ask, [("PING",)])
@@ -230,12 +230,12 @@ async def test_a_redis_that_is_not_there_is_told_in_words() -> None:
     with RedisServer() as server:
         url = server.url
     with pytest.raises(StoreError, match="cannot be reached"):
-        async with Pipe(url):
+        async with PipelinedRedis(url):
             pass
 
 
 async def test_a_closed_pipe_answers_nobody_and_says_so(redis_url: str) -> None:
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         blocked = asyncio.ensure_future(pipe.call("BLPOP", "nothing", 30))
         await asyncio.sleep(0.05)
     with pytest.raises(RedisError, match="closed"):
@@ -249,18 +249,18 @@ async def test_a_closed_pipe_answers_nobody_and_says_so(redis_url: str) -> None:
 
 async def test_a_connection_has_the_name_that_its_url_gives_it(redis_url: str) -> None:
     url = f"{redis_url}?client_name=mine"
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         assert await pipe.call("CLIENT", "GETNAME") == b"mine"
-    blocking = BlockingPipe(url)
+    blocking = SyncRedis(url)
     assert done(blocking.call("CLIENT", "GETNAME")) == b"mine"
     blocking.close()
 
 
 async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> None:
     url = f"{redis_url}?socket_timeout=3&socket_connect_timeout=1&socket_keepalive=true"
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         assert 2 < pipe._watch.when() - pipe._loop.time() <= 3
-    blocking = BlockingPipe(url)
+    blocking = SyncRedis(url)
     done(blocking.call("PING"))
     assert blocking._socket is not None
     assert blocking._socket.gettimeout() == 3
@@ -270,14 +270,14 @@ async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> Non
 
 async def test_an_idle_connection_is_asked_whether_it_lives(redis_url: str) -> None:
     url = f"{redis_url}?health_check_interval=0.01"
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         before = pipe.commands
         async with asyncio.timeout(10):
             while pipe.commands < before + 3:
                 await asyncio.sleep(0.01)
-    blocking = BlockingPipe(url)
+    blocking = SyncRedis(url)
     number = done(blocking.call("CLIENT", "ID"))
-    async with Pipe(redis_url) as other:
+    async with PipelinedRedis(redis_url) as other:
         await asyncio.sleep(0.02)
         assert done(blocking.call("CLIENT", "ID")) == number, "it lives, and stays"
         await other.call("CLIENT", "KILL", "ID", number)

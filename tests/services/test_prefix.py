@@ -14,17 +14,16 @@ import pytest
 import redis
 from redis.exceptions import NoPermissionError
 
-from dovetail import redis_keys
-from dovetail.blocking_pipe import BlockingPipe, done
-from dovetail.cluster import slot_of
 from dovetail.config import Settings, SettingsError, load_settings
-from dovetail.distributed import commanding, orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
-from dovetail.pipe import Pipe
-from dovetail.redis_keys import Keys, UnknownKeys
-from dovetail.redis_url import read
-from dovetail.stores.redis_fleet import RedisFleet
-from dovetail.wiring import redis_findings
+from dovetail.redis_client import pipelined
+from dovetail.redis_client.cluster import slot_of
+from dovetail.redis_client.pipelined import Keys, PipelinedRedis, UnknownKeys
+from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.redis_client.url import read
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.wiring.distributed import commanding, orchestrate, working
+from dovetail.wiring.embedded import redis_findings
 
 from ..celery_crew import celery_worker
 from ..servers.redis_server import RedisServer
@@ -97,15 +96,15 @@ def test_the_keys_of_every_command_that_is_sent_are_known(
 ) -> None:
     commands = (words_of_the_source() - NOT_COMMANDS) & set(table)
     assert len(commands) > 30
-    known = redis_keys.FIRST | redis_keys.SECOND | redis_keys.EVERY | redis_keys.NONE | BY_SHAPE
+    known = pipelined.FIRST | pipelined.SECOND | pipelined.EVERY | pipelined.NONE | BY_SHAPE
     assert commands <= known, "say in redis_keys which of their words are keys"
 
 
 def test_redis_has_the_same_words_for_keys(table: dict[str, tuple[int, int]]) -> None:
     for names, expected in (
-        (redis_keys.FIRST, (1, 1)),
-        (redis_keys.EVERY, (1, -1)),
-        (redis_keys.NONE, (0, 0)),
+        (pipelined.FIRST, (1, 1)),
+        (pipelined.EVERY, (1, -1)),
+        (pipelined.NONE, (0, 0)),
     ):
         assert {name: table[name] for name in names} == dict.fromkeys(names, expected)
 
@@ -182,12 +181,12 @@ async def test_both_connections_put_it_before_their_keys(
     server: RedisServer, connection: redis.Redis
 ) -> None:
     url = f"{server.url}?key_prefix={PREFIX}"
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         await pipe.call("SET", "a", 1)
         pipe.soon([("SET", "b", 1)])
         await pipe.script("return redis.call('SET', KEYS[1], ARGV[1])", ["c"], ["a"])
         await pipe.together([("SET", "d", 1), ("SET", "e", 1), ("SET", "f", 1)])
-    blocking = BlockingPipe(url)
+    blocking = SyncRedis(url)
     blocking.soon([("SET", "g", 1)])
     done(blocking.call("SET", "h", 1))
     blocking.post([("SET", "i", 1)])
@@ -277,7 +276,7 @@ async def test_celery_has_the_prefix_before_its_keys_too(
         run_id = (await commands.trigger(FLOW, {"x": 1})).run_id
         run = await asyncio.wait_for(commands.wait(run_id), SECONDS)
         assert run.status.value == "COMPLETED"
-        async with Pipe(f"{server.url}?key_prefix={PREFIX}") as pipe:
-            assert len(await RedisFleet(pipe).workers()) == 1
+        async with PipelinedRedis(f"{server.url}?key_prefix={PREFIX}") as pipe:
+            assert len(await WorkerRegistry(pipe).workers()) == 1
     assert connection.execute_command("ACL", "LOG") == []
     assert not [key for key in connection.scan_iter() if not key.startswith(PREFIX)]

@@ -12,25 +12,25 @@ from typing import Any
 import hiredis
 import pytest
 
-from dovetail import distributed
 from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import StoreError
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Claim, Complete, Progress, Submit
-from dovetail.distributed import Parts, commanding, connected, orchestrate, working
-from dovetail.engine import shared
+from dovetail.engine.distributed import orchestrator as shared
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Result
-from dovetail.engine.remote_desk import RemoteDesk
-from dovetail.engine.shared import SharedOrchestrator
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_limits import RedisLimits
-from dovetail.transports.stream_inbox import StreamInbox
-from dovetail.transports.stream_messages import RESULTS, result_messages, stream_of
-from dovetail.transports.streams import WORKERS, StreamReader, StreamSender
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender
+from dovetail.wiring import distributed
+from dovetail.wiring.distributed import ServiceParts, commanding, connected, orchestrate, working
 
 from ..core.walk import graph
 from ..servers.redis_server import RedisServer
@@ -93,13 +93,13 @@ async def orchestrating(settings: Settings) -> AsyncIterator[None]:
             await task
 
 
-async def until_read(parts: Parts) -> None:
+async def until_read(parts: ServiceParts) -> None:
     """Somebody reads results."""
     while not isinstance((await parts.pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
         await asyncio.sleep(0.01)
 
 
-async def claimed(parts: Parts, run_id: str, lease: float = 300.0) -> Complete:
+async def claimed(parts: ServiceParts, run_id: str, lease: float = 300.0) -> Complete:
     """A run whose first node is somebody's, and the result of that."""
     await parts.orchestrator.submit(Submit(run_id, FLOW, {}))
     token = (await parts.store.load(run_id)).node("a").token
@@ -109,7 +109,7 @@ async def claimed(parts: Parts, run_id: str, lease: float = 300.0) -> Complete:
     return Complete(run_id, "a", token, 1)
 
 
-async def followed(parts: Parts, run_id: str) -> None:
+async def followed(parts: ServiceParts, run_id: str) -> None:
     while (await parts.store.load(run_id)).node("b").status is NodeStatus.PENDING:
         await asyncio.sleep(0.05)
 
@@ -120,7 +120,7 @@ async def followed(parts: Parts, run_id: str) -> None:
 async def test_what_was_refused_is_asked_again_and_done_once(
     full: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Pipe(full.url) as pipe, asyncio.timeout(SECONDS):
+    async with PipelinedRedis(full.url) as pipe, asyncio.timeout(SECONDS):
         full.begin()
         added = [("RPUSH", "l", n) for n in range(4)]
         asked = [
@@ -150,7 +150,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
     """Else to ask it again would not be safe."""
     makes_first = "redis.call('SET', KEYS[1], 1) redis.call('DEL', KEYS[2])"
     takes_first = "redis.call('DEL', KEYS[2]) redis.call('SET', KEYS[1], 1)"
-    async with Pipe(full.url, patience=LITTLE_PATIENCE) as pipe:
+    async with PipelinedRedis(full.url, patience=LITTLE_PATIENCE) as pipe:
         for script in (makes_first, takes_first):
             await pipe.call("DEL", "made")
             await pipe.call("SET", "taken", 1)
@@ -168,21 +168,21 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
 async def test_what_redis_6_says_of_a_script_is_understood(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Pipe.ask
+    ask = PipelinedRedis.ask
     refusals = [
         "ERR Error running script (call to f_8f55): @user_script:41: @user_script: 41: "
         "-OOM command not allowed when used memory > 'maxmemory'."
     ]
 
-    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+    def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
         if commands[0][0] != "EVALSHA" or not refusals:
             return ask(self, commands, **more)
         told = asyncio.get_running_loop().create_future()
         told.set_result([hiredis.ReplyError(refusals.pop())])
         return told
 
-    async with Pipe(redis_url) as pipe:
-        monkeypatch.setattr(Pipe, "ask", answer)
+    async with PipelinedRedis(redis_url) as pipe:
+        monkeypatch.setattr(PipelinedRedis, "ask", answer)
         assert await pipe.script("return 7", [], []) == 7
     assert refusals == []
 
@@ -251,12 +251,12 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
     """Redis refuses for longer than anybody waits for it."""
     async with (
         connected(Settings(redis_url=full.url), patience=LITTLE_PATIENCE) as parts,
-        Pipe(full.url) as blocking,
+        PipelinedRedis(full.url) as blocking,
         asyncio.timeout(SECONDS),
     ):
         done = await claimed(parts, "r")
         reader = StreamReader(blocking, parts.pipe, WORKERS, "w")
-        desk = RemoteDesk(
+        desk = QueueTaskSource(
             StreamInbox(reader, parts.pipe, ["h"]),
             parts.store,
             parts.orchestrator.agenda,
@@ -295,26 +295,28 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     """Whatever the reason, and also if it was applied and nothing could follow."""
-    take_in, follow = SharedOrchestrator.take_in, SharedOrchestrator._follow
+    take_in, follow = DistributedOrchestrator.take_in, DistributedOrchestrator._follow
     failures = [RedisError("refused for long")] * 2
     monkeypatch.setattr(StreamSender, "sends_ahead", False)
 
-    async def fail_first(self: SharedOrchestrator, results: Sequence[Result], **more: Any) -> bool:
+    async def fail_first(
+        self: DistributedOrchestrator, results: Sequence[Result], **more: Any
+    ) -> bool:
         if failures and crash == "before":
             raise failures.pop()
         return await take_in(self, results, **more)
 
-    async def fail_to_follow(self: SharedOrchestrator, *what: Any, **more: Any) -> None:
+    async def fail_to_follow(self: DistributedOrchestrator, *what: Any, **more: Any) -> None:
         if failures and crash == "after" and self is not parts.orchestrator:
             raise failures.pop()
         await follow(self, *what, **more)
 
-    monkeypatch.setattr(SharedOrchestrator, "take_in", fail_first)
+    monkeypatch.setattr(DistributedOrchestrator, "take_in", fail_first)
     settings = Settings(redis_url=redis_url)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        monkeypatch.setattr(SharedOrchestrator, "_follow", fail_to_follow)
+        monkeypatch.setattr(DistributedOrchestrator, "_follow", fail_to_follow)
         await parts.pipe.many(result_messages([done]))
         async with asyncio.timeout(SOON + 2):  # it fails twice
             await followed(parts, "r")
@@ -350,7 +352,7 @@ async def test_workers_are_given_a_moment_when_writes_are_taken_again(
 
 
 async def test_no_stream_of_tasks_is_taken_for_lost(full: Refusing) -> None:
-    async with Pipe(full.url) as pipe:
+    async with PipelinedRedis(full.url) as pipe:
         sender = StreamSender(pipe)
         sender._sent_to.add("h")
         await pipe.call("XGROUP", "CREATE", stream_of("h"), WORKERS, "0", "MKSTREAM")

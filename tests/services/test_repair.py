@@ -19,13 +19,13 @@ from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Claim, Complete, Fail, Wake
-from dovetail.distributed import commanding
 from dovetail.engine.commands import Commands
-from dovetail.pipe import Pipe
-from dovetail.stores import redis
-from dovetail.stores.redis import PARTS, keys_of
-from dovetail.stores.redis_doctor import reach
-from dovetail.stores.redis_repair import write_back
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis import store as redis
+from dovetail.stores.redis.doctor import reach
+from dovetail.stores.redis.repair import write_back
+from dovetail.stores.redis.store import PARTS, keys_of
+from dovetail.wiring.distributed import commanding
 
 from ..engine.harness import definition
 
@@ -42,7 +42,7 @@ DIAMOND: dict[str, Any] = {
 class Scene:
     """A run that is moved by hand."""
 
-    def __init__(self, commands: Commands, pipe: Pipe) -> None:
+    def __init__(self, commands: Commands, pipe: PipelinedRedis) -> None:
         self.commands = commands
         self.call = pipe.call
         self.hot: Any = commands.store._hot  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ class Scene:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Scene]:
-    async with commanding(Settings(redis_url=url)) as commands, Pipe(url) as pipe:
+    async with commanding(Settings(redis_url=url)) as commands, PipelinedRedis(url) as pipe:
         yield Scene(commands, pipe)
 
 
@@ -405,7 +405,7 @@ async def test_what_redis_has_lost_of_a_log_comes_from_the_archive(
     redis_url: str, postgres_url: str, part: str
 ) -> None:
     settings = Settings(redis_url=redis_url, database_url=postgres_url)
-    async with commanding(settings) as commands, Pipe(redis_url) as pipe:
+    async with commanding(settings) as commands, PipelinedRedis(redis_url) as pipe:
         archive = commands.store._archive  # type: ignore[attr-defined]
         scene = Scene(commands, pipe)
         run_id = await scene.begin()

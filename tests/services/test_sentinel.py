@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from dovetail.blocking_pipe import BlockingPipe, done
 from dovetail.config import Settings
-from dovetail.distributed import commanding, orchestrate, working
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import describe
-from dovetail.pipe import Pipe, RedisError
-from dovetail.wiring import redis_findings
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.wiring.distributed import commanding, orchestrate, working
+from dovetail.wiring.embedded import redis_findings
 
 from ..celery_crew import celery_worker
 from ..servers.redis_server import RedisServer
@@ -63,7 +63,7 @@ async def test_a_connection_goes_to_the_server_that_leads_and_then_to_the_next(
 ) -> None:
     one, other = pair
     with NamingSentinel(one.port) as sentinel:
-        async with Pipe(sentinel.url()) as pipe:
+        async with PipelinedRedis(sentinel.url()) as pipe:
             await pipe.call("SET", "k", "v")
             assert pipe.where.endswith(f":{one.port}")
             await pipe.call("WAIT", 1, 5000)
@@ -75,7 +75,7 @@ async def test_a_connection_goes_to_the_server_that_leads_and_then_to_the_next(
 async def test_a_thread_finds_the_next_server_too(pair: tuple[RedisServer, RedisServer]) -> None:
     one, other = pair
     with NamingSentinel(one.port) as sentinel:
-        pipe = BlockingPipe(sentinel.url())
+        pipe = SyncRedis(sentinel.url())
         done(pipe.call("SET", "k", "v"))
         done(pipe.call("WAIT", 1, 5000))
         take_over(sentinel, one, other)
@@ -90,13 +90,13 @@ async def test_a_server_that_does_not_lead_is_not_believed(
     one, other = pair
     with NamingSentinel(other.port) as sentinel:
         with pytest.raises(RedisError, match="does not lead yet"):
-            await Pipe(sentinel.url()).__aenter__()
-        blocking = BlockingPipe(sentinel.url(), patience=0.0)
+            await PipelinedRedis(sentinel.url()).__aenter__()
+        blocking = SyncRedis(sentinel.url(), patience=0.0)
         with pytest.raises(RedisError, match="does not lead yet"):
             done(blocking.call("PING"))
         blocking.close()
         asked = sentinel.asked
-        waiting = Pipe(sentinel.url())
+        waiting = PipelinedRedis(sentinel.url())
         waiting.begin()
         answer = asyncio.ensure_future(waiting.call("ROLE"))
         while sentinel.asked < asked + 2:
@@ -111,7 +111,7 @@ async def test_a_server_that_becomes_a_replica_is_left(
 ) -> None:
     one, other = pair
     with NamingSentinel(one.port) as sentinel:
-        async with Pipe(sentinel.url()) as pipe:
+        async with PipelinedRedis(sentinel.url()) as pipe:
             other.ask("REPLICAOF", "NO", "ONE")
             sentinel.names = other.port
             follow(one, other)  # its connections stay open, and what is written is refused
@@ -124,7 +124,7 @@ async def test_who_waits_in_a_server_that_becomes_a_replica_waits_in_the_next(
 ) -> None:
     one, other = pair
     with NamingSentinel(one.port) as sentinel:
-        async with Pipe(sentinel.url()) as pipe:
+        async with PipelinedRedis(sentinel.url()) as pipe:
             read = asyncio.ensure_future(pipe.call("BLPOP", "list", 30))
             while "blocked_clients:1" not in one.ask("INFO", "clients"):
                 await asyncio.sleep(0.01)
@@ -144,11 +144,11 @@ async def test_sentinels_are_asked_one_after_the_other_with_their_own_password(
     with NamingSentinel(one.port, password="sesame") as sentinel:
         away = f"127.0.0.1:{free_port()}"
         hosts = f"redis+sentinel://{away},127.0.0.1:{sentinel.port}/{SERVICE}/3"
-        async with Pipe(f"{hosts}?sentinel_password=sesame") as pipe:
+        async with PipelinedRedis(f"{hosts}?sentinel_password=sesame") as pipe:
             await pipe.call("SET", "in", "three")
         assert "db3:keys=1" in one.ask("INFO", "keyspace")
         with pytest.raises(RedisError, match=r"no sentinel answers \(.*refused.*; .*NOAUTH"):
-            await Pipe(hosts).__aenter__()
+            await PipelinedRedis(hosts).__aenter__()
 
 
 async def test_a_service_that_no_sentinel_knows_is_told_with_the_one_that_may_be_meant(
@@ -158,7 +158,7 @@ async def test_a_service_that_no_sentinel_knows_is_told_with_the_one_that_may_be
         NamingSentinel(pair[0].port) as sentinel,
         pytest.raises(RedisError, match="knows the service 'mymastr'; did you mean 'mymaster'"),
     ):
-        await Pipe(sentinel.url("/mymastr")).__aenter__()
+        await PipelinedRedis(sentinel.url("/mymastr")).__aenter__()
 
 
 # ── services ─────────────────────────────────────────────────────────────────────────────

@@ -13,23 +13,19 @@ import pytest
 from dovetail.core.events import Token
 from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
-from dovetail.pipe import Command, Pipe, RedisError
-from dovetail.stores.redis_fleet import MOST_OPENED, RedisFleet, WorkerFacts
-from dovetail.transports import stream_inbox, streams
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
+from dovetail.stores.redis.workers import MOST_OPENED, WorkerFacts, WorkerRegistry
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import task_fields
-from dovetail.transports.stream_inbox import Received, StreamInbox
-from dovetail.transports.stream_messages import (
+from dovetail.transports.streams import inbox as stream_inbox
+from dovetail.transports.streams import sender as streams
+from dovetail.transports.streams.inbox import Received, StreamInbox
+from dovetail.transports.streams.messages import (
     FEWEST_MESSAGES,
     MOST_PACKED_BYTES,
     MOST_TASKS_PACKED,
 )
-from dovetail.transports.streams import (
-    WORKERS,
-    StreamReader,
-    StreamSender,
-    stream_of,
-)
+from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender, stream_of
 
 TOKEN = Token(1, 1, 77)
 FAMILY: dict[str, Any] = {"parent": {"list": [1, "ü", None]}}
@@ -46,7 +42,7 @@ def tasks(count: int, **changes: Any) -> list[Task]:
 class Post:
     """One Redis, a sender that knows `h` to be quick, and any number of workers."""
 
-    def __init__(self, pipe: Pipe, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
+    def __init__(self, pipe: PipelinedRedis, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
         self.pipe = pipe
         self.sender = StreamSender(pipe)
         self.sender._quick = frozenset({"h"})
@@ -68,10 +64,10 @@ class Post:
 @pytest.fixture
 async def post(redis_url: str) -> AsyncIterator[Post]:
     async with AsyncExitStack() as stack:
-        pipe = await stack.enter_async_context(Pipe(redis_url))
+        pipe = await stack.enter_async_context(PipelinedRedis(redis_url))
 
         async def hire(name: str, stale_seconds: float | None = None) -> StreamInbox:
-            blocking = await stack.enter_async_context(Pipe(redis_url))
+            blocking = await stack.enter_async_context(PipelinedRedis(redis_url))
             reader = StreamReader(blocking, pipe, WORKERS, name)
             return StreamInbox(reader, pipe, ["h", "other"], stale_seconds=stale_seconds)
 
@@ -215,7 +211,7 @@ async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) ->
     await post.sender.send(tasks(100, handler="other"))
     for odd in ("many", "1e30", "-5", "nan", ""):
         await post.pipe.call("XADD", stream_of("odd"), "*", "tasks", odd)
-    waiting = await RedisFleet(post.pipe).waiting(["h", "other", "odd", "none"])
+    waiting = await WorkerRegistry(post.pipe).waiting(["h", "other", "odd", "none"])
     assert waiting == {"h": 1003, "other": 100, "odd": 5, "none": 0}
 
 
@@ -223,7 +219,7 @@ async def test_of_a_long_stream_it_is_counted_about_how_many_wait(post: Post) ->
     count = 2 * MOST_OPENED * MOST_TASKS_PACKED
     await post.sender.send(tasks(7))
     await post.sender.send(tasks(count))
-    waiting = await RedisFleet(post.pipe).waiting(["h"])
+    waiting = await WorkerRegistry(post.pipe).waiting(["h"])
     assert waiting["h"] == pytest.approx(count, rel=0.1)
 
 
@@ -304,7 +300,7 @@ async def test_who_sends_learns_from_live_workers_which_handlers_are_quick(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "LEARN_SECONDS", 0.0)
-    fleet = RedisFleet(post.pipe)
+    fleet = WorkerRegistry(post.pipe)
     sender = StreamSender(post.pipe, fleet.quick)
 
     async def messages() -> int:
@@ -360,14 +356,14 @@ async def test_what_could_not_be_sent_again_is_not_settled(
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
     keeper, _ = await keeping(post)
     before = await post.pending()
-    many = Pipe.many
+    many = PipelinedRedis.many
 
-    async def refused(pipe: Pipe, commands: Sequence[Command]) -> list[Any]:
+    async def refused(pipe: PipelinedRedis, commands: Sequence[Command]) -> list[Any]:
         if any(isinstance(one, bytes) and b"XADD" in one for one in commands):
             raise RedisError("it is away")
         return await many(pipe, commands)
 
-    monkeypatch.setattr(Pipe, "many", refused)
+    monkeypatch.setattr(PipelinedRedis, "many", refused)
     with pytest.raises(RedisError):
         await keeper.share_once()
     assert await post.pending() == before  # so others find it after a lease

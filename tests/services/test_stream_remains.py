@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from dovetail import clearing
 from dovetail.config import Settings
 from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Token
 from dovetail.core.transitions import Cancel, Retry, Submit
-from dovetail.distributed import orchestrate
 from dovetail.engine.ports import Task
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.redis_agenda import RedisAgenda
-from dovetail.stores.redis_definitions import definition_key
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
-from dovetail.transports import stream_remains
-from dovetail.transports.stream_inbox import StreamInbox
-from dovetail.transports.stream_remains import StreamRemains
-from dovetail.transports.streams import MARK, WORKERS, StreamReader, StreamSender, stream_of
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.definitions import definition_key
+from dovetail.stores.redis.store import RedisStore
+from dovetail.stores.redis.timers import RedisTimerIndex
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
+from dovetail.transports.streams import gc as stream_remains
+from dovetail.transports.streams.gc import StreamGarbage
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.sender import MARK, WORKERS, StreamReader, StreamSender, stream_of
+from dovetail.wiring import distributed
+from dovetail.wiring.distributed import orchestrate
 
 TOKEN = Token(1, 1, 77)
 STREAM = stream_of("h")
@@ -36,17 +36,17 @@ SECONDS = 10.0
 class Yard:
     """One Redis, runs in it, and any number of workers that read the tasks of one handler."""
 
-    def __init__(self, pipe: Pipe, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
+    def __init__(self, pipe: PipelinedRedis, hire: Callable[..., Awaitable[StreamInbox]]) -> None:
         self.pipe = pipe
         self.hire = hire
         self.store = RedisStore(pipe)
         self.sender = StreamSender(pipe)
         self.sender._quick = frozenset({"h"})
-        self.fleet = RedisFleet(pipe)
+        self.fleet = WorkerRegistry(pipe)
 
-    def remains(self, idle_seconds: float = 0.0) -> StreamRemains:
-        over = RedisAgenda(self.pipe).over
-        return StreamRemains(self.pipe, self.fleet.workers, over, idle_seconds=idle_seconds)
+    def remains(self, idle_seconds: float = 0.0) -> StreamGarbage:
+        over = RedisTimerIndex(self.pipe).over
+        return StreamGarbage(self.pipe, self.fleet.workers, over, idle_seconds=idle_seconds)
 
     async def consumers(self) -> set[str]:
         told = await self.pipe.call("XINFO", "CONSUMERS", STREAM, WORKERS)
@@ -78,10 +78,10 @@ class Yard:
 async def yard(single_or_cluster: Any) -> AsyncIterator[Yard]:
     single_or_cluster.flush()
     async with AsyncExitStack() as stack:
-        pipe = await stack.enter_async_context(Pipe(single_or_cluster.url))
+        pipe = await stack.enter_async_context(PipelinedRedis(single_or_cluster.url))
 
         async def hire(name: str, stale_seconds: float | None = None) -> StreamInbox:
-            blocking = await stack.enter_async_context(Pipe(single_or_cluster.url))
+            blocking = await stack.enter_async_context(PipelinedRedis(single_or_cluster.url))
             reader = StreamReader(blocking, pipe, WORKERS, name)
             return StreamInbox(reader, pipe, ["h"], stale_seconds=stale_seconds)
 
@@ -135,15 +135,15 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
 ) -> None:
     await yard.serve("somebody else")
     inbox = await taken(yard, "slow")
-    many, read = Pipe.many, []
+    many, read = PipelinedRedis.many, []
 
-    async def read_first(self: Pipe, commands: Any, **more: Any) -> list[Any]:
+    async def read_first(self: PipelinedRedis, commands: Any, **more: Any) -> list[Any]:
         if commands and commands[0][0] == "EVALSHA" and not read:  # the dismissal
             await yard.send("run")
             read.extend(await inbox.tasks(10))
         return await many(self, commands, **more)
 
-    monkeypatch.setattr(Pipe, "many", read_first)
+    monkeypatch.setattr(PipelinedRedis, "many", read_first)
     await yard.remains().clear()
     assert read
     assert "slow" in await yard.consumers()
@@ -253,10 +253,10 @@ async def test_a_long_stream_is_looked_through_bit_by_bit_and_again(
 
 
 async def test_an_orchestrator_clears_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clearing, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(clearing, "REST", 0)
+    monkeypatch.setattr(distributed, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "REST", 0)
     settings = Settings(redis_url=redis_url, lease_seconds=0.01)
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         yard = Yard(pipe, lambda _: None)  # type: ignore[arg-type, return-value]
         await pipe.call("XGROUP", "CREATE", STREAM, WORKERS, "0", "MKSTREAM")
         await pipe.call("XGROUP", "CREATECONSUMER", STREAM, WORKERS, "dead")

@@ -17,13 +17,13 @@ from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail, Stop
 from dovetail.core.values import MAX_DEPTH
 from dovetail.engine.ports import Task
-from dovetail.pipe import Pipe
-from dovetail.transports import stream_inbox
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.feeds import StopFeed
 from dovetail.transports.messages import MOST_INPUTS, result_fields
-from dovetail.transports.stream_inbox import StreamInbox
-from dovetail.transports.streams import (
+from dovetail.transports.streams import inbox as stream_inbox
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.sender import (
     RESULTS,
     WORKERS,
     StreamReader,
@@ -49,7 +49,7 @@ NESTED = "[" * 1000 + "]" * 1000
 
 
 class Ends:
-    def __init__(self, pipe: Pipe, inbox: StreamInbox, results: StreamReader) -> None:
+    def __init__(self, pipe: PipelinedRedis, inbox: StreamInbox, results: StreamReader) -> None:
         self.pipe = pipe
         self.sender = StreamSender(pipe)
         self.inbox = inbox
@@ -59,7 +59,9 @@ class Ends:
 @pytest.fixture
 async def ends(redis_url: str) -> AsyncIterator[Ends]:
     async with AsyncExitStack() as stack:
-        pipe, tasks, results = [await stack.enter_async_context(Pipe(redis_url)) for _ in range(3)]
+        pipe, tasks, results = [
+            await stack.enter_async_context(PipelinedRedis(redis_url)) for _ in range(3)
+        ]
         reader = StreamReader(tasks, pipe, WORKERS, "w1")
         inbox = StreamInbox(reader, pipe, ["h", "other"])
         yield Ends(pipe, inbox, StreamReader(results, pipe, "orchestrators", "o1"))
@@ -175,16 +177,19 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
     same = StreamReader(ends.pipe, ends.pipe, "orchestrators", "o1")
     await same._open(RESULTS)
     same._breaks = -1  # the connection broke
-    ask, loading = Pipe.ask, [hiredis.ReplyError("LOADING Redis is loading the dataset in memory")]
+    ask, loading = (
+        PipelinedRedis.ask,
+        [hiredis.ReplyError("LOADING Redis is loading the dataset in memory")],
+    )
 
-    def answer(self: Pipe, commands: Any, **more: Any) -> Any:
+    def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
         if loading and commands[0][0] == "XREADGROUP":
             told = asyncio.get_running_loop().create_future()
             told.set_result([loading.pop()])
             return told
         return ask(self, commands, **more)
 
-    monkeypatch.setattr(Pipe, "ask", answer)
+    monkeypatch.setattr(PipelinedRedis, "ask", answer)
     assert await same.read([RESULTS], 10) == []
     assert [message.content for message in await same.read([RESULTS], 10)] == [result]
 
@@ -256,8 +261,8 @@ async def test_a_deleted_stream_is_opened_again(ends: Ends) -> None:
 async def test_an_order_to_stop_reaches_who_listens(ends: Ends, redis_url: str) -> None:
     old, new = Stop("old", "node", TOKEN), Stop("new", "node", TOKEN)
     await ends.sender.stop(old)
-    async with Pipe(redis_url) as listening:
-        feed = StopFeed(listening)
+    async with PipelinedRedis(redis_url) as listening:
+        feed = StopBroadcast(listening)
         assert await feed.next() == []  # what was ordered before concerns nobody here
         await ends.sender.stop(new)
         assert await feed.next() == [new]
@@ -488,14 +493,14 @@ async def test_what_was_read_and_never_opened_is_for_others(
     await ends.inbox.settle([message for message, _ in first])
     await ends.inbox.close()
     assert await ends.pipe.call("LLEN", DEAD) == 1
-    async with Pipe(redis_url) as blocking:
+    async with PipelinedRedis(redis_url) as blocking:
         other = StreamInbox(StreamReader(blocking, ends.pipe, WORKERS, "w2"), ends.pipe, ["h"])
         left = [task for _, task in await other.tasks(100)]
     known = [task for _, task in first]
     assert sorted(task.place or 0 for task in (*known, *left)) == list(range(14))
 
 
-async def blocked(pipe: Pipe) -> None:
+async def blocked(pipe: PipelinedRedis) -> None:
     """Somebody waits for something to read."""
     async with asyncio.timeout(5):
         while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):

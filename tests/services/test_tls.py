@@ -18,14 +18,14 @@ import pytest
 import redis.exceptions
 from kombu.exceptions import OperationalError
 
-from dovetail.blocking_pipe import BlockingPipe, done
 from dovetail.celery import task as dag_task
 from dovetail.celery.task import _made_backend
 from dovetail.config import Settings
-from dovetail.pipe import Pipe, RedisError
-from dovetail.redis_url import of_celery, read
-from dovetail.transports.celery import make_app
-from dovetail.wiring import broker_findings, redis_findings
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.redis_client.url import of_celery, read
+from dovetail.transports.celery.application import make_app
+from dovetail.wiring.embedded import broker_findings, redis_findings
 
 from ..servers.certificates import Authority, Pair
 from ..servers.redis_server import RedisServer
@@ -123,13 +123,13 @@ CASES = {
 
 
 async def pipelined(url: str) -> None:
-    async with Pipe(url, patience=0.0) as pipe:
+    async with PipelinedRedis(url, patience=0.0) as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 
 async def blocking(url: str) -> None:
     with ExitStack() as stack:
-        pipe = BlockingPipe(url, patience=0.0)
+        pipe = SyncRedis(url, patience=0.0)
         stack.callback(pipe.close)
         assert done(pipe.call("PING")) == b"PONG"
 
@@ -214,7 +214,7 @@ async def test_certificates_that_were_renewed_are_used_at_the_next_connection(
     key.write_bytes(stage.client.key.read_bytes())
     authority = str(stage.authority.certificate)
     mine = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
-    async with Pipe(stage.url({"ssl_ca_certs": authority, **mine})) as pipe:
+    async with PipelinedRedis(stage.url({"ssl_ca_certs": authority, **mine})) as pipe:
         renewed = stage.authority.pair("renewed")
         certificate.write_bytes(renewed.certificate.read_bytes())
         key.write_bytes(renewed.key.read_bytes())
@@ -239,10 +239,10 @@ async def test_a_key_that_does_not_belong_to_its_certificate_is_told(stage: Stag
 async def test_a_node_of_a_cluster_is_verified_by_its_own_name(stage: Stage) -> None:
     stage.serve(stage.valid)
     url = stage.url({"ssl_ca_certs": str(stage.authority.certificate)}, host="localhost")
-    async with Pipe(url, node=(HOST, stage.port)) as node:
+    async with PipelinedRedis(url, node=(HOST, stage.port)) as node:
         assert await node.call("PING") == b"PONG"
     with pytest.raises(RedisError, match="Hostname mismatch"):
-        await Pipe(url, node=("localhost", stage.port)).__aenter__()
+        await PipelinedRedis(url, node=("localhost", stage.port)).__aenter__()
 
 
 def test_the_redis_of_an_app_is_trusted_as_the_app_trusts_its_broker() -> None:

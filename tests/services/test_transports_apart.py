@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 
 from dovetail.config import Settings
 from dovetail.core.errors import StoreError
-from dovetail.distributed import commanding, orchestrate
-from dovetail.fleet import await_redis
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_doctor import reach
-from dovetail.stores.redis_services import (
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.doctor import reach
+from dovetail.stores.redis.workers import (
     SERVICES,
+    AnnouncedService,
     OtherTransport,
-    Service,
-    Services,
+    ServiceRegistry,
     announced,
     conflict,
     mixture,
 )
+from dovetail.wiring.distributed import commanding, orchestrate
+from dovetail.wiring.health import await_redis
 
 from ..celery_crew import environment
 
 SCRIPT = str(Path(sys.executable).parent / "dovetail")
 FLOW = {"name": "f", "nodes": [{"id": "a", "handler": "input"}]}
-CELERY = Service("celery", "worker", "host-1")
+CELERY = AnnouncedService("celery", "worker", "host-1")
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as pipe:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as pipe:
         await pipe.call("DEL", SERVICES)
         yield pipe
         await pipe.call("DEL", SERVICES)
@@ -45,7 +45,7 @@ async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
 
 some = st.lists(
     st.builds(
-        Service,
+        AnnouncedService,
         st.sampled_from(["streams", "celery"]),
         st.sampled_from(["api", "orchestrator", "worker"]),
         st.uuids().map(str),
@@ -55,7 +55,7 @@ some = st.lists(
 
 @given(alive=some, mine=st.sampled_from(["streams", "celery"]))
 def test_only_a_live_service_with_another_transport_is_in_the_way(
-    alive: list[Service], mine: str
+    alive: list[AnnouncedService], mine: str
 ) -> None:
     others = {one.transport for one in alive} - {mine}
     refused = conflict(mine, alive)
@@ -67,11 +67,13 @@ def test_only_a_live_service_with_another_transport_is_in_the_way(
     assert (mixture(alive) is not None) == (len({one.transport for one in alive}) == 2)
 
 
-async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(pipe: Pipe) -> None:
-    services = Services(pipe)
+async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(
+    pipe: PipelinedRedis,
+) -> None:
+    services = ServiceRegistry(pipe)
     await services.join(CELERY)
     await services.join(CELERY._replace(service_id="host-2"))
-    late = Service("streams", "orchestrator", "host-3")
+    late = AnnouncedService("streams", "orchestrator", "host-3")
     with pytest.raises(OtherTransport, match=r"celery \(2 workers\).*this one has streams"):
         await services.join(late)
     assert len(await services.alive()) == 2, "it has left nothing"
@@ -80,27 +82,29 @@ async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(p
     await services.join(late)
 
 
-async def test_one_that_fell_silent_is_in_nobodys_way(pipe: Pipe) -> None:
-    await Services(pipe, heartbeat_timeout=0.05).join(CELERY)
+async def test_one_that_fell_silent_is_in_nobodys_way(pipe: PipelinedRedis) -> None:
+    await ServiceRegistry(pipe, heartbeat_timeout=0.05).join(CELERY)
     async with asyncio.timeout(10):
-        while await Services(pipe).alive():
+        while await ServiceRegistry(pipe).alive():
             await asyncio.sleep(0.01)
-    await Services(pipe).join(Service("streams", "api", "x"))
+    await ServiceRegistry(pipe).join(AnnouncedService("streams", "api", "x"))
 
 
 async def test_a_service_is_seen_while_it_works_and_again_after_redis_was_emptied(
-    pipe: Pipe,
+    pipe: PipelinedRedis,
 ) -> None:
     async with asyncio.timeout(20), announced(pipe, CELERY, heartbeat_timeout=15, pause=0.02):
-        assert await Services(pipe).alive() == [CELERY]
+        assert await ServiceRegistry(pipe).alive() == [CELERY]
         await pipe.call("DEL", SERVICES)
-        while await Services(pipe).alive() != [CELERY]:
+        while await ServiceRegistry(pipe).alive() != [CELERY]:
             await asyncio.sleep(0.01)
-    assert await Services(pipe).alive() == []
+    assert await ServiceRegistry(pipe).alive() == []
 
 
-async def test_an_orchestrator_an_api_and_a_start_are_refused(pipe: Pipe, redis_url: str) -> None:
-    await Services(pipe).join(CELERY)
+async def test_an_orchestrator_an_api_and_a_start_are_refused(
+    pipe: PipelinedRedis, redis_url: str
+) -> None:
+    await ServiceRegistry(pipe).join(CELERY)
     streams = Settings(redis_url=redis_url)
     with pytest.raises(OtherTransport):
         await await_redis(streams, print)
@@ -112,12 +116,12 @@ async def test_an_orchestrator_an_api_and_a_start_are_refused(pipe: Pipe, redis_
 
 
 async def test_a_client_may_look_but_asks_for_nothing_that_no_worker_would_see(
-    pipe: Pipe, redis_url: str
+    pipe: PipelinedRedis, redis_url: str
 ) -> None:
     streams = Settings(redis_url=redis_url)
     async with commanding(streams) as commands:
         run = await commands.trigger(FLOW)
-    await Services(pipe).join(CELERY)
+    await ServiceRegistry(pipe).join(CELERY)
     async with commanding(streams) as commands:
         (why,) = (await commands.explain(run.run_id))["nodes"]
         assert "the transport celery" in why["why"]
@@ -128,17 +132,17 @@ async def test_a_client_may_look_but_asks_for_nothing_that_no_worker_would_see(
             await commands.retry(run.run_id)
 
 
-async def test_the_doctor_tells_of_it(pipe: Pipe, redis_url: str) -> None:
+async def test_the_doctor_tells_of_it(pipe: PipelinedRedis, redis_url: str) -> None:
     async def found() -> tuple[bool, str]:
         (only,) = [f for f in await reach(Settings(redis_url=redis_url)) if f.check == "transport"]
         return only.ok, only.message
 
     assert await found() == (True, "streams")
-    await Services(pipe).join(CELERY)
+    await ServiceRegistry(pipe).join(CELERY)
     ok, told = await found()
     assert not ok
     assert "transport celery (1 worker)" in told
-    await Services(pipe).beat(Service("streams", "orchestrator", "x"))
+    await ServiceRegistry(pipe).beat(AnnouncedService("streams", "orchestrator", "x"))
     ok, told = await found()
     assert not ok
     assert "celery (1 worker) and streams (1 orchestrator)" in told
@@ -154,10 +158,10 @@ async def test_the_doctor_tells_of_it(pipe: Pipe, redis_url: str) -> None:
     ],
 )
 async def test_a_process_that_is_refused_exits_with_1_and_names_both(
-    pipe: Pipe, redis_url: str, tmp_path: Path, words: tuple[str, ...], transport: str
+    pipe: PipelinedRedis, redis_url: str, tmp_path: Path, words: tuple[str, ...], transport: str
 ) -> None:
     other = "streams" if transport == "celery" else "celery"
-    await Services(pipe).join(Service(other, "orchestrator", "host-9"))
+    await ServiceRegistry(pipe).join(AnnouncedService(other, "orchestrator", "host-9"))
     done = await asyncio.to_thread(
         subprocess.run,
         [SCRIPT, *words],

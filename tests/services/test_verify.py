@@ -13,17 +13,17 @@ import orjson
 import pytest
 
 from dovetail.config import Settings
-from dovetail.core.audit import audit
+from dovetail.core.audit.event_check import audit
 from dovetail.core.errors import NotFound
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Retry, Submit, TakeOver
-from dovetail.distributed import commanding, orchestrate, working
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore, keys_of
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.wiring.distributed import commanding, orchestrate, working
 
 from ..contracts.stores import read
 from ..core.drawn import CONDITIONS, KINDS, TOKENS, Deed, Meaning
@@ -75,7 +75,7 @@ async def meddle(store: RedisStore, run_id: str, random: Random, clock: count[in
 async def test_whatever_many_do_to_a_run_at_once_obeys_the_rules(redis_url: str) -> None:
     random = Random(4)
     async with AsyncExitStack() as stack:
-        pipes = [await stack.enter_async_context(Pipe(redis_url)) for _ in range(6)]
+        pipes = [await stack.enter_async_context(PipelinedRedis(redis_url)) for _ in range(6)]
         stores = [RedisStore(pipe) for pipe in pipes]
         late = 0
         for number in range(20):
@@ -100,7 +100,7 @@ def decided_late(events: list[Event]) -> int:
 
 
 async def test_two_verdicts_that_are_pending_at_once_are_both_given(redis_url: str) -> None:
-    async with Pipe(redis_url) as pipe, Pipe(redis_url) as other:
+    async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
         slow, quick = RedisStore(pipe), RedisStore(other)
         ask = {
             "c": {"condition": "{{ a.n == 1 }}"},
@@ -220,7 +220,7 @@ async def test_an_event_in_redis_that_was_changed_is_found_out(
 ) -> None:
     run = await driven(commands)
     log = keys_of(run.id)[5]
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         events = [orjson.loads(text) for text in await pipe.call("LRANGE", log, 0, -1)]
         place = next(at for at, event in enumerate(events) if event[1] == kind)
         for field, value in change.items():
@@ -233,7 +233,7 @@ async def test_an_event_in_redis_that_was_changed_is_found_out(
 async def test_an_event_that_redis_lost_is_found_out(commands: Commands, redis_url: str) -> None:
     run = await driven(commands)
     log = keys_of(run.id)[5]
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         for place in range(run.seq):
             (text,) = await pipe.call("LRANGE", log, place, place)
             await pipe.call("LSET", log, place, b"gone")
@@ -251,7 +251,7 @@ async def test_a_state_in_redis_that_was_changed_is_found_out(
 ) -> None:
     run = await driven(commands)
     nodes = keys_of(run.id)[1]
-    async with Pipe(redis_url) as pipe:
+    async with PipelinedRedis(redis_url) as pipe:
         kept, counts = await pipe.call("HMGET", nodes, 0, "counts")
         await pipe.call("HSET", nodes, 0, kept.replace(b"C|", b"F|", 1))
         await pipe.call("HSET", nodes, "counts", counts.replace(b"|1|", b"|2|"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dovetail.documents import reviews_postgres
-from dovetail.engine.ports import Finding
-from dovetail.stores.postgres_pool import PostgresPool
-from dovetail.stores.postgres_records import PostgresRecords
+from dovetail.engine.ports import DoctorFinding
+from dovetail.stores.postgres.pool import PostgresPool
+from dovetail.stores.postgres.records import PostgresRecords
 
 from ..servers.pgbouncer_server import PgBouncerServer
 from ..servers.postgres_server import Databases
@@ -62,7 +62,7 @@ async def test_time_outs_hold_in_each_transaction(bouncer: PgBouncerServer) -> N
 
 async def test_the_doctor_says_that_there_is_one(bouncer: PgBouncerServer) -> None:
     async with PostgresPool(bouncer.url, connections=1) as pool:
-        findings: list[Finding] = await PostgresRecords(pool).doctor()
+        findings: list[DoctorFinding] = await PostgresRecords(pool).doctor()
     assert ("pooler", True) in [(finding.check, finding.ok) for finding in findings]
 
 

@@ -18,11 +18,11 @@ from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import ArchiveDown, StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import Finding
-from dovetail.stores import postgres_pool
-from dovetail.stores.postgres import PostgresArchive
-from dovetail.stores.postgres_pool import MOST_CONNECTIONS, SCHEMA_VERSION, PostgresPool
-from dovetail.stores.postgres_records import PostgresRecords
+from dovetail.engine.ports import DoctorFinding
+from dovetail.stores.postgres import pool as postgres_pool
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import MOST_CONNECTIONS, SCHEMA_VERSION, PostgresPool
+from dovetail.stores.postgres.records import PostgresRecords
 
 from ..servers.postgres_server import Databases, PostgresServer
 from ..servers.server import free_port
@@ -76,7 +76,7 @@ class TestTheWayThere:
     def test_processes_that_migrate_at_once_do_no_harm(self, url: str) -> None:
         script = (
             "import asyncio, sys\n"
-            "from dovetail.stores.postgres_pool import PostgresPool\n"
+            "from dovetail.stores.postgres.pool import PostgresPool\n"
             "async def main():\n"
             "    async with PostgresPool(sys.argv[1]) as pool:\n"
             "        await pool.ping()\n"
@@ -123,7 +123,7 @@ class TestTheWayThere:
 
     def test_importing_it_loads_no_library(self) -> None:
         script = (
-            "import sys, dovetail.stores.postgres, dovetail.stores.postgres_records\n"
+            "import sys, dovetail.stores.postgres.archive, dovetail.stores.postgres.records\n"
             "sys.exit('asyncpg' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
@@ -479,5 +479,5 @@ class TestDoctor:
         assert "DOVETAIL_DATABASE_URL" in found.fix
 
 
-async def _findings(pool: PostgresPool) -> dict[str, Finding]:
+async def _findings(pool: PostgresPool) -> dict[str, DoctorFinding]:
     return {found.check: found for found in await PostgresRecords(pool).doctor()}

@@ -18,14 +18,14 @@ from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound
 from dovetail.core.transitions import Cancel, Submit
+from dovetail.engine.distributed.archiver import RunSnapshot
 from dovetail.engine.ports import KeyUsed, Records, WorkflowVersion
-from dovetail.engine.snapshots import RunSnapshot
-from dovetail.stores.definitions import stored_definition
-from dovetail.stores.postgres import PostgresArchive
-from dovetail.stores.postgres_pool import PostgresPool
-from dovetail.stores.postgres_records import PostgresRecords
-from dovetail.stores.sqlite import SqliteStore
-from dovetail.stores.sqlite_records import SqliteRecords
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import PostgresPool
+from dovetail.stores.postgres.records import PostgresRecords
+from dovetail.stores.records import stored_definition
+from dovetail.stores.sqlite.records import SqliteRecords
+from dovetail.stores.sqlite.store import SqliteStore
 
 from ..servers.postgres_server import Databases
 

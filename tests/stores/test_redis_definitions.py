@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from dovetail.core.transitions import Retry, Submit
-from dovetail.pipe import Command, Pipe
-from dovetail.stores import redis
-from dovetail.stores.redis import RedisStore
-from dovetail.stores.redis_definitions import (
+from dovetail.redis_client.pipelined import Command, PipelinedRedis
+from dovetail.stores.redis import store as redis
+from dovetail.stores.redis.definitions import (
     GRACE_SECONDS,
     UnusedDefinitions,
     aside_key,
     definition_key,
 )
-from dovetail.stores.redis_records import RedisRecords
-from dovetail.stores.redis_shells import SMALL_DEFINITION, Shells
+from dovetail.stores.redis.records import RedisRecords
+from dovetail.stores.redis.run_cache import SMALL_DEFINITION, RunHeaderCache
+from dovetail.stores.redis.store import RedisStore
 
 from .test_records import NOW, graph, register, submit
 from .test_redis_records import DAY, RedisKeeper
@@ -29,7 +29,7 @@ LARGE = "x" * SMALL_DEFINITION
 
 
 class Shelf(RedisKeeper):
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: PipelinedRedis) -> None:
         super().__init__(pipe)
         self.unused = UnusedDefinitions(pipe)
 
@@ -57,7 +57,7 @@ class Shelf(RedisKeeper):
 @pytest.fixture
 async def shelf(single_or_cluster: Any) -> AsyncIterator[Shelf]:
     single_or_cluster.flush()
-    async with Pipe(single_or_cluster.url) as pipe:
+    async with PipelinedRedis(single_or_cluster.url) as pipe:
         yield Shelf(pipe)
 
 
@@ -161,15 +161,15 @@ async def forgotten(shelf: Shelf, run: Submit) -> None:
 
 def in_between(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Awaitable[object]]) -> None:
     """Once the definition was seen to be there, and before the run is made."""
-    keeping = Shells.keeping
+    keeping = RunHeaderCache.keeping
 
-    async def and_then(self: Shells, submits: Any) -> list[Command]:
+    async def and_then(self: RunHeaderCache, submits: Any) -> list[Command]:
         commands = await keeping(self, submits)
-        monkeypatch.setattr(Shells, "keeping", keeping)
+        monkeypatch.setattr(RunHeaderCache, "keeping", keeping)
         await what()
         return commands
 
-    monkeypatch.setattr(Shells, "keeping", and_then)
+    monkeypatch.setattr(RunHeaderCache, "keeping", and_then)
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -219,7 +219,7 @@ async def test_one_that_was_put_aside_anew_is_not_forgotten_by_who_saw_it_there_
     async def while_others_look(self: UnusedDefinitions) -> set[str]:
         monkeypatch.setattr(UnusedDefinitions, "_of_runs", runs)
         used = await self._of_runs()
-        await shelf.pipe.many(await Shells(shelf.pipe).keeping([run]))
+        await shelf.pipe.many(await RunHeaderCache(shelf.pipe).keeping([run]))
         await UnusedDefinitions(shelf.pipe).look(NOW + 9 * DAY)
         return used
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dovetail.config import Settings, load_settings
-from dovetail.engine.ports import Finding
-from dovetail.fleet import await_redis
-from dovetail.pipe import Pipe, RedisError
-from dovetail.stores.redis_doctor import disagreements, examine, reach
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
-from dovetail.transports.peers import Peers
+from dovetail.engine.ports import DoctorFinding
+from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
+from dovetail.stores.redis.doctor import disagreements, examine, reach
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
+from dovetail.transports.streams.results import OrchestratorPeers
+from dovetail.wiring.health import await_redis
 
 from ..servers.redis_cluster import RedisCluster
 from ..servers.redis_server import RedisServer
@@ -28,25 +28,25 @@ def settings(**given: Any) -> Settings:
     return load_settings(environ={}, **given)
 
 
-def by_check(findings: list[Finding]) -> dict[str, Finding]:
+def by_check(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
     assert all(found.fix for found in findings if not found.ok), "what would help?"
     assert not any(found.fix for found in findings if found.ok)
     return {found.check: found for found in findings}
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as pipe:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as pipe:
         yield pipe
 
 
-async def found_of(pipe: Pipe, **given: Any) -> dict[str, Finding]:
+async def found_of(pipe: PipelinedRedis, **given: Any) -> dict[str, DoctorFinding]:
     return by_check(await examine(pipe, settings(**{**SAFE, **given})))
 
 
-async def test_all_is_well_with_a_log_a_database_and_a_worker(pipe: Pipe) -> None:
-    await RedisFleet(pipe).beat(WORKER)
-    assert await Peers(pipe, "me").beat() == []
+async def test_all_is_well_with_a_log_a_database_and_a_worker(pipe: PipelinedRedis) -> None:
+    await WorkerRegistry(pipe).beat(WORKER)
+    assert await OrchestratorPeers(pipe, "me").beat() == []
     found = await found_of(pipe)
     assert [check for check, one in found.items() if not one.ok] == []
     assert found["workers"].message == "1 alive, 1 of 4 slots busy"
@@ -115,7 +115,7 @@ async def test_a_redis_that_does_not_answer_is_told() -> None:
         assert "no answer" in only.message
 
 
-async def test_a_cluster_is_told(pipe: Pipe) -> None:
+async def test_a_cluster_is_told(pipe: PipelinedRedis) -> None:
     assert (await found_of(pipe))["cluster"].message == "a single server"
     with RedisServer(cluster=True) as server:
         found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
@@ -125,9 +125,9 @@ async def test_a_cluster_is_told(pipe: Pipe) -> None:
 class Told:
     """A Redis that gives another answer to one command."""
 
-    info = Pipe.info
+    info = PipelinedRedis.info
 
-    def __init__(self, pipe: Pipe, command: str, answers: dict[str, str]) -> None:
+    def __init__(self, pipe: PipelinedRedis, command: str, answers: dict[str, str]) -> None:
         self._pipe = pipe
         self._command = command
         self._answers = answers
@@ -151,7 +151,7 @@ class Told:
 
 async def test_a_cluster_that_does_not_serve_all_slots_is_told() -> None:
     with RedisServer(cluster=True) as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             answers = {"cluster_state:ok": "cluster_state:fail"}
             found = await found_of(Told(pipe, "CLUSTER", answers))  # type: ignore[arg-type]
             assert not found["cluster"].ok
@@ -178,7 +178,9 @@ async def test_of_several_nodes_each_is_looked_at() -> None:
         await await_redis(known, print)
 
 
-async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(pipe: Pipe) -> None:
+async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(
+    pipe: PipelinedRedis,
+) -> None:
     answers = {"redis_version:": "redis_version:5.0.", "write_status:ok": "write_status:err"}
     found = await found_of(Told(pipe, "INFO", answers))  # type: ignore[arg-type]
     assert found["redis"].fix == "upgrade Redis to 6.2 or newer"
@@ -194,19 +196,19 @@ async def test_a_replica_is_told() -> None:
 
 
 @pytest.mark.parametrize(("skew", "word"), [(5.0, "behind"), (-5.0, "ahead of")])
-async def test_clocks_that_differ_are_told(pipe: Pipe, skew: float, word: str) -> None:
+async def test_clocks_that_differ_are_told(pipe: PipelinedRedis, skew: float, word: str) -> None:
     found = by_check(await examine(pipe, settings(**SAFE), lambda: time.time() + skew))["clock"]
     assert not found.ok
     assert word in found.message
 
 
-async def test_work_that_no_worker_can_do_is_told(pipe: Pipe) -> None:
+async def test_work_that_no_worker_can_do_is_told(pipe: PipelinedRedis) -> None:
     found = await found_of(pipe)
     assert (found["workers"].message, found["workers"].fix) == ("none is alive", "dovetail worker")
     assert found["backlog"].message == "no task waits"
-    await RedisFleet(pipe).beat(WORKER)
+    await WorkerRegistry(pipe).beat(WORKER)
     await pipe.call("XADD", "tasks:sleep", "*", "x", "1")
-    assert (await found_of(pipe))["backlog"] == Finding(
+    assert (await found_of(pipe))["backlog"] == DoctorFinding(
         "backlog", True, "1 task waits or runs: sleep 1"
     )
     full = (await found_of(pipe, max_backlog=1))["backlog"]
@@ -221,15 +223,15 @@ async def test_work_that_no_worker_can_do_is_told(pipe: Pipe) -> None:
     assert backlog.message == "4 tasks wait or run: mine 3, sleep 1; no live worker knows 'mine'"
 
 
-async def test_without_an_orchestrator_that_lives_no_run_goes_on(pipe: Pipe) -> None:
+async def test_without_an_orchestrator_that_lives_no_run_goes_on(pipe: PipelinedRedis) -> None:
     await pipe.call("ZADD", "wf:orchestrators", time.time() - 60, "dead")
     found = (await found_of(pipe))["orchestrators"]
     assert (found.message, found.fix) == ("none is alive: no run goes on", "dovetail orchestrator")
-    await Peers(pipe, "me").beat()
+    await OrchestratorPeers(pipe, "me").beat()
     assert (await found_of(pipe))["orchestrators"].message == "1 alive"
 
 
-async def test_results_that_nobody_reads_are_told(pipe: Pipe) -> None:
+async def test_results_that_nobody_reads_are_told(pipe: PipelinedRedis) -> None:
     await pipe.call("XADD", "wf:stream:results", "*", "x", "1")
     assert (await found_of(pipe))["results"].ok, "an orchestrator may be at it"
     await pipe.call("DEL", "wf:stream:results")
@@ -237,7 +239,7 @@ async def test_results_that_nobody_reads_are_told(pipe: Pipe) -> None:
     assert (await found_of(pipe))["results"].fix == "dovetail orchestrator"
 
 
-async def test_dead_letters_are_told(pipe: Pipe) -> None:
+async def test_dead_letters_are_told(pipe: PipelinedRedis) -> None:
     await pipe.call("LPUSH", "wf:dead", "{}")
     assert (await found_of(pipe))["dead letters"].message == "1 message was refused"
 

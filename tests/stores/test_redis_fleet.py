@@ -8,22 +8,22 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_fleet import RedisFleet, WorkerFacts
-from dovetail.transports.streams import WORKERS, StreamReader
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
+from dovetail.transports.streams.sender import WORKERS, StreamReader
 
 NOW = 1_700_000_000.25
 WORKER = WorkerFacts("host-7-ab", "host", 7, NOW, ["sleep", "input"], 2, 32)
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as pipe:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as pipe:
         yield pipe
 
 
-async def test_a_worker_is_shown_in_the_fields_of_the_api(pipe: Pipe) -> None:
-    fleet = RedisFleet(pipe)
+async def test_a_worker_is_shown_in_the_fields_of_the_api(pipe: PipelinedRedis) -> None:
+    fleet = WorkerRegistry(pipe)
     await fleet.beat(WORKER)
     (shown,) = await fleet.workers()
     assert shown.pop("last_heartbeat").endswith("Z")
@@ -39,16 +39,16 @@ async def test_a_worker_is_shown_in_the_fields_of_the_api(pipe: Pipe) -> None:
     }
 
 
-async def test_its_own_key_has_its_fields_and_goes_if_it_falls_silent(pipe: Pipe) -> None:
-    await RedisFleet(pipe, heartbeat_timeout=15).beat(WORKER)
+async def test_its_own_key_has_its_fields_and_goes_if_it_falls_silent(pipe: PipelinedRedis) -> None:
+    await WorkerRegistry(pipe, heartbeat_timeout=15).beat(WORKER)
     key = "wf:worker:host-7-ab"
     assert 14_000 < await pipe.call("PTTL", key) <= 15_000
     kept = await pipe.call("HMGET", key, "pid", "handlers", "running")
     assert kept == [b"7", b'["sleep","input"]', b"2"]
 
 
-async def test_a_worker_that_falls_silent_is_shown_as_dead_for_a_day(pipe: Pipe) -> None:
-    fleet = RedisFleet(pipe, heartbeat_timeout=0.05)
+async def test_a_worker_that_falls_silent_is_shown_as_dead_for_a_day(pipe: PipelinedRedis) -> None:
+    fleet = WorkerRegistry(pipe, heartbeat_timeout=0.05)
     await fleet.beat(WORKER)
     while await pipe.call("EXISTS", "wf:worker:host-7-ab"):
         await asyncio.sleep(0.01)
@@ -63,8 +63,10 @@ async def test_a_worker_that_falls_silent_is_shown_as_dead_for_a_day(pipe: Pipe)
     assert not await pipe.call("EXISTS", "wf:workers")
 
 
-async def test_a_worker_that_left_is_not_shown_and_its_handlers_are_known(pipe: Pipe) -> None:
-    fleet = RedisFleet(pipe)
+async def test_a_worker_that_left_is_not_shown_and_its_handlers_are_known(
+    pipe: PipelinedRedis,
+) -> None:
+    fleet = WorkerRegistry(pipe)
     await fleet.beat(WORKER)
     await fleet.beat(WORKER._replace(worker_id="other", handlers=["llm_service"]))
     await fleet.leave("host-7-ab")
@@ -73,10 +75,10 @@ async def test_a_worker_that_left_is_not_shown_and_its_handlers_are_known(pipe: 
     assert await fleet.handlers() == {"sleep", "input", "llm_service"}
 
 
-async def test_dead_letters_are_shown_newest_first(redis_url: str, pipe: Pipe) -> None:
-    fleet = RedisFleet(pipe)
+async def test_dead_letters_are_shown_newest_first(redis_url: str, pipe: PipelinedRedis) -> None:
+    fleet = WorkerRegistry(pipe)
     assert await fleet.dead_letters() == []
-    async with Pipe(redis_url) as blocking:
+    async with PipelinedRedis(redis_url) as blocking:
         reader = StreamReader(blocking, pipe, WORKERS, "me")
         await pipe.call("XADD", "tasks:x", "*", "what", "ever")
         await pipe.call("XADD", "tasks:x", "*", "run_id", b"\xff")

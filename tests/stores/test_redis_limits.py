@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.engine.limits import LATENESS, TokenBucket
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_limits import RedisLimits
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.limits import RedisLimits
 
 from ..servers.redis_server import RedisServer
 
 
 @pytest.fixture
-async def pipe(redis_url: str) -> AsyncIterator[Pipe]:
-    async with Pipe(redis_url) as pipe:
+async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
+    async with PipelinedRedis(redis_url) as pipe:
         yield pipe
 
 
@@ -36,7 +36,7 @@ class Time:
 
 
 def on_a_fake_clock(
-    pipe: Pipe, clock: Time, buckets: dict[str, TokenBucket] | None = None
+    pipe: PipelinedRedis, clock: Time, buckets: dict[str, TokenBucket] | None = None
 ) -> RedisLimits:
     return RedisLimits(pipe, buckets, clock=clock, shared_clock=clock)
 
@@ -64,7 +64,7 @@ def test_it_equals_the_bucket_of_one_process_step_by_step(
 async def in_lockstep(url: str, rate: float, burst: int, steps: list[tuple[str, object]]) -> None:
     clock = Time()
     model = TokenBucket(rate, burst)
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         await pipe.call("DEL", "wf:limit:t")
         limits = on_a_fake_clock(pipe, clock, {"t": TokenBucket(rate, burst)})
         for name, given in steps:
@@ -100,7 +100,7 @@ async def in_lockstep(url: str, rate: float, burst: int, steps: list[tuple[str, 
                         model.rebook(count, clock.now)
 
 
-async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: Pipe) -> None:
+async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: PipelinedRedis) -> None:
     clock = Time(0.0)
     limits = on_a_fake_clock(pipe, clock, {"t": TokenBucket(2, 3)})
     booked = [await limits.book("t", 0.0) for _ in range(6)]
@@ -108,13 +108,15 @@ async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: Pipe) -> None:
     assert [await limits.start("t", 0.0) for _ in range(4)] == [True, True, True, False]
 
 
-async def test_a_tag_nobody_configured_gets_ten_a_second_one_at_once(pipe: Pipe) -> None:
+async def test_a_tag_nobody_configured_gets_ten_a_second_one_at_once(pipe: PipelinedRedis) -> None:
     limits = on_a_fake_clock(pipe, Time(0.0))
     assert [await limits.book("new", 0.0) for _ in range(3)] == pytest.approx([0, 0.1, 0.2])
     assert [await limits.start("new", 0.0) for _ in range(2)] == [True, False]
 
 
-async def test_tags_have_buckets_of_their_own_whatever_they_are_called(pipe: Pipe) -> None:
+async def test_tags_have_buckets_of_their_own_whatever_they_are_called(
+    pipe: PipelinedRedis,
+) -> None:
     limits = on_a_fake_clock(pipe, Time())
     for tag in ("a", "b", "", "{a}", "}{", "ä b"):
         assert await limits.start(tag, 0.0)
@@ -124,7 +126,7 @@ async def test_tags_have_buckets_of_their_own_whatever_they_are_called(pipe: Pip
 # --- on Redis' clock -----------------------------------------------------------------------------
 
 
-async def test_times_are_on_the_clock_of_whoever_asks(pipe: Pipe) -> None:
+async def test_times_are_on_the_clock_of_whoever_asks(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe, {"t": TokenBucket(1, 1)})
     assert await limits.book("t", 5.0) == 5.0
     assert await limits.book("t", 5.0) == pytest.approx(6.0, abs=0.5)
@@ -133,7 +135,7 @@ async def test_times_are_on_the_clock_of_whoever_asks(pipe: Pipe) -> None:
 
 async def test_a_service_that_asks_for_patience_slows_everybody(redis_url: str) -> None:
     early, late = Time(0.0), Time(1_000_000.0)
-    async with Pipe(redis_url) as one, Pipe(redis_url) as two:
+    async with PipelinedRedis(redis_url) as one, PipelinedRedis(redis_url) as two:
         here, there = RedisLimits(one, clock=early), RedisLimits(two, clock=late)
         await here.slow("t", early.now + 30.0)
         assert not await there.start("t", late.now)
@@ -144,8 +146,8 @@ async def test_a_service_that_asks_for_patience_slows_everybody(redis_url: str) 
 PROCESS = """
 import asyncio, sys, time
 from dovetail.engine.limits import TokenBucket
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_limits import RedisLimits
+from dovetail.redis_client.pipelined import Pipe
+from dovetail.stores.redis.limits import RedisLimits
 
 async def main(url, rate, burst, seconds):
     async with Pipe(url) as pipe:
@@ -187,7 +189,7 @@ def test_four_processes_hold_one_rate_together(redis_url: str, rate: int, burst:
 
 async def test_what_is_set_wins_over_settings_for_everybody_at_once(redis_url: str) -> None:
     clock = Time(0.0)
-    async with Pipe(redis_url) as one, Pipe(redis_url) as two:
+    async with PipelinedRedis(redis_url) as one, PipelinedRedis(redis_url) as two:
         here = on_a_fake_clock(one, clock, {"t": TokenBucket(1, 1)})
         there = on_a_fake_clock(two, clock, {"t": TokenBucket(7, 7)})
         assert await here.start("t", 0.0)
@@ -198,7 +200,7 @@ async def test_what_is_set_wins_over_settings_for_everybody_at_once(redis_url: s
         assert await here.all() == await there.all() == {"t": (10.0, 2)}
 
 
-async def test_rates_that_are_none_are_refused(pipe: Pipe) -> None:
+async def test_rates_that_are_none_are_refused(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe)
     for rate, burst in ((0, 1), (-1, 1), (float("nan"), 1), (float("inf"), 1), (1, 0)):
         with pytest.raises(ValueError, match="must be"):
@@ -206,7 +208,9 @@ async def test_rates_that_are_none_are_refused(pipe: Pipe) -> None:
     assert await limits.all() == {}
 
 
-async def test_an_idle_bucket_is_forgotten_and_one_that_was_set_is_not(pipe: Pipe) -> None:
+async def test_an_idle_bucket_is_forgotten_and_one_that_was_set_is_not(
+    pipe: PipelinedRedis,
+) -> None:
     limits = RedisLimits(pipe)
     await limits.start("idle", 0.0)
     assert 0 < await pipe.call("TTL", "wf:limit:idle") <= 3601
@@ -217,7 +221,7 @@ async def test_an_idle_bucket_is_forgotten_and_one_that_was_set_is_not(pipe: Pip
     assert await pipe.call("TTL", "wf:limit:idle") == -1
 
 
-async def test_a_bucket_that_is_full_in_a_thousand_years_is_kept(pipe: Pipe) -> None:
+async def test_a_bucket_that_is_full_in_a_thousand_years_is_kept(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe, {"t": TokenBucket(1e-11, 1)})
     assert await limits.start("t", 0.0)
     assert await pipe.call("TTL", "wf:limit:t") == -1
@@ -226,7 +230,7 @@ async def test_a_bucket_that_is_full_in_a_thousand_years_is_kept(pipe: Pipe) -> 
 
 async def test_it_works_on_a_cluster_and_after_scripts_were_flushed() -> None:
     with RedisServer(cluster=True) as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             limits = RedisLimits(pipe)
             assert await limits.start("t", 0.0)
             await limits.set("t", 1, 5)
@@ -237,7 +241,7 @@ async def test_it_works_on_a_cluster_and_after_scripts_were_flushed() -> None:
             assert await limits.all() == {"t": (1.0, 5)}
 
 
-async def test_who_pulls_bookings_back_need_not_know_the_usual_rate(pipe: Pipe) -> None:
+async def test_who_pulls_bookings_back_need_not_know_the_usual_rate(pipe: PipelinedRedis) -> None:
     clock = Time()
     worker = on_a_fake_clock(pipe, clock, {"t": TokenBucket(0.1, 1)})
     orchestrator = on_a_fake_clock(pipe, clock)

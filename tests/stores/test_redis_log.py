@@ -7,15 +7,15 @@ import os
 
 import pytest
 
-from dovetail.pipe import Pipe
-from dovetail.stores.redis_log import renew_log, seen_to_breaks
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.server import renew_log, watch_restarts
 
 from ..servers.redis_server import RedisServer
 
 BOTH = "redis.call('SET', KEYS[1], 1) redis.call('SET', KEYS[2], 1)"
 
 
-async def rewritten(pipe: Pipe) -> None:
+async def rewritten(pipe: PipelinedRedis) -> None:
     async with asyncio.timeout(10):
         while b"aof_last_rewrite_time_sec:-1" in await pipe.call("INFO", "persistence"):
             await asyncio.sleep(0.02)
@@ -32,8 +32,8 @@ def cut(server: RedisServer, word: bytes) -> None:
 
 async def test_half_of_a_transaction_is_not_carried_out_when_redis_starts_once_more() -> None:
     with RedisServer(fsync="always") as server:
-        async with Pipe(server.url) as pipe:
-            breaks = seen_to_breaks(pipe)
+        async with PipelinedRedis(server.url) as pipe:
+            breaks = watch_restarts(pipe)
             watching = asyncio.ensure_future(anext(breaks))
             await rewritten(pipe)
             await pipe.script(BOTH, ["first", "second"], [])
@@ -48,7 +48,7 @@ async def test_half_of_a_transaction_is_not_carried_out_when_redis_starts_once_m
             await breaks.aclose()
 
 
-async def calls(pipe: Pipe) -> int:
+async def calls(pipe: PipelinedRedis) -> int:
     stats = (await pipe.call("INFO", "commandstats")).decode()
     _, _, told = stats.partition("cmdstat_bgrewriteaof:calls=")
     return int(told.partition(",")[0] or 0)
@@ -59,7 +59,7 @@ async def test_a_log_is_renewed_once_after_a_start_if_there_is_one(
     appendonly: str, wanted: int
 ) -> None:
     with RedisServer(settings={"appendonly": appendonly}) as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             await renew_log(pipe)
             if wanted:
                 await rewritten(pipe)
@@ -69,7 +69,7 @@ async def test_a_log_is_renewed_once_after_a_start_if_there_is_one(
 
 async def test_who_may_not_ask_for_that_goes_on_without() -> None:
     with RedisServer() as server:
-        async with Pipe(server.url) as pipe:
+        async with PipelinedRedis(server.url) as pipe:
             await pipe.call("ACL", "SETUSER", "default", "-bgrewriteaof")
             await renew_log(pipe)
             assert await pipe.call("PING") == b"PONG"

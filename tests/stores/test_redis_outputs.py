@@ -10,9 +10,9 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Claim, Complete, Retry, Submit
-from dovetail.distributed import connected
-from dovetail.pipe import Pipe
-from dovetail.stores.redis import RedisStore
+from dovetail.redis_client.pipelined import PipelinedRedis
+from dovetail.stores.redis.store import RedisStore
+from dovetail.wiring.distributed import connected
 
 from ..core.walk import graph
 from ..servers.redis_server import RedisServer
@@ -41,7 +41,7 @@ async def with_large_outputs(store: RedisStore, *more: str) -> RunState:
     return await store.load("run")
 
 
-async def spent(pipe: Pipe) -> tuple[int, int]:
+async def spent(pipe: PipelinedRedis) -> tuple[int, int]:
     """Scripts that were run and bytes that were answered, since they were last reset."""
     sent = (await pipe.info("stats"))["total_net_output_bytes"]
     scripts = (await pipe.info("commandstats"))["cmdstat_evalsha"]
@@ -51,7 +51,7 @@ async def spent(pipe: Pipe) -> tuple[int, int]:
 async def test_a_run_is_read_in_parts_that_keep_redis_from_others_for_milliseconds(
     server: RedisServer,
 ) -> None:
-    async with Pipe(server.url) as pipe:
+    async with PipelinedRedis(server.url) as pipe:
         await pipe.call("FLUSHALL")
         store = RedisStore(pipe)
         await with_large_outputs(store)
@@ -62,7 +62,7 @@ async def test_a_run_is_read_in_parts_that_keep_redis_from_others_for_millisecon
 
 
 async def test_who_needs_no_outputs_gets_none(server: RedisServer) -> None:
-    async with Pipe(server.url) as pipe:
+    async with PipelinedRedis(server.url) as pipe:
         await pipe.call("FLUSHALL")
         store = RedisStore(pipe)
         expected = await with_large_outputs(store)
@@ -77,7 +77,10 @@ async def test_who_needs_no_outputs_gets_none(server: RedisServer) -> None:
 
 
 async def test_to_look_after_a_run_takes_no_output(server: RedisServer) -> None:
-    async with Pipe(server.url) as pipe, connected(Settings(redis_url=server.url)) as services:
+    async with (
+        PipelinedRedis(server.url) as pipe,
+        connected(Settings(redis_url=server.url)) as services,
+    ):
         await pipe.call("FLUSHALL")
         await with_large_outputs(services.store, "last")
         await pipe.call("CONFIG", "RESETSTAT")
@@ -88,7 +91,7 @@ async def test_to_look_after_a_run_takes_no_output(server: RedisServer) -> None:
 async def test_a_retry_between_two_parts_mixes_no_states(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Pipe(server.url) as pipe:
+    async with PipelinedRedis(server.url) as pipe:
         await pipe.call("FLUSHALL")
         store = RedisStore(pipe)
         await with_large_outputs(store)

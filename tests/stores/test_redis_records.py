@@ -12,13 +12,13 @@ import pytest
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import KeyUsed
-from dovetail.pipe import Command, Pipe
-from dovetail.stores import redis_lists
-from dovetail.stores.definitions import Definitions
-from dovetail.stores.redis import RedisStore, keys_of
-from dovetail.stores.redis_acceptance import Acceptance
-from dovetail.stores.redis_lists import RUNS, batch_number, batch_of
-from dovetail.stores.redis_records import RedisRecords
+from dovetail.redis_client.pipelined import Command, PipelinedRedis
+from dovetail.stores.records import Definitions
+from dovetail.stores.redis import run_index
+from dovetail.stores.redis.accepted import RedisAcceptedRuns
+from dovetail.stores.redis.records import RedisRecords
+from dovetail.stores.redis.run_index import RUNS, batch_number, batch_of
+from dovetail.stores.redis.store import RedisStore, keys_of
 
 from .test_records import (
     NOW,
@@ -41,7 +41,7 @@ DAY = 86400.0
 class RedisKeeper:
     """Accepts, makes and lists runs, as an orchestrator does."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
         self.store = RedisStore(pipe)
         self.records = RedisRecords(pipe, born=self.store.born)
@@ -106,7 +106,7 @@ class RedisKeeper:
 @pytest.fixture
 async def keeper(single_or_cluster: Any) -> AsyncIterator[RedisKeeper]:
     single_or_cluster.flush()
-    async with Pipe(single_or_cluster.url) as pipe:
+    async with PipelinedRedis(single_or_cluster.url) as pipe:
         yield RedisKeeper(pipe)
 
 
@@ -220,7 +220,10 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
         submit(graph(f"w{at % 3}"), version=at % 2 or None, place=(batch, at) if at > 20 else None)
         for at in range(30)
     ]
-    async with Pipe(single_or_cluster.url) as second, Pipe(single_or_cluster.url) as third:
+    async with (
+        PipelinedRedis(single_or_cluster.url) as second,
+        PipelinedRedis(single_or_cluster.url) as third,
+    ):
         crowd = [keeper, RedisKeeper(second), RedisKeeper(third)]
 
         async def life(run: Submit) -> None:
@@ -419,7 +422,7 @@ class Overtaken:
 
     keeps_order = True
 
-    def __init__(self, pipe: Pipe, meanwhile: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, pipe: PipelinedRedis, meanwhile: Callable[[], Awaitable[None]]) -> None:
         self.call = pipe.call
         self.script = pipe.script
         self._pipe = pipe
@@ -469,7 +472,7 @@ async def test_a_batch_of_one_workflow_has_no_runs_of_another(keeper: RedisKeepe
 async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
     keeper: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_lists, "AT_ONCE", 3)
+    monkeypatch.setattr(run_index, "BATCH_SIZE", 3)
     runs = [submit() for _ in range(20)]
     await keeper.accept_batch("batch", runs, None, NOW)
     for at in (*range(4, 12), 19):
@@ -737,7 +740,7 @@ async def test_a_batch_that_was_opened_and_got_no_run_goes_a_week_after_that(
     if claimed:
         await records.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
     else:  # its maker dies before it has claimed the key
-        acceptance = Acceptance(Crashing(keeper.pipe, 1), Definitions())  # type: ignore[arg-type]
+        acceptance = RedisAcceptedRuns(Crashing(keeper.pipe, 1), Definitions())  # type: ignore[arg-type]
         with pytest.raises(ConnectionError):
             await acceptance.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
     await records.expire(NOW + 7 * DAY - 1)
@@ -777,7 +780,7 @@ async def test_a_key_is_free_as_soon_as_its_run_is_forgotten(keeper: RedisKeeper
 class Crashing:
     """A connection of a process that dies after so many commands."""
 
-    def __init__(self, pipe: Pipe, commands: int) -> None:
+    def __init__(self, pipe: PipelinedRedis, commands: int) -> None:
         self._pipe = pipe
         self._left = commands
 

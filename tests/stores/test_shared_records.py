@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dovetail import distributed
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
-from dovetail.distributed import commanding, connected
 from dovetail.engine.commands import Commands
-from dovetail.stores import shared_records
-from dovetail.stores.redis_limits import RedisLimits
+from dovetail.stores import tiered
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.wiring import distributed
+from dovetail.wiring.distributed import commanding, connected
 
 from ..servers.redis_server import RedisServer
 
@@ -156,7 +156,7 @@ async def test_a_workflow_goes_once_its_last_end_is_archived(
     await deleting
     await commands.register(one)
     await commands.cancel((await commands.trigger(one["name"])).run_id)
-    monkeypatch.setattr(shared_records, "ARCHIVED_SECONDS", 0.1)
+    monkeypatch.setattr(tiered, "ARCHIVED_SECONDS", 0.1)
     with pytest.raises(Conflict):  # nobody archives
         await commands.delete_workflow(one["name"])
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.engine.limits import TokenBucket
-from dovetail.stores.sqlite_buckets import BucketFile
+from dovetail.stores.sqlite.limits import BucketFile
 
 from ..engine.harness import engine
 
@@ -107,7 +107,7 @@ def test_another_boot_of_the_machine_begins_anew(
     now = time.monotonic()
     BucketFile(database, time.monotonic).bucket("t").slow(now + 1e6)
     assert not BucketFile(database, time.monotonic).bucket("t").start(now)
-    monkeypatch.setattr("dovetail.stores.sqlite_buckets._boot", lambda: b"another".ljust(16))
+    monkeypatch.setattr("dovetail.stores.sqlite.limits._boot", lambda: b"another".ljust(16))
     assert BucketFile(database, time.monotonic).bucket("t").start(now)
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_holds_the_lock_for_ever_stops_nobody(database: Path) -> 
 def test_the_file_is_for_its_user_alone_and_stays_small(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dovetail.stores.sqlite_buckets.MAX_TAGS", 5)
+    monkeypatch.setattr("dovetail.stores.sqlite.limits.MAX_TAGS", 5)
     file = BucketFile(database, time.monotonic)
     old = os.umask(0)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.stores.sqlite_file import SqliteFile, readable_by_others
+from dovetail.stores.sqlite.file import SqliteFile, readable_by_others
 
 
 @pytest.fixture(params=[0o000, 0o022])

@@ -17,7 +17,7 @@ import pytest
 from dovetail.core.events import Token
 from dovetail.core.states import NodeStatus
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Retry, Transition
-from dovetail.stores.sqlite import SqliteStore
+from dovetail.stores.sqlite.store import SqliteStore
 
 from ..contracts.stores import create, read
 from ..core.walk import graph

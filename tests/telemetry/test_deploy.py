@@ -19,8 +19,8 @@ import yaml
 
 from dovetail.cli.app import app
 from dovetail.config import Settings, env_name, load_settings
-from dovetail.telemetry.tally import METRICS, Metric
-from dovetail.wiring import redis_findings
+from dovetail.telemetry.metrics import METRICS, Metric
+from dovetail.wiring.embedded import redis_findings
 
 from ..servers.redis_server import RedisServer
 from ..servers.server import free_port

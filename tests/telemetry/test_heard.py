@@ -12,11 +12,11 @@ from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import Event
 from dovetail.core.transitions import Cancel, Claim, Complete, Submit
-from dovetail.engine.listening import CallersOf
+from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Calls, Sender
-from dovetail.stores.redis_heard import times_of
-from dovetail.stores.redis_moves import node_of
-from dovetail.stores.sqlite_heard import HeardSqliteStore
+from dovetail.stores.redis.codec import node_of
+from dovetail.stores.redis.store import times_of
+from dovetail.stores.sqlite.store import InstrumentedSqliteStore
 
 
 class Ear:
@@ -64,8 +64,8 @@ async def test_a_decision_that_another_process_overtook_is_told_as_it_was_made_i
     path = tmp_path / "runs.db"
     now = time.time()
     async with (
-        HeardSqliteStore(path, driver, drives=True) as mine,
-        HeardSqliteStore(path, other, drives=False) as elsewhere,
+        InstrumentedSqliteStore(path, driver, drives=True) as mine,
+        InstrumentedSqliteStore(path, other, drives=False) as elsewhere,
     ):
         decision = await mine.create(Submit("r", graph(), {}), now)
         (order,) = decision.dispatch
@@ -87,7 +87,7 @@ async def test_a_decision_that_another_process_overtook_is_told_as_it_was_made_i
 
 async def test_a_node_is_measured_from_its_start_to_its_end(tmp_path: Path) -> None:
     ear = Ear()
-    async with HeardSqliteStore(tmp_path / "runs.db", ear, drives=True) as store:
+    async with InstrumentedSqliteStore(tmp_path / "runs.db", ear, drives=True) as store:
         (order,) = (await store.create(Submit("r", graph(), {}), 100.0)).dispatch
         await store.apply([Claim("r", "a", order.token, "w", 999.0)], 101.0, durable=True)
         await store.apply([Complete("r", "a", order.token, 1)], 103.5, durable=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from dovetail.config import Settings
-from dovetail.engine.listening import REQUEST_ID
+from dovetail.engine.listener import REQUEST_ID
 from dovetail.telemetry.logs import show_logs
 
 from .conftest import Three

@@ -15,8 +15,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from dovetail.telemetry.metrics import Facts
-from dovetail.telemetry.registered import _warn_of, registered
+from dovetail.telemetry.metrics import ServiceFacts, _warn_of, handler_metrics
 from dovetail.telemetry.service import VALUES_FOLDER, Telemetry
 
 from .services import Page
@@ -47,7 +46,7 @@ def mine() -> Iterator[list[Collector]]:
 
 
 def page() -> Page:
-    return Page(Telemetry().page(Facts()).decode())
+    return Page(Telemetry().page(ServiceFacts()).decode())
 
 
 def test_what_a_handler_registers_is_on_the_page_beside_ours(mine: list[Collector]) -> None:
@@ -157,7 +156,7 @@ def test_a_pool_is_summed_while_its_processes_live_and_after_their_end(pooled: P
     first, second = pooled.add(1, 2), pooled.add(3, 40, 5)
 
     def told() -> Page:
-        return Page(registered(pooled.folder, is_alive).decode())
+        return Page(handler_metrics(pooled.folder, is_alive).decode())
 
     assert numbers(told()) == (5, 4, 51, 5)
     first.kill()
@@ -184,7 +183,7 @@ def test_a_folder_of_the_operators_is_read_and_left_alone(
     monkeypatch.setenv(VALUES_FOLDER, str(pooled.folder))
     telemetry = Telemetry()
     telemetry.share()
-    told = Page(telemetry.page(Facts()).decode())
+    told = Page(telemetry.page(ServiceFacts()).decode())
     telemetry.close()
     assert told("orders_total", shop="north") == 2
     assert os.environ[VALUES_FOLDER] == str(pooled.folder)

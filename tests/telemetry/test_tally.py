@@ -16,10 +16,17 @@ import pytest
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS, Event
-from dovetail.telemetry.metrics import Facts
-from dovetail.telemetry.port import MOST_AT_ONCE, CannotListen, MetricsPort
+from dovetail.telemetry.metrics import (
+    EVENTS,
+    METRICS,
+    MOST_LABELS,
+    OTHER,
+    SECONDS,
+    Counters,
+    ServiceFacts,
+)
+from dovetail.telemetry.port import MOST_AT_ONCE, MetricsPort, MetricsPortError
 from dovetail.telemetry.service import Telemetry
-from dovetail.telemetry.tally import EVENTS, METRICS, MOST_LABELS, OTHER, SECONDS, Tally
 
 from ..servers.server import free_port
 from .services import SECONDS as LONGEST
@@ -51,7 +58,7 @@ def test_the_page_explains_every_metric_with_its_labels() -> None:
 
 
 def test_names_that_anybody_may_send_do_not_grow_for_ever() -> None:
-    tally = Tally()
+    tally = Counters()
     for number in range(MOST_LABELS + 50):
         tally.told(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
     counts = tally.counts["dovetail_runs_total"]
@@ -63,7 +70,7 @@ def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
     telemetry = Telemetry()
     for seconds in (0.001, 0.005, 0.006, 4000.0):
         telemetry.took("h", seconds)
-    page = Page(telemetry.page(Facts()).decode())
+    page = Page(telemetry.page(ServiceFacts()).decode())
     name = "dovetail_node_duration_seconds_bucket"
     assert page(name, handler="h", le=str(SECONDS[0])) == 2
     assert page(name, handler="h", le=str(SECONDS[1])) == 3
@@ -72,7 +79,7 @@ def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
 
 
 def test_facts_that_nobody_knows_are_left_out() -> None:
-    page = Page(Telemetry().page(Facts(archive_lag_seconds=1.5)).decode())
+    page = Page(Telemetry().page(ServiceFacts(archive_lag_seconds=1.5)).decode())
     assert page("dovetail_archive_lag_seconds") == 1.5
     assert not page.all("dovetail_workers_alive")
     assert not page.all("dovetail_queue_depth")
@@ -82,7 +89,9 @@ def test_names_of_all_kinds_are_written_so_that_they_are_read_again() -> None:
     telemetry = Telemetry()
     for name in ('qu"ote', "back\\slash", "new\nline", "ünï"):
         telemetry.tally.count("dovetail_results_refused_total", (name,))
-        assert Page(telemetry.page(Facts()).decode())("dovetail_results_refused_total", reason=name)
+        assert Page(telemetry.page(ServiceFacts()).decode())(
+            "dovetail_results_refused_total", reason=name
+        )
 
 
 # ── a service that forks ─────────────────────────────────────────────────────────────────────
@@ -129,7 +138,7 @@ def test_what_children_count_is_added_up_while_they_live_and_after_their_end() -
 
 
 def _counted(telemetry: Telemetry) -> tuple[float, float]:
-    page = Page(telemetry.page(Facts()).decode())
+    page = Page(telemetry.page(ServiceFacts()).decode())
     nodes = page("dovetail_nodes_total", handler="h", status="COMPLETED")
     return nodes, page("dovetail_rate_limit_wait_seconds_count", tag="t")
 
@@ -185,7 +194,7 @@ def test_a_service_that_is_stuck_or_ends_says_so() -> None:
 
 
 def test_a_port_that_is_taken_is_a_clear_error() -> None:
-    with port() as number, pytest.raises(CannotListen, match="DOVETAIL_METRICS_PORT"):
+    with port() as number, pytest.raises(MetricsPortError, match="DOVETAIL_METRICS_PORT"):
         MetricsPort(
             number, lambda: (b"", ""), live=lambda: True, ready=lambda: True, allowed=None
         ).__enter__()

@@ -14,19 +14,16 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-from dovetail.api import batches, events, fleet, health, limits, metrics, runs, workflows
-from dovetail.api.admission import Admission
-from dovetail.api.answers import PREFIX, json_answer
-from dovetail.api.budgets import Budgets, limits_of
-from dovetail.api.compression import Compression
+from dovetail.api import batches, events, operations, runs, workflows
+from dovetail.api.admission import Admission, Budgets, limits_of
 from dovetail.api.connection import most_connections
 from dovetail.api.docs_page import STYLE, docs_page
-from dovetail.api.document import describe
-from dovetail.api.envelope import Answered, Envelope
-from dovetail.api.heads import Heads
+from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
+from dovetail.api.openapi import describe
 from dovetail.api.problems import tell_problems
+from dovetail.api.responses import PREFIX, json_answer
 from dovetail.api.security import Guard, Tokens, page_policy
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService
 
 _PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {
@@ -51,7 +48,7 @@ async def docs(request: Request) -> Response:
     return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
 
 
-def create_app(service: Service, version: str, answered: Answered | None = None) -> ASGIApp:
+def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
     `answered` is told of every request that is over.
@@ -69,9 +66,16 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
-    for group in (workflows, runs, events, batches, limits, fleet):
-        app.include_router(group.router, prefix=PREFIX, responses=_PROBLEM)
-    for router in (health.router, metrics.router, beside):
+    for router in (
+        workflows.router,
+        runs.router,
+        events.router,
+        batches.router,
+        operations.limits_router,
+        operations.workers_router,
+    ):
+        app.include_router(router, prefix=PREFIX, responses=_PROBLEM)
+    for router in (operations.health_router, operations.metrics_router, beside):
         app.include_router(router, responses=_PROBLEM)
     describe(app)
     # Messages of a store name the place they are about, which is no business of a client.
@@ -88,4 +92,4 @@ def create_app(service: Service, version: str, answered: Answered | None = None)
         hosts=[*settings.allowed_hosts, *service.hosts],
         tokens=Tokens(settings.tokens),
     )
-    return Envelope(Heads(guard), closing=service.closing, answered=answered)
+    return RequestContext(Heads(guard), closing=service.closing, answered=answered)

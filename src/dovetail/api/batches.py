@@ -8,11 +8,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from dovetail.api import schemas
-from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
-from dovetail.api.answers import PREFIX, Here, fields_of, json_answer, maker_of
-from dovetail.api.bodies import DEFINITION, VERSION, Field, Part, read_fields
-from dovetail.api.paging import Cursor, Limit, page_size
 from dovetail.api.problems import InvalidRequest
+from dovetail.api.request_body import DEFINITION, VERSION, BodyPart, Field, read_fields
+from dovetail.api.responses import DEFINITION as DEFINITION_SCHEMA
+from dovetail.api.responses import (
+    PREFIX,
+    Cursor,
+    Here,
+    Limit,
+    fields_of,
+    json_answer,
+    maker_of,
+    page_size,
+)
 from dovetail.api.runs import VERSION_SCHEMA, IdempotencyKey
 from dovetail.api.workflows import check
 from dovetail.core.errors import Problem
@@ -70,7 +78,7 @@ async def make_batch_of_definition(
     here = await maker_of(request)
     body = await read_fields(request, here, {"definition": DEFINITION, **_BATCH_ITEMS}, deeper=2)
     _check_items(body.fields["items"])
-    checked = await check(request, here, Part(body.source, "definition"))
+    checked = await check(request, here, BodyPart(body.source, "definition"))
     made = await here.commands.batch(checked, body.fields["items"], idempotency_key=idempotency_key)
     return _made(made)
 

@@ -17,10 +17,10 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dovetail.api.callers import NOWHERE, Visit, network_of
+from dovetail.api.admission import NOWHERE, Visit, network_of
 from dovetail.api.problems import KIND_OF, answer
 from dovetail.api.security import PROTECTIVE_HEADERS
-from dovetail.core.findings import one_line
+from dovetail.core.errors import one_line
 
 log = logging.getLogger("dovetail.api")
 
@@ -68,21 +68,21 @@ class Crowd:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._strangers: dict[Connection, None] = {}
+        self._strangers: dict[HttpConnection, None] = {}
         """Those on which nothing was let through yet, oldest first."""
-        self._by_address: dict[str, dict[Connection, None]] = {}
+        self._by_address: dict[str, dict[HttpConnection, None]] = {}
         """The same, by their address."""
-        self._known: dict[Connection, None] = {}
+        self._known: dict[HttpConnection, None] = {}
         self._closes_at = 0.0
 
-    def add(self, one: Connection) -> None:
+    def add(self, one: HttpConnection) -> None:
         if one.visit.known:
             self._known[one] = None
         else:
             self._strangers[one] = None
             self._by_address.setdefault(one.address, {})[one] = None
 
-    def remove(self, one: Connection) -> None:
+    def remove(self, one: HttpConnection) -> None:
         self._known.pop(one, None)
         if one in self._strangers:
             del self._strangers[one]
@@ -100,7 +100,7 @@ class Crowd:
         self._closes_at = now + CLOSING_SECONDS
         return 0.0
 
-    def to_close(self, address: str) -> Connection | None:
+    def to_close(self, address: str) -> HttpConnection | None:
         """Which connection goes for a new one from this address; None if all of them are in use.
 
         The oldest on which nobody has proved anything. Who has many makes room itself: others'
@@ -117,9 +117,9 @@ class Sending:
     def __init__(self, timeout: float = SEND_SECONDS, most_unsent: int = MOST_UNSENT) -> None:
         self.timeout = timeout
         self._most_unsent = most_unsent
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[HttpConnection, None] = {}
 
-    def waits(self, connection: Connection) -> None:
+    def waits(self, connection: HttpConnection) -> None:
         """Its client has to read before more can be sent."""
         self._waiting[connection] = None
         unsent = self.unsent
@@ -129,7 +129,7 @@ class Sending:
             unsent -= first.unsent
             first.drop(f"{unsent + first.unsent:,} bytes wait for clients that do not read")
 
-    def goes_on(self, connection: Connection) -> None:
+    def goes_on(self, connection: HttpConnection) -> None:
         self._waiting.pop(connection, None)
 
     @property
@@ -138,7 +138,7 @@ class Sending:
         return sum(connection.unsent for connection in self._waiting)
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """uvicorn's, with a limit in number and in time, and with problems for answers."""
 
     def __init__(

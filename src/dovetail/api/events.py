@@ -15,10 +15,10 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api.admission import waits
-from dovetail.api.answers import Here, json_answer
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
-from dovetail.api.service import Service
+from dovetail.api.responses import Here, json_answer
+from dovetail.api.service import ApiService
 from dovetail.core.events import Event
 from dovetail.engine.views import event_view
 
@@ -123,7 +123,9 @@ def _quality(parameters: list[str]) -> float:
     return 1.0
 
 
-async def _listed(here: Service, run_id: str, page: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _listed(
+    here: ApiService, run_id: str, page: list[dict[str, Any]]
+) -> AsyncIterator[bytes]:
     """A list that is too long to be in memory at once, a page at a time."""
     opening = b"["
     while page:
@@ -136,7 +138,7 @@ async def _listed(here: Service, run_id: str, page: list[dict[str, Any]]) -> Asy
     yield b"]"
 
 
-async def _frames(here: Service, run_id: str, after: int) -> AsyncIterator[bytes]:
+async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
     yield b": events of a run\n\n"
     queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MOST_WAITING)

@@ -20,12 +20,12 @@ from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from dovetail.api import conditions
-from dovetail.api.budget import Budget
+from dovetail.api import responses
+from dovetail.api.service import Budget
 from dovetail.core.outputs import (
     LARGE_OUTPUT,
-    Elsewhere,
-    Room,
+    OutputReference,
+    ReadBudget,
     is_shown,
     looks_like_a_reference,
     reference,
@@ -42,8 +42,8 @@ CHUNK_BYTES = 256 << 10
 """Of what is sent at once: no more than this waits in a connection of such an answer."""
 TURN_BYTES = 1 << 20
 """So much is encoded before others get their turn."""
-SHOWN = Room(LARGE_OUTPUT, TOGETHER)
-FULL = Room(TOGETHER, TOGETHER)
+SHOWN = ReadBudget(LARGE_OUTPUT, TOGETHER)
+FULL = ReadBudget(TOGETHER, TOGETHER)
 
 
 class Hole(NamedTuple):
@@ -58,14 +58,14 @@ class Hole(NamedTuple):
 
 
 Part = bytes | Hole
-Read = Callable[[Sequence[Elsewhere]], Awaitable[list[bytes]]]
+Read = Callable[[Sequence[OutputReference]], Awaitable[list[bytes]]]
 
 
 def output_href(prefix: str, run_id: str, node: str) -> str:
     return f"{prefix}/runs/{quote(run_id, safe='')}/nodes/{quote(node, safe='')}/output"
 
 
-class Outputs:
+class RunOutputs:
     """The outputs of one run as one answer has them."""
 
     def __init__(self, run: RunState, prefix: str, *, full: bool) -> None:
@@ -88,7 +88,7 @@ class Outputs:
 
     async def _made(self, place: int, output: Any) -> Part:
         href = output_href(self._prefix, self._run.id, self._run.graph.nodes[place].id)
-        if isinstance(output, Elsewhere):
+        if isinstance(output, OutputReference):
             if not self._full and output.size > LARGE_OUTPUT:
                 return orjson.dumps(reference(output.size, href))
             return Hole(output, output.size, None if self._full else href)
@@ -134,7 +134,7 @@ class Outputs:
 
 async def run_parts(run: RunState, view: dict[str, Any], prefix: str, *, full: bool) -> list[Part]:
     """A run's detail: `view` is what `run_view` makes of it."""
-    outputs = Outputs(run, prefix, full=full)
+    outputs = RunOutputs(run, prefix, full=full)
     nodes = view.pop("nodes", None)
     del view["result"]
     parts = [orjson.dumps(view)[:-1], b',"result":', *await outputs.result()]
@@ -148,7 +148,7 @@ async def result_parts(run: RunState, prefix: str, *, full: bool) -> list[Part]:
     completed = [
         place for place, node in enumerate(run.nodes) if node.status is NodeStatus.COMPLETED
     ]
-    outputs = Outputs(run, prefix, full=full)
+    outputs = RunOutputs(run, prefix, full=full)
     head = orjson.dumps({"status": run.status.value})[:-1]
     result = await outputs.result()
     every = await outputs.by_node(completed)
@@ -158,7 +158,7 @@ async def result_parts(run: RunState, prefix: str, *, full: bool) -> list[Part]:
 async def output_parts(run: RunState, place: int, read: Read) -> list[Part]:
     """One output and nothing else. A small one is read at once."""
     output = run.nodes[place].output
-    if not isinstance(output, Elsewhere):
+    if not isinstance(output, OutputReference):
         encoded = orjson.dumps(output)
         return [encoded] if len(encoded) <= CHUNK_BYTES else [Hole(output, len(encoded), None)]
     if output.size <= LARGE_OUTPUT:
@@ -186,14 +186,14 @@ def tag_of_parts(parts: Sequence[Part]) -> str:
         if isinstance(part, bytes):
             whole.update(part)
         else:
-            size = part.size if isinstance(part.source, Elsewhere) else ""
+            size = part.size if isinstance(part.source, OutputReference) else ""
             whole.update(b"\0%s" % str(size).encode())
     return f'"{whole.hexdigest()}"'
 
 
 def tag_of_output(run: RunState, node: NodeState, name: str) -> str:
     told = (run.id, name, node.epoch, node.attempt, node.finished_at)
-    return conditions.tag_of(orjson.dumps(told))
+    return responses.tag_of(orjson.dumps(told))
 
 
 def answer_of(
@@ -210,7 +210,7 @@ def answer_of(
     headers = dict(headers or {})
     if tag is not None:
         headers["ETag"] = tag
-        if conditions.names(request, "if-none-match", tag, weak=True):
+        if responses.names(request, "if-none-match", tag, weak=True):
             return Response(status_code=304, headers=headers)
     if all(isinstance(part, bytes) for part in parts):
         return Response(b"".join(cast("list[bytes]", parts)), status, headers, JSON)
@@ -234,7 +234,7 @@ async def streamed(parts: list[Part], read: Read, budget: Budget) -> AsyncIterat
             wanted = [
                 part.source
                 for part in group
-                if isinstance(part, Hole) and isinstance(part.source, Elsewhere)
+                if isinstance(part, Hole) and isinstance(part.source, OutputReference)
             ]
             texts = iter(await read(wanted) if wanted else ())
             pending: list[bytes] = []
@@ -266,7 +266,7 @@ def _group(todo: list[Part]) -> tuple[list[Part], int]:
 def _filled(part: Part, texts: Any) -> bytes:
     if isinstance(part, bytes):
         return part
-    if not isinstance(part.source, Elsewhere):
+    if not isinstance(part.source, OutputReference):
         return orjson.dumps(part.source)
     text: bytes = next(texts)
     # As for one that was at hand: `is_shown`.

@@ -28,8 +28,8 @@ from dovetail.core.errors import (
     Problem,
     StoreError,
     StoreLost,
+    one_line,
 )
-from dovetail.core.findings import one_line
 
 log = logging.getLogger("dovetail.api")
 

@@ -11,23 +11,11 @@ from starlette.responses import Response
 
 from dovetail.api import schemas
 from dovetail.api.admission import waits
-from dovetail.api.answers import DEFINITION as DEFINITION_SCHEMA
-from dovetail.api.answers import (
-    PREFIX,
-    Here,
-    fields_of,
-    json_answer,
-    location,
-    maker_of,
-    service_of,
-    unless_known,
-)
-from dovetail.api.bodies import ANYTHING, DEFINITION, FLAG, TEXT, VERSION, Part, read_fields
 from dovetail.api.outputs import (
     FULL,
     SHOWN,
-    Outputs,
     Read,
+    RunOutputs,
     answer_of,
     joined,
     output_parts,
@@ -36,10 +24,32 @@ from dovetail.api.outputs import (
     tag_of_output,
     tag_of_parts,
 )
-from dovetail.api.paging import Cursor, Limit, page_size
-from dovetail.api.service import Service
+from dovetail.api.request_body import (
+    ANYTHING,
+    DEFINITION,
+    FLAG,
+    TEXT,
+    VERSION,
+    BodyPart,
+    read_fields,
+)
+from dovetail.api.responses import DEFINITION as DEFINITION_SCHEMA
+from dovetail.api.responses import (
+    PREFIX,
+    Cursor,
+    Here,
+    Limit,
+    fields_of,
+    json_answer,
+    location,
+    maker_of,
+    page_size,
+    service_of,
+    unless_known,
+)
+from dovetail.api.service import ApiService
 from dovetail.api.workflows import IfNoneMatch, check
-from dovetail.core.outputs import LARGE_OUTPUT, Elsewhere, looks_like_a_reference, reference
+from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
 from dovetail.engine.commands import Accepted, with_warnings
 from dovetail.engine.views import run_view
@@ -99,7 +109,7 @@ async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey =
 async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
     body = await read_fields(request, here, _AD_HOC)
-    checked = await check(request, here, Part(body.source, "definition"))
+    checked = await check(request, here, BodyPart(body.source, "definition"))
     async with here.making:
         accepted = await here.commands.trigger(
             checked, body.fields["params"], idempotency_key=idempotency_key
@@ -107,7 +117,7 @@ async def run_definition(request: Request, idempotency_key: IdempotencyKey = Non
         return await _accepted(here, accepted)
 
 
-async def _accepted(here: Service, accepted: Accepted) -> Response:
+async def _accepted(here: ApiService, accepted: Accepted) -> Response:
     made = with_warnings(await here.commands.receipt(accepted.run_id), accepted.warnings)
     return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
 
@@ -132,7 +142,7 @@ async def list_runs(
     for view in found["items"]:
         result = view["result"]
         if not _is_whole(result):
-            size = result.size if isinstance(result, Elsewhere) else len(orjson.dumps(result))
+            size = result.size if isinstance(result, OutputReference) else len(orjson.dumps(result))
             view["result"] = reference(size, f"{location(view['run_id'])['Location']}/result")
     return json_answer(found)
 
@@ -163,7 +173,7 @@ async def get_run(
 
 
 async def _run_answer(
-    here: Service,
+    here: ApiService,
     request: Request,
     run: RunState,
     *,
@@ -181,14 +191,14 @@ async def _run_answer(
 
 def _is_whole(result: Any) -> bool:
     """Whether a result that was read only if it is not large may be shown as it is."""
-    return not isinstance(result, Elsewhere) and not looks_like_a_reference(result)
+    return not isinstance(result, OutputReference) and not looks_like_a_reference(result)
 
 
-def _reader(here: Service, run: RunState) -> Read:
+def _reader(here: ApiService, run: RunState) -> Read:
     return lambda wanted: here.commands.store.read_outputs(run, wanted)
 
 
-async def _end(here: Service, run_id: str, request: Request) -> None:
+async def _end(here: ApiService, run_id: str, request: Request) -> None:
     """Returns when the run has finished, or the client has gone away. Raises `NotFound`."""
     ended = asyncio.ensure_future(here.commands.ended(run_id))
     left = asyncio.ensure_future(_left(request))
@@ -248,7 +258,7 @@ async def node_output(
 )
 async def result(run_id: str, request: Request, here: Here, partial: bool = False) -> Response:
     run = await here.commands.with_results(run_id, partial=partial, room=FULL)
-    parts = joined(await Outputs(run, PREFIX, full=True).result())
+    parts = joined(await RunOutputs(run, PREFIX, full=True).result())
     return answer_of(request, parts, _reader(here, run), here.answers)
 
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dovetail.api.problems import Refusal, refuse
 from dovetail.config import SettingsError, env_name
-from dovetail.core.findings import one_line
+from dovetail.core.errors import one_line
 
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 """Need no token."""

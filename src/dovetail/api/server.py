@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 from dovetail.api.connection import (
     MOST_CONNECTIONS,
     REQUEST_SECONDS,
-    Connection,
     Crowd,
+    HttpConnection,
     Sending,
     most_connections,
 )
@@ -119,7 +119,7 @@ async def serve(
     `connections`: no more than these at once.
     """
     crowd = Crowd(most_connections(connections))
-    made = partial(Connection, crowd=crowd, sending=sending or Sending())
+    made = partial(HttpConnection, crowd=crowd, sending=sending or Sending())
     config = uvicorn.Config(
         app,
         http=cast("Any", made),
@@ -133,7 +133,7 @@ async def serve(
         timeout_keep_alive=ceil(REQUEST_SECONDS),
         timeout_graceful_shutdown=LAST_REQUESTS_SECONDS,
     )
-    server = _Server(config)
+    server = _UvicornServer(config)
     serving = asyncio.ensure_future(server.serve(sockets=listening))
     asked = asyncio.ensure_future(closing.wait())
     try:
@@ -144,7 +144,7 @@ async def serve(
         await serving
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

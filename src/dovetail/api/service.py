@@ -1,4 +1,13 @@
-"""What every endpoint works with: the engine's commands, who runs nodes, and the end of it all.
+"""Whether a run that is triggered now would be accepted: found out at most once a second.
+
+However many ask, the stores are asked by one of them; all others get the same verdict. What it
+must not know: HTTP, or which stores there are.
+
+Memory for large answers: so much for all of them, in pieces for which each waits its turn.
+
+A small answer takes none of it, so it never waits. What it must not know: what is sent, or how.
+
+What every endpoint works with: the engine's commands, who runs nodes, and the end of it all.
 
 What it must not know: HTTP, or which store and transport are behind the commands.
 """
@@ -6,17 +15,121 @@ What it must not know: HTTP, or which store and transport are behind the command
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dovetail.api.budget import Budget
-from dovetail.api.line import FairLine, TooLong
-from dovetail.api.readiness import Readiness
+from dovetail.api.admission import FairLine, TooLong
 from dovetail.config import Settings, env_name
-from dovetail.core.errors import DovetailError
-from dovetail.core.words import counted
+from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.text import counted
 from dovetail.engine.commands import Commands
+
+log = logging.getLogger("dovetail.api")
+
+READY_SECONDS = 3.0
+"""Whoever asks has given up by then."""
+KNOWN_SECONDS = 1.0
+"""So long a verdict holds."""
+
+
+class Readiness:
+    def __init__(self) -> None:
+        self._verdict: StoreError | None = None
+        self._known_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def __call__(self, probe: Callable[[], Awaitable[None]]) -> StoreError | None:
+        """Why a run would be refused now; None if it would not."""
+        now = asyncio.get_running_loop().time()
+        if now - self._known_at > KNOWN_SECONDS:
+            if self._asking is None:
+                self._asking = asyncio.ensure_future(self._ask(probe))
+                self._asking.add_done_callback(self._asked)
+            await asyncio.shield(self._asking)
+        return self._verdict
+
+    def doubt(self) -> None:
+        """A request has failed for what the stores said: the verdict may be another by now."""
+        self._known_at = float("-inf")
+
+    async def _ask(self, probe: Callable[[], Awaitable[None]]) -> None:
+        before, self._verdict = self._verdict, await self._found(probe)
+        self._known_at = asyncio.get_running_loop().time()
+        if str(before) != str(self._verdict):  # once for each: probes come for as long as it lasts
+            if self._verdict is None:
+                log.warning("ready again")
+            else:
+                log.error("not ready: %s", self._verdict)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()  # told to whoever waits
+
+    @staticmethod
+    async def _found(probe: Callable[[], Awaitable[None]]) -> StoreError | None:
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await probe()
+        except StoreError as error:
+            return error
+        except TimeoutError:
+            late = StoreError(f"no answer within {READY_SECONDS:g} s")
+            late.reason = f"what runs are kept in does not answer within {READY_SECONDS:g} s"
+            return late
+        return None
+
+
+ANSWER_BYTES = 64 << 20
+"""Parts of large answers that are read and not sent yet, over all requests."""
+
+
+class Budget:
+    """First come, first served: a large piece is not overtaken by small ones for ever."""
+
+    def __init__(self, most: int = ANSWER_BYTES) -> None:
+        self.most = most
+        self.taken = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def taking(self, size: int) -> AsyncIterator[None]:
+        """So many bytes are ours inside; one piece is never more than there is."""
+        size = min(size, self.most)
+        await self._take(size)
+        try:
+            yield
+        finally:
+            self.taken -= size
+            self._serve()
+
+    async def _take(self, size: int) -> None:
+        if not self._waiting and self.taken + size <= self.most:
+            self.taken += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.taken -= size  # it came, and nobody is there to use it
+            elif (size, turn) in self._waiting:
+                self._waiting.remove((size, turn))
+            self._serve()
+            raise
+
+    def _serve(self) -> None:
+        while self._waiting and self.taken + self._waiting[0][0] <= self.most:
+            size, turn = self._waiting.popleft()
+            if not turn.done():
+                self.taken += size
+                turn.set_result(None)
+
 
 T = TypeVar("T")
 
@@ -64,7 +177,7 @@ class Fleet(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ApiService:
     commands: Commands
     fleet: Fleet
     settings: Settings

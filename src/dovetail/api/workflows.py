@@ -8,19 +8,21 @@ import orjson
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from dovetail.api import conditions, schemas
-from dovetail.api.answers import (
+from dovetail.api import responses, schemas
+from dovetail.api.request_body import Field, in_line, is_whole, read_fields, read_source
+from dovetail.api.responses import (
     DEFINITION,
     PREFIX,
+    Cursor,
     Here,
+    Limit,
     body_of,
     fields_of,
     json_answer,
+    page_size,
     unless_known,
 )
-from dovetail.api.bodies import Field, in_line, is_whole, read_fields, read_source
-from dovetail.api.paging import Cursor, Limit, page_size
-from dovetail.api.service import Service
+from dovetail.api.service import ApiService
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Changed, InvalidDefinition, NotFound
@@ -92,7 +94,7 @@ async def validate(request: Request, here: Here) -> Response:
     return json_answer(found)
 
 
-async def check(request: Request, here: Service, definition: Source) -> Checked:
+async def check(request: Request, here: ApiService, definition: Source) -> Checked:
     """Aside, if it is large: everybody else shall not wait for it."""
     await here.commands.learn_handlers()
     size = len(definition.text or "")
@@ -100,7 +102,7 @@ async def check(request: Request, here: Service, definition: Source) -> Checked:
     return await in_line(request, here, size, lambda: validate(definition), goes_on=True)
 
 
-async def _seen(request: Request, here: Service, name: str) -> Seen | None:
+async def _seen(request: Request, here: ApiService, name: str) -> Seen | None:
     """The workflow as it is, if that is what the request says it has seen; else `Changed`.
 
     None if it says nothing, so that nothing is compared.
@@ -113,9 +115,9 @@ async def _seen(request: Request, here: Service, name: str) -> Seen | None:
         if request.method != "POST":  # which makes what is not there
             raise
         found = None
-    tag = None if found is None else conditions.tag_of(orjson.dumps(found))
-    match = conditions.names(request, "if-match", tag)
-    known = conditions.names(request, "if-none-match", tag, weak=True)
+    tag = None if found is None else responses.tag_of(orjson.dumps(found))
+    match = responses.names(request, "if-match", tag)
+    known = responses.names(request, "if-none-match", tag, weak=True)
     if match is False:
         is_so = "is not what If-Match names" if found else "is not registered"
         raise Changed(f"workflow '{name}' {is_so}; read it again")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 def main() -> None:
     """The `dovetail` command."""
-    from dovetail.cli import streams
+    from dovetail.cli import output as streams
     from dovetail.cli.failures import guarded
 
     streams.prepare()

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dovetail.cli.groups import batches, documents, limits, runs, workflows
+from dovetail.cli.groups import batches, limits, runs, workflows
 from dovetail.cli.options import (
     AsJson,
     DefinitionFile,
@@ -20,6 +20,7 @@ from dovetail.cli.options import (
     WorkflowName,
     at_a_place,
 )
+from dovetail.documents import commands
 
 app = typer.Typer(
     name="dovetail",
@@ -35,13 +36,13 @@ app.add_typer(runs.app)
 app.add_typer(batches.app)
 app.add_typer(workflows.app)
 app.add_typer(limits.app)
-app.add_typer(documents.app)
+app.add_typer(commands.app)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
         from dovetail import __version__
-        from dovetail.cli.streams import say
+        from dovetail.cli.output import say
 
         say(f"dovetail {__version__}")
         raise typer.Exit

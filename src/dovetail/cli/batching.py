@@ -1,8 +1,18 @@
-"""A batch from its items to its exit code: so many runs in flight, however many lines there are.
+"""The items of a batch: a file with one JSON object per line, read twice, never held whole.
+
+The first reading checks every line, so that nothing is made of a file with a slip in it; the
+second gives the params one by one. What it must not know: what becomes of them.
+
+A batch from its items to its exit code: so many runs in flight, however many lines there are.
 
 It can be killed at any moment and started again with the same command line: what is there is
 not made again, what nobody drives any more is taken over, the rest is made. What it must not
 know: how lines are read, or how progress looks.
+
+A batch on a server: sent there whole, and followed by its counts.
+
+Its runs go on whoever looks on; the same command line again finds the batch by its key. What it
+must not know: how lines are read, or how progress looks.
 """
 
 from __future__ import annotations
@@ -10,29 +20,160 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from dovetail.cli import streams
-from dovetail.cli.driving import SHORT_ID, cancelled_from_outside
-from dovetail.cli.ending import command, error_words, status_piece, typed_again
-from dovetail.cli.failures import FAILED
-from dovetail.cli.interrupts import Ask
-from dovetail.cli.items import Item, Items, Survey
-from dovetail.cli.json_output import Write, json_bytes
-from dovetail.cli.lanes import MOST_SHARED, RUNS_PER_SLOT, Lanes
-from dovetail.cli.places import driving, is_shared, looking
-from dovetail.cli.stage import Stopping, perform
-from dovetail.cli.tally import Progress, Tally, progress_of
+from dovetail.cli import output as streams
+from dovetail.cli.failures import FAILED, InvalidInput
+from dovetail.cli.files import STDIN, opened
+from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.output import Write, json_bytes
+from dovetail.cli.run_pool import (
+    MOST_SHARED,
+    RUNS_PER_SLOT,
+    BatchCounts,
+    Lanes,
+    ProgressLine,
+    progress_of,
+    tick,
+)
+from dovetail.cli.summary import command, error_words, status_piece, typed_again
+from dovetail.cli.target import driving, is_shared, looking
 from dovetail.cli.text import Line, clip, counted, duration, plain, table
+from dovetail.cli.waiting import SHORT_ID, cancelled_from_outside
 from dovetail.config import Settings
-from dovetail.core.definition.validation import Checked
-from dovetail.core.errors import Conflict
+from dovetail.core.definition.params import check_params
+from dovetail.core.definition.source import read_text
+from dovetail.core.definition.validation import Checked, DefinitionLimits
+from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
+
+MOST_PROBLEMS = 20
+"""So many bad lines are told; the others are counted."""
+_MARK = b"\xef\xbb\xbf"  # that some editors put at the start of a file
+_LONGEST_SHOWN = 60
+
+
+class Item(NamedTuple):
+    place: int
+    """In the batch: empty lines do not count."""
+    line: int
+    params: dict[str, Any]
+
+
+@dataclass
+class ItemsSummary:
+    """What the first reading found."""
+
+    count: int = 0
+    digest: str = ""
+    problems: list[str] = field(default_factory=list)
+    """The first ones, as `items.jsonl:3: …`."""
+    bad_lines: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """The first ones, in the same form."""
+    more_warnings: int = 0
+
+
+class Items:
+    def __init__(
+        self, path: str, schema: Mapping[str, Any] | None, limits: DefinitionLimits
+    ) -> None:
+        """The limits are those of a line. Raises `InvalidInput` if it cannot be read twice."""
+        if path == STDIN:
+            raise InvalidInput("items are read twice, so not from stdin; save them to a file first")
+        self.name = plain(path)
+        self._path = path
+        self._schema = schema
+        self._limits = limits
+        # Before it is opened: opening a pipe waits for whoever writes to it.
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InvalidInput(f"{path} is no regular file; items are read twice")
+        with opened(path):
+            pass  # it is there, and may be read
+
+    def survey(self, on_line: Callable[[int], None] = lambda line: None) -> ItemsSummary:
+        """Check every line; `on_line` hears of each."""
+        found = ItemsSummary()
+        digest = sha256()
+        for number, raw in self._lines():
+            on_line(number)
+            digest.update(raw)
+            if not raw.strip():
+                continue
+            found.count += 1
+            problems, warnings = self._problems(raw)
+            room = MOST_PROBLEMS - len(found.warnings)
+            found.warnings += [f"{self.name}:{number}: {w}" for w in warnings[:room]]
+            found.more_warnings += max(0, len(warnings) - room)
+            if problems:
+                found.bad_lines += 1
+                room = MOST_PROBLEMS - len(found.problems)
+                found.problems += [f"{self.name}:{number}: {p}" for p in problems[:room]]
+        found.digest = digest.hexdigest()
+        return found
+
+    def __iter__(self) -> Iterator[Item]:
+        """Raises `InvalidInput` where the file is not what was surveyed any more."""
+        place = 0
+        for number, raw in self._lines():
+            if not raw.strip():
+                continue
+            try:
+                params = self._data(raw)
+            except InvalidDefinition:
+                params = None
+            if not isinstance(params, dict):
+                raise InvalidInput(f"{self.name}:{number}: was changed while the batch ran")
+            yield Item(place, number, params)
+            place += 1
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        most = self._limits.max_body_bytes
+        with opened(self._path) as stream:
+            number = 0
+            # With a bound: a file without a line break must not be read into memory.
+            while raw := stream.readline(most + 1):
+                number += 1
+                if len(raw) > most:
+                    raise InvalidInput(
+                        f"{self.name}:{number}: has more than {most:,} bytes, "
+                        "which is all that is allowed in a line"
+                    )
+                yield number, raw.removeprefix(_MARK) if number == 1 else raw
+
+    def _data(self, raw: bytes) -> Any:
+        """As strictly as params are read from a file, or by a server from a request."""
+        most, depth = self._limits.max_body_bytes, self._limits.max_depth
+        return read_text(raw, format="json", max_bytes=most, max_depth=depth).data
+
+    def _problems(self, raw: bytes) -> tuple[list[str], list[str]]:
+        """And warnings."""
+        try:
+            params = self._data(raw)
+        except InvalidDefinition as error:
+            return [f"{problem.message}: {_shown(raw)}" for problem in error.problems], []
+        if not isinstance(params, dict):
+            wrong = f'an item is an object with params, as in {{"topic": 1}}, not {_shown(raw)}'
+            return [wrong], []
+        try:
+            _, warnings = check_params(self._schema, params)
+        except InvalidParams as error:
+            return [f"{problem.path}: {problem.message}" for problem in error.problems], []
+        return [], [f"{problem.path}: {problem.message}" for problem in warnings]
+
+
+def _shown(raw: bytes) -> str:
+    text = plain(raw.decode(errors="replace"))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
 
 MOST_FAILURES = 10
 RETRY = "--retry-failed"
@@ -49,20 +190,20 @@ _ENDED = {status.value: code for code, status in enumerate(sorted(FINAL), 2)}
 _STATUS = {code: status for status, code in _ENDED.items()}
 
 
-class Failure(NamedTuple):
+class ItemFailure(NamedTuple):
     line: int
     run_id: str
     why: str
 
 
-class Batch:
+class BatchSession:
     def __init__(
         self,
         settings: Settings,
         registry: Registry,
         checked: Checked,
         items: Items,
-        survey: Survey,
+        survey: ItemsSummary,
         key: str,
         write: Write | None,
         *,
@@ -77,11 +218,11 @@ class Batch:
         self._write = write
         self._retry_failed = retry_failed
         self._shared = is_shared(settings)
-        self._tally = Tally(survey.count)
+        self._tally = BatchCounts(survey.count)
         self._batch_id = ""
         self._known = bytearray(survey.count)
         self._lanes: Lanes | None = None
-        self._failures: list[Failure] = []
+        self._failures: list[ItemFailure] = []
 
     def run(self) -> int:
         return perform(self._perform, self._give_up, self._settings.drain_seconds)
@@ -153,7 +294,7 @@ class Batch:
     # ── driving ──────────────────────────────────────────────────────────────────────────
 
     async def _drive(
-        self, commands: Commands, stopping: Stopping, progress: Progress | None
+        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
@@ -262,8 +403,89 @@ class Batch:
         os.write(2, words.encode() + b"\n")
 
 
-def _failure(item: Item, run: RunState) -> Failure:
+def _failure(item: Item, run: RunState) -> ItemFailure:
     error: dict[str, Any] = run.error or {}
     node = str(error.get("node", ""))
     why = f"{node}: {error_words(node, error)}" if error else run.status.value.lower()
-    return Failure(item.line, run.id, clip(plain(why), 200))
+    return ItemFailure(item.line, run.id, clip(plain(why), 200))
+
+
+LOOK_SECONDS = 0.5
+_RUNS_PAGE = 1000
+_BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
+
+
+class SentBatch(BatchSession):
+    async def _open(self, commands: Commands) -> dict[str, Any]:
+        items = [item.params for item in self._items]
+        try:
+            return await commands.batch(self._checked, items, idempotency_key=self._key)
+        except InvalidDefinition as error:
+            reason = "; ".join(problem.message for problem in error.problems)
+            if any(problem.code == "too_large" for problem in error.problems):
+                reason = f"too much for one batch of a server: {reason}; split the file"
+            raise InvalidInput(f"{self._items.name}: {reason}") from None
+
+    async def _drive(
+        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
+    ) -> None:
+        if self._retry_failed and await self._went_badly(commands):
+            await commands.retry_batch(self._batch_id)
+        following = asyncio.create_task(self._follow(commands))
+        asked = asyncio.create_task(stopping.wait())
+        showing: list[asyncio.Task[None]] = []
+        if progress is not None:
+            progress.begin()
+            showing.append(asyncio.create_task(stopping.while_read(tick(progress))))
+        try:
+            await asyncio.wait({following, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+                await self._find_failures(commands)
+        finally:
+            for task in (asked, following, *showing):
+                task.cancel()
+            await asyncio.gather(asked, following, *showing, return_exceptions=True)
+            if progress is not None:
+                progress.end()
+
+    async def _went_badly(self, commands: Commands) -> bool:
+        counts = (await commands.get_batch(self._batch_id, limit=1))["counts"]
+        return any(counts.get(status) for status in _BAD)
+
+    async def _follow(self, commands: Commands) -> None:
+        """Returns when every run of it has finished."""
+        while True:
+            batch = await commands.get_batch(self._batch_id, limit=1)
+            for status in FINAL:
+                self._tally.counts[status.value] = batch["counts"].get(status.value, 0)
+            if batch["finished_at"] is not None:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _find_failures(self, commands: Commands) -> None:
+        """The first runs that went wrong, each with the line of its item."""
+        if not any(self._tally.counts[status] for status in _BAD):
+            return
+        cursor: str | None = None
+        bad: dict[int, str] = {}
+        while len(bad) < MOST_FAILURES:
+            page = await commands.get_batch(
+                self._batch_id, limit=_RUNS_PAGE, cursor=cursor, counts=False
+            )
+            bad |= {run["index"]: run["run_id"] for run in page["runs"] if run["status"] in _BAD}
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        for item in self._items:
+            if item.place in bad and self._has_room():
+                run = await commands.get_run(bad[item.place], nodes=False)
+                self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
+
+
+def _why(run: dict[str, Any]) -> str:
+    error = run["error"]
+    if error is None:
+        return str(run["status"]).lower()
+    node = str(error.get("node", ""))
+    return clip(plain(f"{node}: {error_words(node, error)}"), 200)

@@ -4,21 +4,27 @@ Only a retry, which opens the run anew, looks at every row.
 
 Every view of a run that goes on reads a board, whatever store the events come from. What it
 must not know: the rules (it believes the events) and how a row looks.
+
+How one node of a run reads, in a line that stands as well in a log as in the live view.
+
+What it must not know: whether it is printed once or painted ten times a second.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from dovetail.cli.text import Line, Piece, clip, countdown, counted, duration, pad, plain
 from dovetail.core.dag import Edges, Graph, NodeSpec, descendants
 from dovetail.core.events import Event
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 
 
-class Row:
+class NodeRow:
     """One node, as far as the events have told of it."""
 
     __slots__ = (
@@ -67,15 +73,15 @@ class Row:
 class Board:
     def __init__(self, node_ids: Sequence[str], children: Edges = ()) -> None:
         """`children`, by place, is what a retry from one node needs to know."""
-        self.rows = [Row(node_id) for node_id in node_ids]
+        self.rows = [NodeRow(node_id) for node_id in node_ids]
         self._by_id = {row.id: row for row in self.rows}
         self._children = children
         self.status = RunStatus.PENDING
         self.counts: Counter[NodeStatus] = Counter({NodeStatus.PENDING: len(self.rows)})
         # In the order in which they got there; dictionaries, because sets have no order.
-        self.running: dict[str, Row] = {}
-        self.failed: dict[str, Row] = {}
-        self.delayed: dict[str, Row] = {}
+        self.running: dict[str, NodeRow] = {}
+        self.failed: dict[str, NodeRow] = {}
+        self.delayed: dict[str, NodeRow] = {}
 
     @classmethod
     def before(cls, graph: Graph) -> Board:
@@ -98,7 +104,7 @@ class Board:
     def finished(self) -> int:
         return sum(self.counts[status] for status in FINISHED)
 
-    def apply(self, event: Event) -> Row | None:
+    def apply(self, event: Event) -> NodeRow | None:
         """Take an event in; returns the row of its node if that changed."""
         if event.node is None:
             self.status = _RUN_STATUS.get(event.type, self.status)
@@ -133,7 +139,7 @@ class Board:
             self.counts[row.status] += 1
             self._sort_in(row)
 
-    def _sort_in(self, row: Row) -> None:
+    def _sort_in(self, row: NodeRow) -> None:
         _keep(self.running, row, row.status is NodeStatus.RUNNING)
         _keep(self.failed, row, row.failed)
         _keep(self.delayed, row, row.until is not None)
@@ -142,14 +148,14 @@ class Board:
 _KEPT_BY_A_RETRY = (NodeStatus.COMPLETED, NodeStatus.RUNNING)
 
 
-def _keep(group: dict[str, Row], row: Row, belongs: bool) -> None:
+def _keep(group: dict[str, NodeRow], row: NodeRow, belongs: bool) -> None:
     if belongs:
         group[row.id] = row
     else:
         group.pop(row.id, None)
 
 
-def _read(row: Row, spec: NodeSpec, node: NodeState) -> None:
+def _read(row: NodeRow, spec: NodeSpec, node: NodeState) -> None:
     row.status, row.attempt = node.status, node.attempt
     row.started, row.stopped = node.started_at, node.finished_at
     row.cached = node.status is NodeStatus.COMPLETED and not node.attempt
@@ -166,49 +172,49 @@ def _words(error: dict[str, Any]) -> str:
     return f"{error.get('type')}: {error.get('message')}"
 
 
-def _queued(row: Row, at: float, data: dict[str, Any]) -> None:
+def _queued(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until = None
 
 
-def _started(row: Row, at: float, data: dict[str, Any]) -> None:
+def _started(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.status = NodeStatus.RUNNING
     row.started, row.stopped = at, None
     row.until = row.tag = row.fraction = None
     row.message = ""
 
 
-def _progressed(row: Row, at: float, data: dict[str, Any]) -> None:
+def _progressed(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.fraction, row.message = data["fraction"], data["message"]
 
 
-def _parked(row: Row, at: float, data: dict[str, Any]) -> None:
+def _parked(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until, row.tag = data["until"], data["resource_tag"]
 
 
-def _retrying(row: Row, at: float, data: dict[str, Any]) -> None:
+def _retrying(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until, row.tag, row.retry = at + data["delay"], None, data["retry"]
     row.message = _words(data["error"])
 
 
-def _cached(row: Row, at: float, data: dict[str, Any]) -> None:
+def _cached(row: NodeRow, at: float, data: dict[str, Any]) -> None:
     row.cached = True
     _ended(row, NodeStatus.COMPLETED, at, data)
 
 
-def _ended(row: Row, status: NodeStatus, at: float, data: dict[str, Any]) -> None:
+def _ended(row: NodeRow, status: NodeStatus, at: float, data: dict[str, Any]) -> None:
     row.status, row.stopped = status, at
     row.reason, row.cause = data.get("reason"), data.get("cause")
     row.until = None
 
 
-def _ends_as(status: NodeStatus) -> Callable[[Row, float, dict[str, Any]], None]:
+def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, dict[str, Any]], None]:
     return lambda row, at, data: _ended(row, status, at, data)
 
 
-_CHANGES: dict[str, Callable[[Row, float, dict[str, Any]], None]] = {
+_CHANGES: dict[str, Callable[[NodeRow, float, dict[str, Any]], None]] = {
     "node.queued": _queued,
     "node.started": _started,
     "node.progress": _progressed,
@@ -230,3 +236,95 @@ _RUN_STATUS = {
     "run.cancelled": RunStatus.CANCELLED,
     "run.retried": RunStatus.RUNNING,
 }
+
+
+LONGEST_ID = 40
+_TIME = 4
+_BAR = 20
+_UNIT = re.compile(r"(?<=\d)(?=[a-zµ])")
+"""Between a number and its unit: a sentence has a space there, a column has none."""
+
+_SIGNS: dict[NodeStatus, Piece] = {
+    NodeStatus.PENDING: ("○", "dim"),
+    NodeStatus.QUEUED: ("◌", "wait"),
+    NodeStatus.RUNNING: ("●", "busy"),
+    NodeStatus.COMPLETED: ("✓", "good"),
+    NodeStatus.FAILED: ("✗", "bad"),
+    NodeStatus.SKIPPED: ("–", "dim"),
+    NodeStatus.CANCELLED: ("–", "dim"),
+}
+
+
+def id_width(rows: Iterable[NodeRow]) -> int:
+    return min(LONGEST_ID, max((len(row.id) for row in rows), default=0))
+
+
+def row_line(row: NodeRow, ids: int, now: float, *, bar: bool = False) -> Line:
+    """The line of a row. With `bar`, progress is drawn, as in the live view."""
+    sign = _SIGNS[row.status]
+    if row.status is NodeStatus.FAILED and not row.failed:
+        sign = _SIGNS[NodeStatus.SKIPPED]  # it never ran: the one that did is the cause
+    name = pad(clip(row.id, ids), ids)
+    if row.status in (NodeStatus.COMPLETED, NodeStatus.RUNNING) or row.failed:
+        return [sign, (f" {name}  ", "bold" if row.failed else ""), *_ran(row, now, bar)]
+    return [sign, (f" {name}  ", "dim"), (not_run(row, now, live=bar), "dim")]
+
+
+def _ran(row: NodeRow, now: float, bar: bool) -> Line:
+    if row.cached:
+        return [("cached", "dim")]
+    if row.started is None:
+        return [("not started", "dim")]  # it failed before: its config could not be made
+    running = row.status is NodeStatus.RUNNING
+    until = now if running or row.stopped is None else row.stopped
+    told: list[Piece] = [(pad(duration(until - row.started), _TIME if bar and running else 0), "")]
+    if row.attempt > 1:
+        attempts = f"attempt {row.attempt}" if running else counted(row.attempt, "attempt")
+        told.append((f"  {attempts}", "wait"))
+    if running and row.fraction is not None:
+        told += _progress(row, row.fraction, bar)
+    return told
+
+
+def _progress(row: NodeRow, fraction: float, bar: bool) -> Line:
+    done = round(fraction * _BAR)
+    told: list[Piece] = []
+    if bar:
+        told = [("  " + "━" * done, "busy"), ("━" * (_BAR - done), "dim")]
+    told.append((f"  {fraction:4.0%}", ""))
+    if row.message:
+        told.append((f"  {plain(row.message)}", "dim"))
+    return told
+
+
+def not_run(row: NodeRow, now: float, *, live: bool = False) -> str:
+    """Why it does not run: yet, or at all. What is painted over and over is `live`."""
+    if row.status is NodeStatus.PENDING:
+        return ""
+    if row.status is NodeStatus.QUEUED:
+        return _waiting(row, now, live)
+    ran = f"{duration(row.stopped - row.started)}  " if row.started and row.stopped else ""
+    return ran + ending(row)
+
+
+def _waiting(row: NodeRow, now: float, live: bool) -> str:
+    left = -1.0 if row.until is None else row.until - now
+    if left < 0:
+        return "queued"
+    wait = countdown(left) if live or left >= 1 else duration(left)
+    if row.tag is not None:
+        return f"rate limit {plain(row.tag)}: starts in {_UNIT.sub(' ', wait)}"
+    return f"retry {row.retry} in {wait}: {clip(plain(row.message), 100)}"
+
+
+def ending(row: NodeRow) -> str:
+    """How a node that was not run to its end ended."""
+    if row.status is NodeStatus.CANCELLED:
+        why = ": the run failed" if row.reason == Reason.RUN_FAILED else ""
+        return f"cancelled{why}"
+    verb = "skipped" if row.status is NodeStatus.SKIPPED else "not run"
+    if row.reason == Reason.DEPENDENCY_FAILED:
+        return f"{verb}: {clip(row.cause or 'a dependency', LONGEST_ID)} failed"
+    if row.reason == Reason.CONDITION_FALSE:
+        return f"{verb}: its condition is false"
+    return f"{verb}: all it depends on was skipped"

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from dovetail.cli import streams
+from dovetail.cli import output as streams
 from dovetail.cli.text import plain
 from dovetail.core.errors import DovetailError
 

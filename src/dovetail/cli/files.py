@@ -1,7 +1,23 @@
-"""Definitions and params as files: found, read within bounds, and parsed.
+"""The report of a validation: each problem with its place, its line and a caret.
+
+    flow.yaml:12:20: missing_dependency there is no node 'fecth'; did you mean 'fetch'?
+        dependencies: [fecth]
+                       ^
+
+What it must not know: what makes a definition valid.
+
+Definitions and params as files: found, read within bounds, and parsed.
 
 A path may name anything, a directory or an endless device too; each is told in one line. What
 it must not know: what a workflow is.
+
+A definition's file, checked with the handlers that are known, and what is found put in lines.
+
+What it must not know: who else knows handlers, or what becomes of the definition.
+
+The params of a run as a command line gives them: a file, and over it `-p name=value`.
+
+What it must not know: what a param is for.
 """
 
 from __future__ import annotations
@@ -10,18 +26,99 @@ import codecs
 import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from dovetail.cli.failures import InvalidInput
-from dovetail.cli.text import plain
+from dovetail.cli import output as streams
+from dovetail.cli.failures import INVALID, InvalidInput, say_error
+from dovetail.cli.text import Line, cells, counted, plain
+from dovetail.core.definition.params import typed
 from dovetail.core.definition.source import Source, read_text
-from dovetail.core.definition.validation import Limits
-from dovetail.core.errors import InvalidDefinition, Problem
+from dovetail.core.definition.validation import Checked, DefinitionLimits, check
+from dovetail.core.errors import InvalidDefinition, InvalidParams, Problem
+
+INDENT = "    "
+TAB = "    "
+
+
+def report(
+    name: str,
+    errors: Sequence[Problem],
+    warnings: Sequence[Problem],
+    line_of: Callable[[int], str],
+    width: int,
+) -> Iterator[Line]:
+    """Errors and warnings in the order of the text."""
+    marked = [(problem, False) for problem in errors]
+    marked += [(problem, True) for problem in warnings]
+    marked.sort(key=lambda item: (item[0].line or _LAST, item[0].column or 0))
+    for problem, is_warning in marked:
+        yield _headline(name, problem, is_warning)
+        if problem.line is not None and problem.column is not None:
+            yield from excerpt(line_of(problem.line), problem.column, width)
+
+
+_LAST = 1 << 60
+
+
+def _headline(name: str, problem: Problem, is_warning: bool) -> Line:
+    place = f"{name}:{problem.line}:{problem.column}" if problem.line is not None else name
+    return [
+        (f"{place}: ", "bold"),
+        (problem.code, "bold wait" if is_warning else "bold bad"),
+        (f" {plain(problem.message)}", ""),
+        (" (warning)" if is_warning else "", "wait"),
+    ]
+
+
+def excerpt(line: str, column: int, width: int) -> Iterator[Line]:
+    """The source line and, below it, a caret under the column; cut around it if too long."""
+    if not line.strip():
+        return
+    room = max(20, width - len(INDENT))
+    at = min(column - 1, len(line))
+    whole = _fitting(line[: room + 1], room)
+    if len(whole) == len(line):
+        before, rest = whole[:at], whole[at:]
+    else:
+        before = _fitting(reversed(line[:at]), room * 2 // 3)[::-1]
+        if len(before) < at:
+            before[:1] = ["…"]
+        rest = _fitting(line[at:], room - 1 - sum(map(cells, before)))
+        if at + len(rest) < len(line):
+            rest.append("…")
+    yield [(INDENT + "".join(before + rest).rstrip(), "")]
+    yield [(INDENT + " " * sum(map(cells, before)), ""), ("^", "bold bad")]
+
+
+def _fitting(chars: Iterable[str], room: int) -> list[str]:
+    """As many of them, as they are shown, as there is room for."""
+    shown: list[str] = []
+    for char in chars:
+        text = _shown(char)
+        room -= cells(text)
+        if room < 0:
+            break
+        shown.append(text)
+    return shown
+
+
+def _shown(char: str) -> str:
+    """As wide on every terminal as `cells` says."""
+    if char == "\t":
+        return TAB
+    return char if char.isprintable() else "�"
+
+
+def summary(name: str, errors: int, warnings: int) -> Line:
+    found = [counted(number, noun) for number, noun in ((errors, "error"), (warnings, "warning"))]
+    said = ", ".join(text for text in found if not text.startswith("0 "))
+    return [(f"{name}: ", "bold"), (said, "bad" if errors else "wait")]
+
 
 STDIN = "-"
 _SEEN_NEIGHBOURS = 1000
@@ -32,7 +129,7 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 class File:
     """One file as it was named, with its content."""
 
-    def __init__(self, path: str, limits: Limits) -> None:
+    def __init__(self, path: str, limits: DefinitionLimits) -> None:
         """Raises `InvalidInput` if it cannot be read at all."""
         self.name = "<stdin>" if path == STDIN else plain(path)
         self._limits = limits
@@ -108,3 +205,64 @@ def _did_you_mean(path: str) -> str:
         return ""
     near = get_close_matches(Path(path).name, names, n=1, cutoff=0.75)
     return f"; did you mean {Path(path).with_name(near[0])}?" if near else ""
+
+
+def checked_file(
+    file: File, limits: DefinitionLimits, known_handlers: Container[str] | None
+) -> Checked:
+    """Parse and check it; problems of the text itself are errors like all others."""
+    try:
+        return check(file.parse(), known_handlers, limits)
+    except InvalidDefinition as error:
+        return Checked(None, error.problems, (), [])
+
+
+def report_of(file: File, checked: Checked) -> Iterator[Line]:
+    """Every problem, and how many there are."""
+    yield from report(file.name, checked.errors, checked.warnings, file.line, streams.width())
+    if checked.errors:
+        yield summary(file.name, len(checked.errors), len(checked.warnings))
+    if any(problem.code == "unknown_handler" for problem in checked.errors):
+        yield [("handlers of your own are loaded with  --handlers FILE.py", "dim")]
+
+
+def read_params(
+    schema: Mapping[str, Any] | None,
+    pairs: Sequence[str],
+    path: str | None,
+    limits: DefinitionLimits,
+) -> dict[str, Any] | None:
+    """The params, each typed by the schema. None: the file is invalid, and that has been said."""
+    params: dict[str, Any] = {}
+    if path is not None:
+        file = File(path, limits)
+        try:
+            data = file.parse().data
+        except InvalidDefinition as error:
+            for line in report_of(file, Checked(None, error.problems, (), [])):
+                streams.complain(line)
+            return None
+        if not isinstance(data, dict):
+            raise InvalidInput(f"{file.name}: params must be an object, as in  topic: otters")
+        params.update(data)
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise InvalidInput(f"-p {pair}: write it as name=value")
+        params[name] = typed(schema, name, text)
+    return params
+
+
+def tell_warnings(warnings: Sequence[Problem]) -> None:
+    """Each in its own line; the run is made all the same."""
+    for problem in warnings:
+        line = f"{problem.path}: {problem.message}"
+        streams.complain([("warning: ", "bold wait"), (plain(line), "")])
+
+
+def tell_violations(error: InvalidParams) -> int:
+    """Each violation of the schema in its own line; the code to exit with."""
+    for problem in error.problems:
+        say_error(f"{problem.path}: {problem.message}")
+    streams.complain([("params are given as  -p name=value  or  --params FILE", "dim")])
+    return INVALID

@@ -97,7 +97,7 @@ def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
         embedded: bool = False,
         **given: Any,
     ) -> None:
-        from dovetail.cli.places import choose
+        from dovetail.cli.target import choose
 
         choose(server, token, embedded=embedded)
         command(**given)

@@ -15,10 +15,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from dovetail.cli import streams
-from dovetail.cli.asking import handlers_to_name
+from dovetail.cli import output as streams
 from dovetail.cli.board import Board
-from dovetail.cli.driving import (
+from dovetail.cli.failures import FAILED
+from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.live import PlainView
+from dovetail.cli.output import Write, json_bytes
+from dovetail.cli.summary import command, resume_hint, retry_hint, run_ending
+from dovetail.cli.target import driving, handlers_to_name, looking
+from dovetail.cli.text import Line, bare, counted
+from dovetail.cli.waiting import (
     INTERRUPTED,
     SHORT_ID,
     cancel_all,
@@ -26,14 +32,6 @@ from dovetail.cli.driving import (
     see_to_end,
     short_id,
 )
-from dovetail.cli.ending import command, resume_hint, retry_hint, run_ending
-from dovetail.cli.failures import FAILED
-from dovetail.cli.interrupts import Ask
-from dovetail.cli.json_output import Write, json_bytes
-from dovetail.cli.places import driving, looking
-from dovetail.cli.plain import PlainView
-from dovetail.cli.stage import Stopping, perform
-from dovetail.cli.text import Line, bare, counted
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
 from dovetail.core.events import Event

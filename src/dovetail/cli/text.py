@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from math import ceil
 
-from dovetail.core.visible import visible
-from dovetail.core.words import counted as counted
+from dovetail.core.text import counted as counted
+from dovetail.core.text import visible
 
 Piece = tuple[str, str]
 """A text and its style, one of `STYLES` or none: data that any view can colour or not."""

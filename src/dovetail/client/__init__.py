@@ -41,6 +41,9 @@ from dovetail.client.answers import (
     WorkflowVersion,
 )
 from dovetail.client.arguments import (
+    Workflow,
+    definition_meant_by,
+    meant_by,
     params_or_none,
     seconds_or_none,
     server_url,
@@ -49,15 +52,14 @@ from dovetail.client.arguments import (
     version_or_none,
     whole_number,
 )
-from dovetail.client.definitions import Workflow, definition_meant_by, meant_by
 from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.core.errors import Conflict, DovetailError, StoreError
 from dovetail.engine.commands import Accepted, Commands
 from dovetail.engine.views import event_view
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
-from dovetail.redis_url import SCHEMES as REDIS_SCHEMES
-from dovetail.wiring import definition_limits, embedded
+from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
+from dovetail.wiring.embedded import definition_limits, embedded
 
 __all__ = ["Batch", "BatchRun", "Dovetail", "Event", "Page", "Run", "RunNode", "WorkflowVersion"]
 
@@ -485,7 +487,7 @@ def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
     if settings.redis_url is None:
         return embedded(settings, registry)
     try:  # here: the embedded engine works without a client for Redis
-        from dovetail.distributed import commanding
+        from dovetail.wiring.distributed import commanding
     except ModuleNotFoundError as error:
         raise DovetailError(
             f"the client for Redis is not installed ({error}): pip install 'dovetail[redis]'"

@@ -23,7 +23,7 @@ import httpx2
 import orjson
 
 from dovetail.client.arguments import no_address, server_url
-from dovetail.client.refusals import NoDovetail, error_of
+from dovetail.client.errors import NoDovetail, error_of
 from dovetail.core.errors import DovetailError, StoreError
 
 FIRST_SECONDS = 3.0
@@ -47,13 +47,13 @@ T = TypeVar("T")
 Query = Mapping[str, str | int | float | None]
 
 
-class Unreachable(StoreError):
+class ServerUnreachable(StoreError):
     """The server does not answer. What it had answered before is not lost."""
 
     type = "unreachable"
 
 
-class Connection:
+class ServerConnection:
     """To one server. For use as `async with`."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -191,7 +191,7 @@ class Connection:
                             yield event
             except _Over:
                 return
-            except _Refused as refused:
+            except _RefusedAnswer as refused:
                 if refused.status not in _BUSY:
                     raise refused.error from None
                 await tries.busy(refused.error, refused.retry_after)
@@ -219,7 +219,7 @@ class Connection:
             if answer.status_code == 204:
                 raise _Over
             if answer.status_code != 200:
-                raise _Refused(answer, await answer.aread(), self.url)
+                raise _RefusedAnswer(answer, await answer.aread(), self.url)
             tries.forget()
             async for told in httpx2.EventSource(answer, max_event_size=None):
                 yield self._event(told.data)
@@ -252,8 +252,8 @@ class Connection:
             raise NoDovetail(f"{self.url} sends what is no event of a run") from None
         return dict(event)
 
-    def _unknown(self, method: str, path: str, error: httpx2.RequestError) -> Unreachable:
-        return Unreachable(
+    def _unknown(self, method: str, path: str, error: httpx2.RequestError) -> ServerUnreachable:
+        return ServerUnreachable(
             f"{self.url}: the connection broke ({_words(error)}) before {method} {path} was "
             "answered; whether it was done is not known: look before you ask again"
         )
@@ -263,7 +263,7 @@ class _Over(Exception):
     """The last event was told before."""
 
 
-class _Refused(Exception):
+class _RefusedAnswer(Exception):
     """Out of a stream, where an answer is read piece by piece."""
 
     def __init__(self, answer: httpx2.Response, content: bytes, url: str) -> None:
@@ -275,7 +275,7 @@ class _Refused(Exception):
 class _Tries:
     """How often a call was tried since it last worked, and whether it is worth another."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
         self.broken = False
         """A try may have been seen by the server though it was not answered."""
@@ -293,7 +293,7 @@ class _Tries:
         if not await self._next(AWAY_SECONDS if known else FIRST_SECONDS, _pause(self._count + 1)):
             times = "once" if self._count == 1 else f"{self._count} times"
             hint = "is it being started?" if known else "is it running, as in  dovetail serve?"
-            raise Unreachable(
+            raise ServerUnreachable(
                 f"the server at {url} cannot be reached: {_words(error)}; tried {times} within "
                 f"{self._passed:.0f} s; {hint}"
             ) from None

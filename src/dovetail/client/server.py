@@ -18,23 +18,29 @@ from urllib.parse import quote
 
 import orjson
 
-from dovetail.client.connection import Connection, Query
-from dovetail.client.refusals import findings_of
-from dovetail.client.retold import ToldRun, event_from, run_from
+from dovetail.client.connection import Query, ServerConnection
+from dovetail.client.decode import DecodedRun, event_from, run_from
+from dovetail.client.errors import findings_of
 from dovetail.config import Settings
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, check
-from dovetail.core.errors import DovetailError, InvalidDefinition, InvalidParams, NotFound, Problem
+from dovetail.core.errors import (
+    DovetailError,
+    InvalidDefinition,
+    InvalidParams,
+    NotFound,
+    Problem,
+    shown,
+)
 from dovetail.core.events import Event
-from dovetail.core.findings import shown
-from dovetail.core.outputs import Room, looks_like_a_reference
+from dovetail.core.outputs import ReadBudget, looks_like_a_reference
 from dovetail.core.run import RunState
 from dovetail.core.values import NotJson, encode
 from dovetail.engine.commands import Accepted, Commands, Given, with_warnings
 from dovetail.engine.ports import Seen, WorkflowVersion
 from dovetail.engine.views import receipt_view
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 WAIT_SECONDS = 25.0
 """Of one request for the end of a run: below what proxies take for dead."""
@@ -51,8 +57,8 @@ LARGEST_BODY = 1 << 30
 async def calling(settings: Settings) -> AsyncIterator[Commands]:
     """The commands of the server that the settings name. Nothing is sent before one is called."""
     assert settings.server is not None  # noqa: S101
-    async with Connection(settings.server, settings.token) as connection:
-        runs = Reading(connection)
+    async with ServerConnection(settings.server, settings.token) as connection:
+        runs = ServerReader(connection)
         nothing: Any = None  # whatever would use it is asked of the server instead
         yield ServerCommands(
             store=cast("Any", runs),
@@ -74,16 +80,16 @@ async def calling(settings: Settings) -> AsyncIterator[Commands]:
         )
 
 
-class Reading:
+class ServerReader:
     """What can be read of a server, in the words of the ports `DurableStore` and `Records`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ServerConnection) -> None:
         self._connection = connection
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
     async def load(
-        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+        self, run_id: str, *, outputs: bool = True, room: ReadBudget | None = None
     ) -> RunState:
         # The events first: what happens in between is then told twice, and not left out.
         events = [event_from(fields) for fields in await self.events(run_id)]
@@ -188,7 +194,7 @@ class Reading:
 class ServerCommands(Commands):
     """What decides is asked of the server; the rest is inherited and reads."""
 
-    connection: Connection
+    connection: ServerConnection
 
     # ── definitions ──────────────────────────────────────────────────────────────────────
 
@@ -270,7 +276,7 @@ class ServerCommands(Commands):
         return dict(await self.connection.call("GET", at("runs", run_id), query=query))
 
     def view(self, run: RunState) -> dict[str, Any]:
-        assert isinstance(run, ToldRun)  # noqa: S101
+        assert isinstance(run, DecodedRun)  # noqa: S101
         return dict(run.fields)
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
@@ -287,7 +293,7 @@ class ServerCommands(Commands):
         found = await self.connection.call("GET", at("runs", run_id, "verify"))
         return list(found["divergences"])
 
-    async def cancel(self, run_id: str, *, room: Room | None = None) -> RunState:
+    async def cancel(self, run_id: str, *, room: ReadBudget | None = None) -> RunState:
         return await self._moved(run_id, await self._ask(at("runs", run_id, "cancel"), _json({})))
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
@@ -295,7 +301,7 @@ class ServerCommands(Commands):
         return dict(await self._ask(at("runs", run_id, "repair"), body, repeatable=True))
 
     async def retry(
-        self, run_id: str, from_node: str | None = None, *, room: Room | None = None
+        self, run_id: str, from_node: str | None = None, *, room: ReadBudget | None = None
     ) -> RunState:
         body = _json({} if from_node is None else {"from": from_node})
         return await self._moved(run_id, await self._ask(at("runs", run_id, "retry"), body))

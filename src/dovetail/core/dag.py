@@ -15,7 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from dovetail.core.definition.model import DEFAULT_TIMEOUT_SECONDS, Defaults, Node, Retry, Workflow
+from dovetail.core.definition.model import (
+    DEFAULT_TIMEOUT_SECONDS,
+    Defaults,
+    Node,
+    RetrySettings,
+    Workflow,
+)
 from dovetail.core.retry import DEFAULT_RETRY, RetryPolicy
 from dovetail.core.templates import ConfigTemplate, Scope, compile_config, parse_condition
 
@@ -285,5 +291,5 @@ def _retry(node: Node, defaults: Defaults) -> RetryPolicy:
     return replace(DEFAULT_RETRY, **said) if said else DEFAULT_RETRY
 
 
-def _given(retry: Retry | None) -> dict[str, float]:
+def _given(retry: RetrySettings | None) -> dict[str, float]:
     return {} if retry is None else retry.model_dump(exclude_none=True)

@@ -2,12 +2,20 @@
 
 An error says what, where and what would have worked; its `type` is the stable word that
 API answers, events and run records carry.
+
+What a check found and where, before it is known in which line that is.
+
+A finding carries its place as a path of keys and indices; the validation turns it into a
+`Problem` with the path spelled out and, for a text, its line and column. Here too: the
+did-you-mean, bounded, because a definition with 10,000 wrong names must not cost minutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -161,3 +169,104 @@ class RetryableError(DovetailError):
         self.after = after
         self.at_least = at_least
         self.type = type
+
+
+Path = tuple[str | int, ...]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+_LONGEST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A `Problem` in the making. `on_key`: the key itself is wrong, not the value under it."""
+
+    code: str
+    message: str
+    path: Path = ()
+    on_key: bool = False
+
+
+def format_path(path: Path) -> str:
+    """`nodes[2].config.headers["a b"]`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _IDENTIFIER.match(step) and len(step) <= _LONGEST_SHOWN:
+            text += f".{step}" if text else step
+        else:
+            text += f'["{one_line(step)}"]'
+    return text
+
+
+def one_line(text: str, longest: int = _LONGEST_SHOWN) -> str:
+    """A text cut short, without anything that would break the line or steer a terminal."""
+    cut = text[: longest + 1]
+    if not cut.isprintable():
+        cut = "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
+        )
+    return cut if len(cut) <= longest else cut[: longest - 1] + "…"
+
+
+def shown(value: Any) -> str:
+    """A value as an error message quotes it: short, and on one line whatever is in it."""
+    if isinstance(value, str):
+        return f"'{one_line(value)}'"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        # A very long integer may not be turned into text at all (Python's own guard).
+        wide = isinstance(value, int) and value.bit_length() > 256
+        return "a very large integer" if wide else one_line(str(value))
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return f"a Python {type(value).__name__}"
+
+
+class Suggester:
+    """Finds the name that was probably meant, as long as its budget lasts.
+
+    difflib takes about 20 µs per comparison, so only the candidates that share most letter
+    pairs with the wrong name are given to it, and a check that has many wrong names gets
+    suggestions for the first of them only.
+    """
+
+    _COST_OF_ONE = 50
+
+    def __init__(self, budget: int = 20_000) -> None:
+        self._budget = budget
+
+    def did_you_mean(self, wrong: str, candidates: Collection[str]) -> str:
+        """`"; did you mean 'fetch'?"`, or an empty text."""
+        found = self._closest(wrong, candidates)
+        return f"; did you mean {shown(found)}?" if found else ""
+
+    def _closest(self, wrong: str, candidates: Collection[str]) -> str | None:
+        if self._budget < 0:
+            return None
+        self._budget -= len(candidates) + self._COST_OF_ONE
+        if self._budget < 0 or len(wrong) > _LONGEST_SHOWN:
+            return None
+        by_lower = {name.lower(): name for name in candidates if len(name) <= _LONGEST_SHOWN}
+        low = wrong.lower()
+        if low in by_lower:
+            return by_lower[low]
+        likely = list(by_lower)
+        if len(likely) > self._COST_OF_ONE:
+            pairs = _pairs(low)
+            likely.sort(key=lambda name: len(pairs & _pairs(name)), reverse=True)
+            del likely[self._COST_OF_ONE :]
+        close = get_close_matches(low, likely, n=1)
+        return by_lower[close[0]] if close else None
+
+
+def _pairs(name: str) -> set[str]:
+    """Its letter pairs, its ends included."""
+    framed = f"^{name}$"
+    return {framed[at : at + 2] for at in range(len(framed) - 1)}

@@ -11,20 +11,26 @@ cut to pieces; so a text is redacted before it is cut, never after.
 A secret that is short or a common word would be found in innocent data. It is recognised as a whole
 value only, and in a text for people as a whole word. Keys of an output are never rewritten: an
 output with a secret in a key is refused.
+
+Where a secret may stand: as the plain name `secrets.NAME`, in a config that takes secrets.
+
+A caller who may run workflows must not read a secret. Redaction recognises spellings; this rule
+leaves no spelling to make. A definition is checked when it is validated, and a worker checks
+again before it renders: it also gets what was stored before the rule, and messages that were put
+on a queue by hand. What this file must not know: handlers, values of secrets.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import orjson
 
-from dovetail.core.errors import SecretInKey
-from dovetail.core.findings import format_path
+from dovetail.core.errors import SecretInKey, format_path, shown
 
 MASK = "***"
 
@@ -450,3 +456,46 @@ def _base64_forms(secret: bytes) -> list[str]:
         if len(form) >= SHORTEST_BASE64:
             found.add(form)
     return sorted(found)
+
+
+SecretFields = bool | Collection[str]
+"""Where in a config: True, anywhere; a collection, in these fields; False, nowhere."""
+
+PLAIN_ONLY = (
+    "a secret may stand only as its plain name, alone or inside a text: {{ secrets.NAME }} or "
+    "'Bearer {{ secrets.NAME }}'; no filter, operator, condition, item or attribute"
+)
+PLAIN_BESIDE = (
+    "beside a secret only plain expressions may stand, such as {{ params.user }}: no filter, "
+    "operator or condition; calculate the value in a node before, and read its output"
+)
+
+
+@runtime_checkable
+class KnowsSecretFields(Protocol):
+    """What knows handlers may also know which of them take secrets."""
+
+    def secret_fields(self, name: str) -> SecretFields | None:
+        """Where the config of a handler may have secrets; None: the handler is known, this not."""
+        ...
+
+
+def misplaced(handler: str, fields: SecretFields | None, field: object) -> str | None:
+    """Why a secret may not stand in this field of the handler's config; None if it may."""
+    if fields is True:
+        return None
+    name = shown(handler)
+    if fields is None:
+        return (
+            f"it is not known whether the handler {name} takes secrets, so it gets none: the "
+            "worker that announced it does not say so; start it with this version of dovetail"
+        )
+    if fields is False or not fields:
+        return (
+            f"the handler {name} takes no secrets; call_external_service does, and a handler of "
+            "your own that declares it: @handler(…, secrets=True)"
+        )
+    if field in fields:
+        return None
+    allowed = ", ".join(sorted(fields))
+    return f"{name} takes secrets in {allowed} of its config, not in {shown(str(field))}"

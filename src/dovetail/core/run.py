@@ -13,7 +13,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import NO_TOKEN, Token
-from dovetail.core.outputs import Elsewhere
+from dovetail.core.outputs import OutputReference
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 from dovetail.core.templates import NodeValue
 
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 _PENDING = NodeStatus.PENDING
 
 
-class Unkept(NamedTuple):
+class UnreadOutput(NamedTuple):
     """Stands for an output that is not at hand: only its size is known."""
 
     size: int
@@ -43,7 +43,7 @@ class Unkept(NamedTuple):
 
 def encoded_size(output: Any) -> int:
     """How many bytes an output takes as every store keeps it: JSON without spaces."""
-    if type(output) is Unkept or type(output) is Elsewhere:
+    if type(output) is UnreadOutput or type(output) is OutputReference:
         return int(output.size)
     return len(orjson.dumps(output))
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dovetail.core.consequences import (
+from dovetail.core.effects import (
     COMPLETED,
     FAILED,
     PENDING,
@@ -34,20 +34,20 @@ from dovetail.core.consequences import (
     RUNNING,
     SKIPPED,
     cancel_node,
-    close,
+    complete_children,
     fail_node,
     fence,
+    fill_slots_and_finish,
     finish,
-    lay_down,
     log,
     lose_node,
-    note,
     outstanding,
     overweight,
     publish,
+    record_change,
     refuse,
+    release_lease,
     resolve,
-    settle,
     stops,
     weigh,
     write,
@@ -104,7 +104,7 @@ def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) 
         if spec.id in outputs:
             nodes[index].output = outputs[spec.id]
             finish(run, nodes[index], COMPLETED, now)
-            note(run, index, out, now, "node.reused")
+            record_change(run, index, out, now, "node.reused")
     count_parents(run, [i for i, node in enumerate(nodes) if node.status is PENDING])
 
 
@@ -132,7 +132,7 @@ def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
     if not run.logged:
         return TAKEN
     out = Decision()
-    note(run, index, out, now, "node.started", {"worker": move.worker})
+    record_change(run, index, out, now, "node.started", {"worker": move.worker})
     return out
 
 
@@ -170,7 +170,7 @@ def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     out.changed.append(index)
     if run.logged:
         write(run, index, out, now, "node.completed")
-    settle(run, index, out, now, nonce)
+    complete_children(run, index, out, now, nonce)
     return out
 
 
@@ -188,8 +188,8 @@ def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
     node.error = None
     run.active -= 1
     finish(run, node, COMPLETED, now)
-    note(run, index, out, now, "node.cached")
-    settle(run, index, out, now, nonce)
+    record_change(run, index, out, now, "node.cached")
+    complete_children(run, index, out, now, nonce)
     return out
 
 
@@ -216,14 +216,14 @@ def fail(run: RunState, move: Fail, now: float, nonce: int) -> Decision:
         )
         node.error = move.error
         told = {"error": move.error, "delay": wait, "retry": retry_number}
-        note(run, index, out, now, "node.retrying", told)
-        lay_down(node)
+        record_change(run, index, out, now, "node.retrying", told)
+        release_lease(node)
         fence(node, nonce)
         node.status = QUEUED
         node.phase = Phase.BACKING_OFF
         node.until = now + wait
         out.wake = [(node.until, Wake(run.id, move.node, node.token))]
-    close(run, out, now)
+    fill_slots_and_finish(run, out, now)
     return out
 
 
@@ -238,7 +238,7 @@ def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
         return NOTHING  # renewed meanwhile
     out = Decision()
     lose_node(run, index, move.max_crashes, out, now, nonce)
-    close(run, out, now)
+    fill_slots_and_finish(run, out, now)
     return out
 
 
@@ -252,7 +252,7 @@ def take_over(run: RunState, move: TakeOver, now: float, nonce: int) -> Decision
         elif node.until is not None and move.behind > 0:
             node.until -= move.behind
             out.changed.append(index)
-    close(run, out, now)
+    fill_slots_and_finish(run, out, now)
     orders = outstanding(run)
     out.changed += orders.changed  # who has to see to it is another
     out.dispatch, out.wake = orders.dispatch, orders.wake
@@ -275,8 +275,8 @@ def park(run: RunState, move: Park, now: float, nonce: int) -> Decision:
     node.until = move.until
     out.wake = [(move.until, Wake(run.id, move.node, move.token))]
     told = {"until": move.until, "resource_tag": run.graph.nodes[index].resource_tag}
-    note(run, index, out, now, "node.parked", told)
-    close(run, out, now)
+    record_change(run, index, out, now, "node.parked", told)
+    fill_slots_and_finish(run, out, now)
     return out
 
 
@@ -303,7 +303,7 @@ def progress(run: RunState, move: Progress, now: float, nonce: int) -> Decision:
         return NOTHING
     out = Decision()
     told = {"fraction": move.fraction, "message": move.message}
-    note(run, index, out, now, "node.progress", told)
+    record_change(run, index, out, now, "node.progress", told)
     return out
 
 
@@ -323,7 +323,7 @@ def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
     if run.status not in FINAL and not run.failed and not run.cancelled:
         run.status = RunStatus.CANCELLED
         log(run, out, now, "run.cancelled")
-    close(run, out, now)
+    fill_slots_and_finish(run, out, now)
     return out
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.findings import Finding, Path, format_path, one_line, shown
+from dovetail.core.errors import Finding, Path, format_path, one_line, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 100

@@ -1,4 +1,12 @@
-"""Where the files of documents are, and how one is written so that no half of it is ever seen.
+"""Every file of documents is opened here: within the roots, and through no link.
+
+Paths come from params, configs, outputs and documents, and none of these is trusted. A path is
+resolved, links included; what it resolves to must be in a root; then each folder of it is opened
+by its handle, one after the other, and a link among them is refused. So a link that is put there
+between the look and the use leads nowhere. Who reads, writes, renames or deletes a file does it
+by its name in such a folder. What this file must not know: what is in the files.
+
+Where the files of documents are, and how one is written so that no half of it is ever seen.
 
 A file is written beside its place under a temporary name, synced, renamed, and its folder
 synced. The name is the same each time, so that what a killed process left is overwritten by the
@@ -11,21 +19,327 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dovetail import PermanentError, RetryableError
-from dovetail.documents.confinement import (
-    OUT_VARIABLE,
-    Folder,
-    file_name,
-    is_file_name,
-    opened_folder,
-    refused,
-)
+
+ROOTS_VARIABLE = "DOVETAIL_DOCUMENTS_ROOTS"
+OUT_VARIABLE = "DOVETAIL_DOCUMENTS_OUT"
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+LONGEST_NAME = 100
+MOST_SHOWN = 5
+"""Roots that an error names."""
+
+# No separator, no dot in front, nothing that a shell would expand.
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
+
+# O_PATH needs no permission to list a folder, only to pass through it, as a plain path does.
+_STEP = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_named: frozenset[str] = frozenset()
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+def is_file_name(value: object) -> bool:
+    """Whether a file can be named so, in any folder, and stays in it."""
+    return isinstance(value, str) and _FILE_NAME.fullmatch(value) is not None
+
+
+def file_name(value: object) -> str:
+    """The value, if a file can be named so; else a name that is made of it, for it alone."""
+    text = str(value)
+    if is_file_name(text):
+        return text
+    letters = _NOT_IN_A_NAME.sub("_", text)[:LONGEST_NAME].lstrip("._-") or "x"
+    # a/b and a:b must not share a name.
+    digits = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{letters}-{digits}"
+
+
+# --- roots -------------------------------------------------------------------------------------
+
+
+def allow(*paths: str | Path) -> None:
+    """Also these, in this process: the paths that were named on its command line.
+
+    The setting wins: where it is set, nothing else is allowed.
+    """
+    global _named
+    # Resolved now: what is put in its place later is not what was named.
+    _named |= {os.path.realpath(path) for path in paths}
+
+
+def roots() -> frozenset[str]:
+    """The folders and files that documents may use in this process.
+
+    Those of the setting. Where it is not set: the working folder, the default folder of results,
+    and what was named on the command line.
+    """
+    try:
+        here = os.getcwd()  # noqa: PTH109  (a key, not a path yet)
+    except FileNotFoundError:  # the folder was deleted under us
+        here = ""
+    settings = (os.environ.get(name, "").strip() for name in (ROOTS_VARIABLE, OUT_VARIABLE))
+    return _roots(*settings, here, _named)
+
+
+@lru_cache(maxsize=32)
+def _roots(given: str, out: str, here: str, named: frozenset[str]) -> frozenset[str]:
+    """Resolved once: whoever can write in one root must not move another by a link."""
+    if given:
+        paths = [part.strip() for part in given.split(",") if part.strip()]
+    else:
+        paths = [path for path in (here, out, *named) if path]
+    return frozenset(os.path.realpath(path) for path in paths)
+
+
+def confined(path: str | Path) -> Path:
+    """What the path resolves to, if that is in a root. Raises `PermanentError`."""
+    if not _can_be_a_path(str(path)):
+        raise PermanentError(f"{str(path)!r} is no path", type="invalid_params")
+    real = os.path.realpath(path)
+    if _is_within(real):
+        return Path(real)
+    leads = "" if real == str(path) else f" leads to {real}, which"
+    raise refused(path, f"{leads} is in none of the folders that documents may use here")
+
+
+def _is_within(real: str) -> bool:
+    """By looking up its parents: a command line may have named thousands of roots."""
+    allowed = roots()
+    while real not in allowed:
+        parent = os.path.dirname(real)  # noqa: PTH120
+        if parent == real:
+            return False
+        real = parent
+    return True
+
+
+def refused(path: str | Path, why: str) -> PermanentError:
+    """The error of a path that must not be used: names the path, the roots, and the setting."""
+    allowed = sorted(roots())
+    shown = ", ".join(allowed[:MOST_SHOWN]) or "none"
+    if len(allowed) > MOST_SHOWN:
+        shown += f" and {len(allowed) - MOST_SHOWN:,} more"
+    is_set = os.environ.get(ROOTS_VARIABLE, "").strip()
+    setting = f"{ROOTS_VARIABLE} names {'them' if is_set else 'others; it is not set'}"
+    return PermanentError(f"{path}{why}: {shown} ({setting})", type="not_allowed")
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+class Folder:
+    """A folder by its handle: its path may lead elsewhere by now, its handle does not.
+
+    Names are of files directly in it. A link is never followed: it can be replaced and deleted.
+    """
+
+    def __init__(self, handle: int, path: Path) -> None:
+        self._handle = handle
+        self.path = path
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def open(self, name: str, flags: int) -> int:
+        """The file's handle. One that is made is for this user alone, whatever the umask."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(_checked(name), flags, FILE_MODE, dir_fd=self._handle)
+
+    def stat(self, name: str) -> os.stat_result:
+        return os.stat(_checked(name), dir_fd=self._handle, follow_symlinks=False)
+
+    def replace(self, name: str, new_name: str) -> None:
+        os.replace(
+            _checked(name), _checked(new_name), src_dir_fd=self._handle, dst_dir_fd=self._handle
+        )
+
+    def unlink(self, name: str) -> None:
+        os.unlink(_checked(name), dir_fd=self._handle)
+
+    def sync(self) -> None:
+        """What was made, renamed or deleted in it is so for good."""
+        _sync(self._handle)
+
+    def make_file(self, name: str) -> None:
+        """An empty file of this user alone, unless there is a file.
+
+        It is not even opened where that can be avoided: to close it would drop the locks that
+        this process has on it by another handle, as a database has.
+        """
+        with suppress(FileExistsError):
+            if hasattr(os, "O_PATH"):  # Linux: elsewhere only root may
+                os.mknod(_checked(name), FILE_MODE | stat.S_IFREG, dir_fd=self._handle)
+            else:
+                os.close(self.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+
+
+@contextmanager
+def opened_folder(path: str | Path, *, create: bool = False) -> Iterator[Folder]:
+    """The folder, if it is in a root. Raises `PermanentError` if not, `OSError` as `open` does.
+
+    With `create` it is made where it is missing, with its parents, for this user alone.
+    """
+    folder = open_folder(path, create=create)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def open_folder(path: str | Path, *, create: bool = False) -> Folder:
+    """As `opened_folder`, for who closes it."""
+    if plain := _plainly_within(path):
+        with suppress(_LinkFound):
+            return _entered(plain, create=create)
+    try:
+        return _entered(confined(path), create=create)
+    except _LinkFound:
+        raise _swapped(path) from None
+
+
+@contextmanager
+def opened_file(path: str | Path) -> Iterator[int]:
+    """The handle of a file that is read, if what the path resolves to is in a root.
+
+    Raises as `opened_folder`. Does not wait for whoever writes to a pipe.
+    """
+    file = None
+    if plain := _plainly_within(path):
+        with suppress(_LinkFound):
+            file = _opened(plain)
+    if file is None:
+        try:
+            file = _opened(confined(path))
+        except _LinkFound:
+            raise _swapped(path) from None
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a regular file. A link is none. Raises `PermanentError` out of the roots."""
+    path = Path(path)
+    try:
+        with opened_folder(path.parent) as folder:
+            return stat.S_ISREG(folder.stat(path.name).st_mode)
+    except OSError:
+        return False
+
+
+class _LinkFound(Exception):
+    """On the way to what was taken for a path without links."""
+
+
+def _plainly_within(path: str | Path) -> Path | None:
+    """The path, if it is in a root as it is written: then the way there tells if it has links.
+
+    To resolve it before costs as much again, and is left to paths that have some.
+    """
+    text = str(path)
+    is_plain = text.startswith("/") and os.path.normpath(text) == text and _can_be_a_path(text)
+    return Path(text) if is_plain and _is_within(text) else None
+
+
+def _opened(real: Path) -> int:
+    if not real.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(real))
+    folder = _entered(real.parent, create=False)  # which need not be in a root itself
+    try:
+        return folder.open(real.name, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _LinkFound from None
+        raise
+    finally:
+        folder.close()
+
+
+def _entered(real: Path, *, create: bool) -> Folder:
+    """The folder, step by step from the top. Raises `_LinkFound`, `OSError`."""
+    handle = os.open("/", _STEP)
+    try:
+        for name in real.parts[1:]:
+            inner = _step(handle, name, create=create)
+            os.close(handle)
+            handle = inner
+    except BaseException:
+        os.close(handle)
+        raise
+    return Folder(handle, real)
+
+
+def _step(handle: int, name: str, *, create: bool) -> int:
+    try:
+        return os.open(name, _STEP, dir_fd=handle)
+    except FileNotFoundError:
+        if not create:
+            raise
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(handle, name):
+            raise _LinkFound from None
+        raise
+    with suppress(FileExistsError):  # another process makes it, too
+        os.mkdir(name, FOLDER_MODE, dir_fd=handle)
+        _sync(handle)
+    return _step(handle, name, create=False)
+
+
+def _is_link(handle: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _swapped(path: str | Path) -> OSError | PermanentError:
+    """A link where none was a moment ago, unless links lead in a circle: those resolve to one."""
+    try:
+        os.path.realpath(path, strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return error
+    return refused(path, " became a link while it was used; documents may use")
+
+
+def _checked(name: str) -> str:
+    if not name or "/" in name or name in (".", "..") or not _can_be_a_path(name):
+        raise PermanentError(f"{name!r} is no name of a file", type="invalid_params")
+    return name
+
+
+def _can_be_a_path(text: str) -> bool:
+    """No zero byte in it, and no half of a character."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def _sync(handle: int) -> None:
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+    try:
+        os.fsync(readable)
+    finally:
+        os.close(readable)
+
 
 DEFAULT_OUT = "documents"
 UNKNOWN_DAY = "unknown"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail import DovetailError, PermanentError
-from dovetail.documents.confinement import is_file
+from dovetail.documents.files import is_file
 
 if TYPE_CHECKING:
     from dovetail.documents.reviews import Review, Reviews
@@ -157,7 +157,7 @@ def name_problem(path: str) -> dict[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SourceDocument:
     """A file as it is now, beside what was made of it before."""
 
     id: str
@@ -171,7 +171,7 @@ class Document:
     """This content was extracted before, of whatever path: to extract it makes no call."""
 
 
-def look(path: str, out: Path, reviews: Reviews, extractor: str) -> Document:
+def look(path: str, out: Path, reviews: Reviews, extractor: str) -> SourceDocument:
     """What there is to do for a file. Which extractor is no matter if it is empty."""
     from dovetail.documents.extraction import cached
 
@@ -179,7 +179,7 @@ def look(path: str, out: Path, reviews: Reviews, extractor: str) -> Document:
     review = reviews.get(name)
     is_done = _covers(review, path, sha256, extractor)
     is_known = is_done or bool(sha256 and extractor and cached(sha256, out, extractor))
-    return Document(name, path, sha256, review, is_done, is_known)
+    return SourceDocument(name, path, sha256, review, is_done, is_known)
 
 
 def _content_hash(path: str) -> str:

@@ -52,7 +52,7 @@ _BLOCKS = {
 # fmt: on
 
 
-class Unreadable(Exception):
+class UnreadableDocument(Exception):
     """A document that gives no text; `type` is the word that its node fails with."""
 
     def __init__(self, type: str, message: str) -> None:  # noqa: A002
@@ -84,12 +84,14 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
         document = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
         if error.err_code == _PASSWORD:
-            raise Unreadable("encrypted", "the PDF asks for a password; save it without") from None
-        raise Unreadable("corrupt", f"it begins like a PDF and is none: {error}") from None
+            raise UnreadableDocument(
+                "encrypted", "the PDF asks for a password; save it without"
+            ) from None
+        raise UnreadableDocument("corrupt", f"it begins like a PDF and is none: {error}") from None
     with document:
         count = len(document)
         if count == 0:
-            raise Unreadable("corrupt", "the PDF has no pages")
+            raise UnreadableDocument("corrupt", "the PDF has no pages")
         texts, length, damaged = [], 0, 0
         for number in range(min(count, MAX_PAGES)):
             try:
@@ -103,7 +105,7 @@ def _pdf(data: bytes, warnings: list[str]) -> tuple[str, int]:
             if length > ENOUGH_CHARACTERS:
                 break
         if not texts:
-            raise Unreadable("corrupt", f"none of the PDF's {count} pages can be read")
+            raise UnreadableDocument("corrupt", f"none of the PDF's {count} pages can be read")
         if damaged:
             warnings.append(f"{damaged} of {count} pages are damaged and were left out")
         if count > MAX_PAGES:
@@ -182,7 +184,7 @@ def _has_pictures(document: Any) -> bool:
 def _scanned(document: Any, warnings: list[str]) -> str:
     """What a PDF of pictures says, by looking at it."""
     if shutil.which("tesseract") is None:
-        raise Unreadable(
+        raise UnreadableDocument(
             "no_ocr",
             "the PDF has no text, only pictures, and there is no 'tesseract' on PATH to read "
             "them; install it, as in: apt install tesseract-ocr",
@@ -207,7 +209,7 @@ def _picture(page: Any) -> bytes:
 def _seen(picture: bytes) -> str:
     program = shutil.which("tesseract")
     if program is None:
-        raise Unreadable(
+        raise UnreadableDocument(
             "no_ocr",
             "it is a picture, and there is no 'tesseract' on PATH to read it; install it, as in: "
             "apt install tesseract-ocr",
@@ -222,12 +224,12 @@ def _seen(picture: bytes) -> str:
             env={**os.environ, "OMP_THREAD_LIMIT": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise Unreadable(
+        raise UnreadableDocument(
             "too_large", f"tesseract was not done with the picture in {OCR_SECONDS} s"
         ) from None
     if done.returncode != 0:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[:200]
-        raise Unreadable("corrupt", f"tesseract could not read the picture: {said}")
+        raise UnreadableDocument("corrupt", f"tesseract could not read the picture: {said}")
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -250,9 +252,11 @@ def _docx(data: bytes) -> str:
             for name in _text_parts(package, len(data)):
                 _word_lines(etree.fromstring(package.read(name), parser), lines)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise Unreadable("corrupt", f"it begins like a DOCX and is damaged: {error}") from None
+        raise UnreadableDocument(
+            "corrupt", f"it begins like a DOCX and is damaged: {error}"
+        ) from None
     except etree.LxmlError as error:
-        raise Unreadable("corrupt", f"a part of the DOCX is no XML: {error}") from None
+        raise UnreadableDocument("corrupt", f"a part of the DOCX is no XML: {error}") from None
     return "\n".join(lines)
 
 
@@ -265,15 +269,17 @@ def _text_parts(package: zipfile.ZipFile, size: int) -> list[str]:
     body = next((name for name in entries if _BODY.fullmatch(name)), None)
     if body is None:
         what = next((kind for name, kind in _NO_TEXTS.items() if name in entries), "an archive")
-        raise Unreadable("unsupported", f"it is {what}, no document with text; save it as PDF")
+        raise UnreadableDocument(
+            "unsupported", f"it is {what}, no document with text; save it as PDF"
+        )
     heads = sorted(name for name in entries if _HEADER.fullmatch(name))
     feet = sorted(name for name in entries if _FOOTER.fullmatch(name))
     wanted = [entries[name] for name in (*heads, body, *feet)]
     if any(entry.flag_bits & 1 for entry in wanted):
-        raise Unreadable("encrypted", "the DOCX asks for a password; save it without")
+        raise UnreadableDocument("encrypted", "the DOCX asks for a password; save it without")
     unpacked = sum(entry.file_size for entry in wanted)
     if unpacked > MAX_UNPACKED:
-        raise Unreadable(
+        raise UnreadableDocument(
             "too_large",
             f"the DOCX of {size:,} bytes has {unpacked:,} bytes of text once unpacked; "
             f"at most {MAX_UNPACKED:,} are",
@@ -331,10 +337,10 @@ def _html(data: bytes) -> str:
     try:
         root = etree.fromstring(data, parser)
     except etree.LxmlError as error:
-        raise Unreadable("corrupt", f"the HTML cannot be parsed: {error}") from None
+        raise UnreadableDocument("corrupt", f"the HTML cannot be parsed: {error}") from None
     if root is None:
         return ""
-    page = _Page()
+    page = _HtmlPage()
     walk = etree.iterwalk(root, events=("start", "end"))
     for event, element in walk:
         tag = element.tag
@@ -357,7 +363,7 @@ def _html(data: bytes) -> str:
     return "\n".join(page.lines)
 
 
-class _Page:
+class _HtmlPage:
     """Lines as a browser would show them; blocks in a cell do not break its row."""
 
     def __init__(self) -> None:
@@ -417,7 +423,7 @@ def serve(asked: BinaryIO, told: BinaryIO) -> None:
         try:
             answer = parse(kind, data)
             answer["text"] = answer["text"][:ENOUGH_CHARACTERS]
-        except Unreadable as error:
+        except UnreadableDocument as error:
             answer = {"error": error.type, "message": str(error)}
         except (MemoryError, RecursionError) as error:
             needs = "memory" if isinstance(error, MemoryError) else "levels of nesting"

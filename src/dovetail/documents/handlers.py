@@ -1,4 +1,9 @@
-"""The steps of the document pipeline as handlers.
+"""What was found in a document, as the bytes of a Parquet file with one row.
+
+The same content gives the same bytes, so a rerun changes no file. What it must not know: where
+the file goes.
+
+The steps of the document pipeline as handlers.
 
 Each says where its document is, calls the part that does the work, and returns what the next
 step needs. Id and path of a document come from the params of the run, never from what was
@@ -12,19 +17,111 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dovetail import Context, DovetailError, PermanentError, handler
-from dovetail.documents.confinement import confined
 from dovetail.documents.files import (
     checked_id,
     checked_result,
+    confined,
     default_out,
     json_path,
     parquet_path,
     saved,
 )
+
+_DIGITS = 38
+_DECIMALS = 9
+
+
+@cache
+def schema() -> Any:
+    """The columns. `document_type` and not `type`: that is the partition's, and readers that take
+    partitions from the path refuse a file with a column of the same name."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+    # 38 digits, 9 of them decimals, is NUMERIC in BigQuery and DECIMAL(38, 9) elsewhere: exact
+    # amounts in every currency, and unit prices and quantities that need more than four places.
+    money = pa.decimal128(_DIGITS, _DECIMALS)
+    item = pa.struct(
+        [
+            pa.field("description", pa.string()),
+            pa.field("quantity", money),
+            pa.field("unit_price", money),
+            pa.field("amount", money),
+        ]
+    )
+    return pa.schema(
+        [
+            pa.field("document_id", pa.string(), nullable=False),
+            pa.field("file_path", pa.string(), nullable=False),
+            pa.field("sha256", pa.string(), nullable=False),
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("pages", pa.int32()),
+            pa.field("characters", pa.int64()),
+            pa.field("document_type", pa.string(), nullable=False),
+            pa.field("vendor", pa.string()),
+            pa.field("date", pa.date32()),
+            pa.field("currency", pa.string()),
+            pa.field("total", money),
+            pa.field("line_items", pa.list_(item), nullable=False),
+            pa.field("confidence", pa.float64(), nullable=False),
+            pa.field("confidences", pa.map_(pa.string(), pa.float64()), nullable=False),
+            pa.field("extractor", pa.string(), nullable=False),
+            pa.field("warnings", pa.list_(pa.string()), nullable=False),
+        ]
+    )
+
+
+def parquet_bytes(found: dict[str, Any]) -> bytes:
+    """One row, as a whole file."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ModuleNotFoundError as error:
+        raise PermanentError(
+            f"Parquet files need pyarrow ({error}): pip install 'dovetail[documents]'",
+            type="not_installed",
+        ) from None
+    table = pa.Table.from_pylist([_row(found)], schema=schema())
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="snappy", use_dictionary=False, store_schema=False)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _row(found: dict[str, Any]) -> dict[str, Any]:
+    day = found["date"]
+    return {
+        **{name: found[name] for name in ("document_id", "file_path", "sha256", "kind")},
+        **{name: found[name] for name in ("pages", "characters", "vendor", "currency")},
+        **{name: found[name] for name in ("confidence", "extractor", "warnings")},
+        "document_type": found["type"],
+        "date": None if day is None else date.fromisoformat(day),
+        "total": _exact(found["total"]),
+        "line_items": [
+            {
+                "description": item["description"],
+                "quantity": _exact(item["quantity"]),
+                "unit_price": _exact(item["unit_price"]),
+                "amount": _exact(item["amount"]),
+            }
+            for item in found["line_items"]
+        ],
+        "confidences": sorted(found["confidences"].items()),
+    }
+
+
+def _exact(number: float | None) -> Decimal | None:
+    """The number as it is written, not the binary fraction nearest to it."""
+    if number is None:
+        return None
+    return round(Decimal(repr(number)), _DECIMALS)
+
 
 EXTRACT_RETRIES = 3
 SAVE_RETRIES = 3
@@ -37,7 +134,7 @@ _OF_THE_RUN = ("run_id", "started_at")
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DocumentRun:
     """Which document a run is about."""
 
     id: str
@@ -45,7 +142,7 @@ class Document:
     out: Path
 
     @classmethod
-    def of(cls, ctx: Context) -> Document:
+    def of(cls, ctx: Context) -> DocumentRun:
         given = ctx.params
         path, out = given.get("file_path"), given.get("out") or ""
         for name, value in (("file_path", path), ("out", out or "default")):
@@ -70,7 +167,7 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """
     from dovetail.documents.extraction import extract as fields_of
 
-    document = Document.of(ctx)
+    document = DocumentRun.of(ctx)
     await asyncio.to_thread(_begin, document, ctx)
     found = await fields_of(
         document.path,
@@ -91,9 +188,8 @@ async def extract(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 @handler("documents.save_parquet", max_retries=SAVE_RETRIES)
 def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Writes what was found as a Parquet file, partitioned by the document's day and type."""
-    from dovetail.documents.parquet import parquet_bytes
 
-    document = Document.of(ctx)
+    document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
     path = parquet_path(document.out, document.id, found["date"], found["type"])
     return saved(path, parquet_bytes(found))
@@ -102,7 +198,7 @@ def save_parquet(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 @handler("documents.save_json", max_retries=SAVE_RETRIES)
 def save_json(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Writes what was found as a JSON file."""
-    document = Document.of(ctx)
+    document = DocumentRun.of(ctx)
     found = _to_be_kept(config, document)
     text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False)
     return saved(json_path(document.out, document.id), f"{text}\n".encode())
@@ -116,7 +212,7 @@ def record_metrics(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """
     from dovetail.documents.metrics import note
 
-    document, found = Document.of(ctx), _extracted(config)
+    document, found = DocumentRun.of(ctx), _extracted(config)
     cached, confidence = found["run_id"] != ctx.run_id, found["confidence"]
     seconds = None if cached else max(0.0, time.time() - found["started_at"])
     note(document.out, document.id, ctx.run_id, seconds, confidence)
@@ -129,7 +225,7 @@ def create_review(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Puts the document before people: one review for each, whatever they corrected kept."""
     from dovetail.documents.reviews import open_reviews
 
-    document = Document.of(ctx)
+    document = DocumentRun.of(ctx)
     review = open_reviews(document.out).upsert(
         document.id,
         file_path=document.path,
@@ -168,7 +264,7 @@ def auto_approve(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
     """Approves a review that nobody has decided on."""
     from dovetail.documents.reviews import open_reviews
 
-    document = Document.of(ctx)
+    document = DocumentRun.of(ctx)
     review = open_reviews(document.out).approve(document.id, by=AUTO)
     return {
         "document_id": review.document_id,
@@ -188,7 +284,7 @@ def _extracted(config: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _to_be_kept(config: dict[str, Any], document: Document) -> dict[str, Any]:
+def _to_be_kept(config: dict[str, Any], document: DocumentRun) -> dict[str, Any]:
     """What goes into the files: the same for every run over the same content at the same path."""
     from dovetail.documents.reading import extension_warning
 
@@ -203,7 +299,7 @@ def _to_be_kept(config: dict[str, Any], document: Document) -> dict[str, Any]:
     }
 
 
-def _path_of(config: dict[str, Any], name: str, document: Document) -> Path:
+def _path_of(config: dict[str, Any], name: str, document: DocumentRun) -> Path:
     saved_as = config.get(name)
     if isinstance(saved_as, dict) and isinstance(saved_as.get("path"), str):
         return checked_result(name, document.out, document.id, saved_as["path"])
@@ -226,7 +322,7 @@ def _check_extractor(config: dict[str, Any], found: dict[str, Any]) -> None:
         )
 
 
-def _begin(document: Document, ctx: Context) -> None:
+def _begin(document: DocumentRun, ctx: Context) -> None:
     from dovetail.documents.metrics import begin
 
     try:

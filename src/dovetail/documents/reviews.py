@@ -1,4 +1,6 @@
-"""Reviews: one for each document, with what was found and what people made of it.
+"""The SQL of the files in this folder, by the names in their comments.
+
+Reviews: one for each document, with what was found and what people made of it.
 
 The rules are functions here: what a new extraction, a correction and an approval do to a review.
 Two shelves keep reviews, SQLite and PostgreSQL; each lets a rule be alone with its review. Beside
@@ -18,13 +20,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from dovetail import DovetailError, NotFound
 from dovetail.documents.files import is_result, remove
-from dovetail.documents.measuring import Measurement, MeasuringRule
+from dovetail.documents.metrics import Measurement, MeasuringRule
+
+
+@cache
+def statements(file: str) -> dict[str, str]:
+    """A comment with a name opens a statement; other comments are for people."""
+    text = Path(__file__).with_name(file).read_text("utf-8")
+    found: dict[str, str] = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
+        found[name.strip()] = "\n".join(lines).strip()
+    return found
+
 
 PENDING, APPROVED = "pending", "approved"
 STATUSES = (PENDING, APPROVED)

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 import orjson
 
 from dovetail import DovetailError, RetryableError, StoreError
-from dovetail.documents.measuring import Measurement, MeasuringRule
-from dovetail.documents.reviews import Change, Review, Rule
-from dovetail.documents.statements import statements
+from dovetail.documents.metrics import Measurement, MeasuringRule
+from dovetail.documents.reviews import Change, Review, Rule, statements
 from dovetail.postgres_url import connect_arguments, shown
 
 T = TypeVar("T")

@@ -21,11 +21,9 @@ from typing import Any
 import orjson
 
 from dovetail import DovetailError, PermanentError, RetryableError, StoreError
-from dovetail.documents.confinement import is_file, opened_folder, refused
-from dovetail.documents.files import explained
-from dovetail.documents.measuring import Measurement, MeasuringRule
-from dovetail.documents.reviews import Change, Review, Rule
-from dovetail.documents.statements import statements
+from dovetail.documents.files import explained, is_file, opened_folder, refused
+from dovetail.documents.metrics import Measurement, MeasuringRule
+from dovetail.documents.reviews import Change, Review, Rule, statements
 
 SQL = "reviews_sqlite.sql"
 SCHEMA_VERSION = 1

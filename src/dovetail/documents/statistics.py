@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from dovetail.documents.measuring import CACHED, COMPLETED, FAILED, PROVISIONAL, SUCCESS
+from dovetail.documents.metrics import CACHED, COMPLETED, FAILED, PROVISIONAL, SUCCESS
 
 TARGET = 5000.0
 """Documents an hour."""

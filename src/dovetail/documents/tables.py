@@ -87,7 +87,7 @@ _ORDINAL = re.compile(r"(?:\d{1,3}[.)]|#\d{1,3})\s{1,3}(?=\D)")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A line: its cells, what of it is words, what of it are amounts."""
 
     cells: tuple[str, ...]
@@ -107,7 +107,7 @@ class Sums:
     items_sure: float = 0.0
 
 
-def sums_of(rows: Sequence[Row], decimal: str) -> Sums:
+def sums_of(rows: Sequence[TableRow], decimal: str) -> Sums:
     """Total and line items. `decimal` is the text's sign for cents."""
     sums = Sums(items=_items(rows, decimal))
     named = _named(rows)
@@ -150,7 +150,7 @@ def cells_of(line: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def row_of(line: str, decimal: str) -> Row:
+def row_of(line: str, decimal: str) -> TableRow:
     """The line with its cells named."""
     cells = cells_of(line)
     words, amounts = [], []
@@ -166,7 +166,7 @@ def row_of(line: str, decimal: str) -> Row:
             amounts.append(it)
     label = " ".join(words)
     meaning = _meaning(label.lower()) if amounts else None
-    return Row(tuple(cells), label, tuple(amounts), meaning)
+    return TableRow(tuple(cells), label, tuple(amounts), meaning)
 
 
 def _meaning(label: str) -> str | None:
@@ -179,10 +179,10 @@ def _meaning(label: str) -> str | None:
     return None
 
 
-def _named(rows: Sequence[Row]) -> dict[str, list[float]]:
+def _named(rows: Sequence[TableRow]) -> dict[str, list[float]]:
     """The amounts under each meaning, in order; of a bare label, the one below it."""
     found: dict[str, list[float]] = {}
-    above: Row | None = None
+    above: TableRow | None = None
     for row in rows:
         meaning = row.meaning
         if not row.label and len(row.amounts) == 1 and above is not None and not above.amounts:
@@ -212,7 +212,7 @@ def _total(named: dict[str, list[float]], reached: Sequence[float]) -> tuple[flo
     return value, sure if len({each for each, _ in by_label}) == 1 else round(sure - 0.15, 4)
 
 
-def _by_the_largest(sums: Sums, rows: Sequence[Row]) -> Sums:
+def _by_the_largest(sums: Sums, rows: Sequence[TableRow]) -> Sums:
     money = [each.value for row in rows for each in row.amounts if each.is_money]
     if money:
         sums.total, sums.total_sure = max(money), 0.4
@@ -227,7 +227,7 @@ def _by_the_largest(sums: Sums, rows: Sequence[Row]) -> Sums:
 # --- line items --------------------------------------------------------------------------------
 
 
-def _items(rows: Sequence[Row], decimal: str) -> list[LineItem]:
+def _items(rows: Sequence[TableRow], decimal: str) -> list[LineItem]:
     """Each row of what was sold, down to the first sum."""
     items: list[LineItem] = []
     columns: list[str] = []
@@ -269,7 +269,7 @@ def _multiply(quantity: float, unit_price: float, cost: float) -> bool:
     return abs(quantity * unit_price - cost) < 0.006 + 0.005 * abs(quantity)
 
 
-def _columns(row: Row) -> list[str]:
+def _columns(row: TableRow) -> list[str]:
     """What the columns are, if this row is the head of a table."""
     if not 2 <= len(row.cells) <= 10 or any(each.is_exact for each in row.amounts):
         return []
@@ -281,7 +281,7 @@ def _columns(row: Row) -> list[str]:
     return found if "description" in found and len(set(found) - {"", "number"}) > 1 else []
 
 
-def _item(row: Row, columns: Sequence[str], decimal: str) -> LineItem | None:
+def _item(row: TableRow, columns: Sequence[str], decimal: str) -> LineItem | None:
     if not row.amounts:
         return None
     if columns and len(columns) == len(row.cells):
@@ -300,7 +300,7 @@ def _item(row: Row, columns: Sequence[str], decimal: str) -> LineItem | None:
 _Named = tuple[str, float | None, float | None, float]
 
 
-def _by_columns(row: Row, columns: Sequence[str], decimal: str) -> _Named | None:
+def _by_columns(row: TableRow, columns: Sequence[str], decimal: str) -> _Named | None:
     cells: dict[str, str] = {}
     for name, cell in zip(columns, row.cells, strict=True):
         cells.setdefault(name, cell)
@@ -320,7 +320,7 @@ def _by_columns(row: Row, columns: Sequence[str], decimal: str) -> _Named | None
     )
 
 
-def _by_order(row: Row, decimal: str) -> _Named | None:
+def _by_order(row: TableRow, decimal: str) -> _Named | None:
     """Words first, the amount last, and between them what multiplies to it."""
     if not row.amounts[-1].is_exact:
         return None

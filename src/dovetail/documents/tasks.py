@@ -34,7 +34,7 @@ _SHAPE = 'a document is {"document_id": …, "file_path": …} or the pair of bo
 hear_of_dags()  # whichever of the two packages was imported first
 
 
-class Document(NamedTuple):
+class DocumentTask(NamedTuple):
     document_id: str
     file_path: str
 
@@ -117,7 +117,7 @@ def batch_process_task(
 
 
 def _settle_failures(
-    batch: list[Document],
+    batch: list[DocumentTask],
     task_ids: list[str],
     out: str | None,
     results: Sequence[WorkflowResult | None],
@@ -128,14 +128,14 @@ def _settle_failures(
             run_ended({"document_id": document.document_id, "out": out}, task_id, result.status)
 
 
-def _read(documents: Any) -> list[Document]:
+def _read(documents: Any) -> list[DocumentTask]:
     if isinstance(documents, str | Mapping) or not isinstance(documents, Sequence):
         raise DagRefused(f"documents is a list; {_SHAPE}")
-    batch: list[Document] = []
+    batch: list[DocumentTask] = []
     seen: dict[str, int] = {}
     for place, one in enumerate(documents):
         if isinstance(one, Mapping):
-            one = [one.get(name) for name in Document._fields] if len(one) == 2 else one
+            one = [one.get(name) for name in DocumentTask._fields] if len(one) == 2 else one
         if isinstance(one, str | Mapping) or not isinstance(one, Sequence) or len(one) != 2:
             raise DagRefused(f"documents[{place}]: {_SHAPE}")
         document_id, file_path = one
@@ -150,11 +150,13 @@ def _read(documents: Any) -> list[Document]:
                 f"documents[{place}] has the id '{document_id}' of documents[{first}]; two of one "
                 "id would overwrite each other"
             )
-        batch.append(Document(document_id, file_path))
+        batch.append(DocumentTask(document_id, file_path))
     return batch
 
 
-def _send(batch_task: DagTask, batch: list[Document], task_ids: list[str], out: str | None) -> None:
+def _send(
+    batch_task: DagTask, batch: list[DocumentTask], task_ids: list[str], out: str | None
+) -> None:
     """As one group, under ids that a batch which is delivered again would use again."""
     if isinstance(process_document_task.backend, DisabledBackend):
         raise DagRefused(
@@ -181,7 +183,7 @@ def _ended_first(task_ids: list[str]) -> int:
 
 
 def _aggregate(
-    batch: list[Document], results: Sequence[WorkflowResult | None], duration: float
+    batch: list[DocumentTask], results: Sequence[WorkflowResult | None], duration: float
 ) -> dict[str, Any]:
     told = [_told(*one) for one in zip(batch, results, strict=True)]
     counts = dict.fromkeys(("completed", "failed", "cached", "lost"), 0)
@@ -197,7 +199,7 @@ def _aggregate(
     }
 
 
-def _told(document: Document, result: WorkflowResult | None) -> dict[str, Any]:
+def _told(document: DocumentTask, result: WorkflowResult | None) -> dict[str, Any]:
     """`lost`: it has not ended in all that time, and whether it ever will nobody can say."""
     measured = {} if result is None else result.outputs.get("record_metrics") or {}
     if result is None:

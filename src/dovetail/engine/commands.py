@@ -24,12 +24,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
-from dovetail.core.audit import audit, inconsistencies
+from dovetail.core.audit.event_check import audit, inconsistencies
+from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import LONGEST_LABEL, Workflow
 from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
-from dovetail.core.definition.validation import Checked, Limits, check
+from dovetail.core.definition.validation import Checked, DefinitionLimits, check
 from dovetail.core.errors import (
     BrokenRecord,
     BrokenRun,
@@ -39,26 +40,20 @@ from dovetail.core.errors import (
     NotFound,
     Problem,
     StoreError,
+    one_line,
+    shown,
 )
 from dovetail.core.events import Event
-from dovetail.core.findings import one_line, shown
-from dovetail.core.outputs import ONLY_SIZES, Room
+from dovetail.core.outputs import ONLY_SIZES, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
-from dovetail.core.verify import verify
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
-from dovetail.engine.idempotency import Request
-from dovetail.engine.limits import (
-    DEFAULT_BURST,
-    DEFAULT_RATE,
-    FASTEST,
-    LARGEST_BURST,
-    SLOWEST,
-)
+from dovetail.engine.idempotency import KeyedRequest
+from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
     Driver,
     DurableStore,
@@ -140,7 +135,7 @@ class Commands:
     clock: Clock
     known_handlers: Container[str] | None
     default_retries: Mapping[str, int]
-    limits: Limits
+    limits: DefinitionLimits
     rates: Rates
     max_crashes: int
     digest: Callable[[Workflow], tuple[str, bytes]]
@@ -264,7 +259,7 @@ class Commands:
         params alone, `InvalidParams`; `Conflict` for a key that was used for something else.
         """
         params = {} if params is None else params
-        request = Request("run", _name(workflow), version, params, idempotency_key)
+        request = KeyedRequest("run", _name(workflow), version, params, idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
             given, warnings = check_params(compiled.params, params)
@@ -282,7 +277,7 @@ class Commands:
         return Accepted(run_id, created=True, warnings=warnings)
 
     async def _made_before(
-        self, request: Request, given: Given, refusal: InvalidDefinition | NotFound
+        self, request: KeyedRequest, given: Given, refusal: InvalidDefinition | NotFound
     ) -> str:
         """What the same request has made already; else raises why it is refused.
 
@@ -321,7 +316,7 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
-    async def look(self, run_id: str, room: Room) -> RunState:
+    async def look(self, run_id: str, room: ReadBudget) -> RunState:
         """The run with as many outputs as there is room for; `store.read_outputs` has the rest."""
         return await self.store.load(run_id, room=room)
 
@@ -360,7 +355,7 @@ class Commands:
         return {"status": run.status.value, "result": result(run), "outputs": outputs(run)}
 
     async def with_results(
-        self, run_id: str, *, partial: bool = False, room: Room | None = None
+        self, run_id: str, *, partial: bool = False, room: ReadBudget | None = None
     ) -> RunState:
         """The run, if it has results: `Conflict` while its status is not final."""
         run = await self.store.load(run_id, room=room)
@@ -447,7 +442,7 @@ class Commands:
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
-    async def cancel(self, run_id: str, *, room: Room | None = None) -> RunState:
+    async def cancel(self, run_id: str, *, room: ReadBudget | None = None) -> RunState:
         """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left.
 
         A run that is damaged ends, too, if only as a run of which nothing else is known.
@@ -470,7 +465,7 @@ class Commands:
         }
 
     async def retry(
-        self, run_id: str, from_node: str | None = None, *, room: Room | None = None
+        self, run_id: str, from_node: str | None = None, *, room: ReadBudget | None = None
     ) -> RunState:
         """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
@@ -481,7 +476,7 @@ class Commands:
             run = await self.store.load(run_id, room=room)
         return run
 
-    async def _move(self, move: Cancel | Retry, room: Room | None) -> RunState:
+    async def _move(self, move: Cancel | Retry, room: ReadBudget | None) -> RunState:
         epoch = (await self.store.load(move.run_id, outputs=False)).epoch
         for again in range(MOST_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
@@ -574,7 +569,7 @@ class Commands:
 
         `warnings` are there if there are some.
         """
-        request = Request("batch", _name(workflow), version, list(items), idempotency_key)
+        request = KeyedRequest("batch", _name(workflow), version, list(items), idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
             given, warnings = check_items(compiled.params, items)
@@ -604,7 +599,7 @@ class Commands:
         `items` is a digest of them: the same key for other items is a `Conflict`.
         """
         compiled = await self._compile(workflow, None)
-        request = Request("batch", _name(workflow), None, [count, items], idempotency_key)
+        request = KeyedRequest("batch", _name(workflow), None, [count, items], idempotency_key)
         key = request.key(compiled.sha256)
         batch_id = new_id()
         name = compiled.graph.name

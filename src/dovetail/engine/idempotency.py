@@ -23,7 +23,7 @@ _AROUND_PARAMS = 2
 """Levels of nesting: what is asked, and in a batch its items."""
 
 
-class Request(NamedTuple):
+class KeyedRequest(NamedTuple):
     """What is asked for, as it is asked."""
 
     what: Literal["run", "batch"]

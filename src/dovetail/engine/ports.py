@@ -2,6 +2,10 @@
 
 The promises are the point: they say what holds after a crash, a repeat or a late arrival, and
 one contract suite tests every store and every transport against them.
+
+What an orchestrator of many needs of those around it, who all see the same.
+
+What it must not know: who they are.
 """
 
 from __future__ import annotations
@@ -21,11 +25,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import orjson
 
+from dovetail.core.audit.replay import JournalEntry
 from dovetail.core.caching import Caching, Facts
-from dovetail.core.consequences import COMPLETED
+from dovetail.core.effects import COMPLETED
 from dovetail.core.events import Event, Token
-from dovetail.core.outputs import Elsewhere, Room
-from dovetail.core.replay import Entry
+from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import (
@@ -37,6 +41,7 @@ from dovetail.core.transitions import (
     Stop,
     Submit,
     Transition,
+    Wake,
 )
 
 
@@ -63,7 +68,7 @@ class Store(Protocol):
         ...
 
     async def load(
-        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+        self, run_id: str, *, outputs: bool = True, room: ReadBudget | None = None
     ) -> RunState:
         """The run as it is now, to read. Raises `NotFound`.
 
@@ -73,7 +78,7 @@ class Store(Protocol):
         """
         ...
 
-    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+    async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         """These outputs of a run that `load` gave, as JSON, in this order.
 
         Raises `StoreError` if they are not there any more: the run was retried since, or removed.
@@ -136,7 +141,7 @@ class Registered(NamedTuple):
     created_at: float
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """What a doctor found."""
 
     check: str
@@ -268,7 +273,7 @@ class Records(Protocol):
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""
         ...
 
-    async def entries(self, run_id: str, after: int = 0) -> list[Entry] | None:
+    async def entries(self, run_id: str, after: int = 0) -> list[JournalEntry] | None:
         """The journal of a run; None where only its events are kept."""
         ...
 
@@ -294,7 +299,7 @@ class Records(Protocol):
     ) -> dict[str, Any]: ...
     async def limits(self) -> dict[str, tuple[float, int]]: ...
     async def set_limit(self, tag: str, rate: float, burst: int) -> None: ...
-    async def doctor(self) -> list[Finding]: ...
+    async def doctor(self) -> list[DoctorFinding]: ...
 
 
 class Task(NamedTuple):
@@ -354,7 +359,7 @@ class Transport(Protocol):
         ...
 
 
-class Scene(Protocol):
+class TemplateScope(Protocol):
     """What of a run a node's config reads."""
 
     def get(self, name: str) -> Any:
@@ -371,10 +376,10 @@ class Scene(Protocol):
         ...
 
 
-class Scenes(Protocol):
+class ScopeReader(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
 
-    async def scene_of(self, order: Dispatch) -> Scene:
+    async def scene_of(self, order: Dispatch) -> TemplateScope:
         """For rendering this node: whatever its templates read, and nothing else.
 
         Raises `TooLarge` if that is more than a node may read.
@@ -386,7 +391,7 @@ class Scenes(Protocol):
         digests of outputs. None if that is more than a node may read."""
         ...
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[Scene]:
+    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
         """For rendering these nodes, by run: their parents, and whatever their templates read."""
         ...
 
@@ -398,7 +403,7 @@ class Sender(Protocol):
     async def stop(self, order: Stop) -> None: ...
 
 
-class Desk(Protocol):
+class TaskSource(Protocol):
     """Where a worker gets its work and says what became of it."""
 
     async def take(self, limit: int) -> list[Task]:
@@ -461,7 +466,7 @@ class Calls(Protocol):
         ...
 
 
-class Limits(Protocol):
+class RateLimiter(Protocol):
     """Token buckets by resource tag."""
 
     async def book(self, tag: str, now: float) -> float:
@@ -481,4 +486,159 @@ class Limits(Protocol):
 
     async def slow(self, tag: str, until: float) -> None:
         """A service asked to be left alone: no token of this tag before `until`."""
+        ...
+
+
+Start = tuple[str, str, Token]
+
+
+class ParkedNode(NamedTuple):
+    """Somebody who was told to come for a token."""
+
+    at: float
+    tag: str
+    wake: Wake
+
+
+class ParkedIndex(Protocol):
+    """Who waits for which rate limit. An index: it may lack some, and have some who are gone."""
+
+    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+        """They were told to come then, or have another time from now on."""
+        ...
+
+    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+        """Everybody, in the order of their times; nobody if all of these come so soon."""
+        ...
+
+    async def leave_line(self, waits: Iterable[ParkedNode]) -> None: ...
+
+
+class TimerIndex(ParkedIndex, Protocol):
+    """What is due when, over all runs."""
+
+    async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None: ...
+    async def due(self, now: float, limit: int) -> list[tuple[float, Wake]]: ...
+    async def next_due(self) -> float | None: ...
+    async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
+        """These are done; but one that has another time by now waits anew, and goes on waiting."""
+        ...
+
+    async def lease(self, run_ids: Iterable[str], until: float) -> None:
+        """Look at these runs then, or earlier if somebody else is to be missed earlier."""
+        ...
+
+    async def expired(self, now: float, limit: int) -> list[str]:
+        """Runs to look at: somebody in them may have been silent for longer than its lease.
+
+        Answers no sooner than a lease can be renewed."""
+        ...
+
+    async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
+        """Look at these no earlier than then, but for a `lease` that comes from now on."""
+        ...
+
+    async def released(self, run_ids: Iterable[str], mark: float) -> None:
+        """Nobody is to be missed in these, unless there was a `lease` since they were put off."""
+        ...
+
+    async def moved(self, run_ids: Iterable[str], now: float, *, is_new: bool = False) -> None:
+        """`is_new`: they are about to be made. One that is there already may be there because its
+        maker died over it, and has not moved."""
+        ...
+
+    async def idle(self, since: float, limit: int) -> list[tuple[str, float]]: ...
+    async def ended(self, run_ids: Iterable[str], since: float) -> None:
+        """Neither moves nor leases are to be expected of these, unless one has moved since."""
+        ...
+
+    async def remember_all(self, now: float) -> None: ...
+    async def age(self) -> float:
+        """For how many seconds it has been there without a break, at least."""
+        ...
+
+
+class QueueInspector(Protocol):
+    """What lies about between the processes."""
+
+    async def oldest_result(self) -> float | None:
+        """When the oldest result that is not taken in yet was sent."""
+        ...
+
+    async def oldest_waiting(self, handler: str) -> float | None:
+        """When the oldest task of a handler that no worker has got yet was sent."""
+        ...
+
+    async def lost(self) -> list[str]:
+        """Handlers whose waiting tasks were all lost since this was last asked."""
+        ...
+
+    async def announce(self, run_ids: Iterable[str]) -> None:
+        """Tell who waits for the end of these runs."""
+        ...
+
+
+class RunObserver(Protocol):
+    """Who else must know that runs have moved."""
+
+    every_move: bool
+    """Not only that their status is another."""
+
+    async def moved(
+        self,
+        run_ids: Sequence[str],
+        turned: Sequence[str],
+        ended: Mapping[str, Event | None] | None = None,
+    ) -> None:
+        """These have new events; of `turned` the status is another, or they are new. Those that
+        `ended` just now are told with their last event, if that is known.
+
+        Told before such a run leaves the agenda: if the teller dies, the sweep tells it again.
+        """
+        ...
+
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        """These are new."""
+        ...
+
+
+class SharedStore(Store, Protocol):
+    @property
+    def breaks(self) -> int:
+        """How often the connection to it broke: what was asked then may have been done before it
+        was asked again, and was refused."""
+        ...
+
+    async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
+        """Make these runs, each by itself; nothing is decided of one that is there."""
+        ...
+
+    async def offered(self, tasks: Sequence[Task]) -> list[bool]:
+        """Which of these starts anybody may still claim."""
+        ...
+
+    async def claim(
+        self, tasks: Sequence[Task], worker: str, until: float, now: float
+    ) -> list[bool]:
+        """Which of these starts are this worker's from now on; see `Claim`."""
+        ...
+
+    async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
+        """What is somebody's in these runs, and until when."""
+        ...
+
+    def made_at(self, run_id: str) -> float | None:
+        """When this run was made, if that is known without looking."""
+        ...
+
+    async def look_up(self, run_ids: Iterable[str]) -> None:
+        """Get to know these in one go, for who will apply something to each of them."""
+        ...
+
+    async def sent(self) -> None:
+        """Returns when whatever it has sent out by itself has arrived."""
+        ...
+
+    async def settle_pending(self, run_id: str, now: float) -> Decision:
+        """Decide on conditions that somebody left undecided."""
         ...

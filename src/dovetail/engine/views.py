@@ -1,11 +1,18 @@
-"""A run as people and programs see it: the fields of the HTTP API, everywhere."""
+"""A run as people and programs see it: the fields of the HTTP API, everywhere.
+
+Runs that cannot be read, or whose state disagrees with their own log: in words, and as data.
+
+Such a run is named and left as it is, and everything else goes on. Its state can be rebuilt from
+its log (`repair`), and it can be ended in any case (`cancel`). What it must not know: where a run
+is kept.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
 
-from dovetail.core.dag import NodeSpec
+from dovetail.core.dag import Graph, NodeSpec
 from dovetail.core.events import Event
 from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus, RunStatus
@@ -142,3 +149,29 @@ def timestamp(seconds: float | None) -> str | None:
 
 def _duration(began: float | None, ended: float | None) -> float | None:
     return None if began is None or ended is None else round(max(0.0, ended - began), 6)
+
+
+KIND = "run_damaged"
+"""The `type` of the error that a damaged run ends with."""
+LONGEST_WHY = 500
+
+
+def unread_run(
+    run_id: str,
+    workflow: str,
+    version: int | None,
+    created_at: float,
+    status: RunStatus,
+    finished_at: float,
+    why: str,
+) -> RunState:
+    """A run that was ended unread: what lists know of it, without any node."""
+    graph = Graph(workflow, (), {}, True, None, (), (), None)
+    run = RunState(run_id, graph, {}, created_at, version)
+    run.status, run.finished_at = status, finished_at
+    run.error = damage_error(why)
+    return run
+
+
+def damage_error(why: str) -> dict[str, Any]:
+    return {"type": KIND, "message": why[:LONGEST_WHY]}

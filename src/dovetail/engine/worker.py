@@ -1,4 +1,9 @@
-"""Runs handlers: takes tasks, claims them, and reports what became of them.
+"""Threads for handlers that block.
+
+The standard executor joins its threads when the interpreter exits, so one handler stuck in a
+`sleep` would hold up Ctrl-C. These are daemons: one that will not end is left behind.
+
+Runs handlers: takes tasks, claims them, and reports what became of them.
 
 One asyncio task at a time leads. The leader takes tasks, claims them and drives each handler
 itself until it first waits for something; it then stays with that handler and another task
@@ -22,18 +27,89 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
+from queue import SimpleQueue
 from sys import getrefcount
 from types import coroutine
 from typing import Any
 
-from dovetail.core.consequences import new_tuple
+from dovetail.core.effects import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.events import LATE, Token
 from dovetail.core.retry import LONGEST_RETRY_AFTER
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
-from dovetail.engine.ports import Call, Calls, Desk, Result, Task
-from dovetail.engine.threads import Threads
+from dovetail.engine.ports import Call, Calls, Result, Task, TaskSource
+
+_Job = tuple[
+    Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], None] | None
+]
+
+
+class Threads:
+    """As many threads as calls at once, reused; the caller bounds how many that are."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._started = 0
+        self._closed = False
+
+    def submit(
+        self, work: Callable[[], Any], late: Callable[[], None] | None = None
+    ) -> asyncio.Future[Any]:
+        """`late` is called, in the loop, if it returns when nobody waits for it any more."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._jobs.put((partial(copy_context().run, work), loop, future, late))
+        if not self._idle.acquire(blocking=False):
+            self._started += 1
+            name = f"dovetail-handler-{self._started}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end after their call."""
+        self._closed = True
+        for _ in range(self._started):
+            self._jobs.put(None)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, loop, future, late = job
+            output: Any = None
+            error: BaseException | None = None
+            try:
+                output = work()
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(_resolve, future, late, output, error)
+            except RuntimeError:
+                return  # the loop is gone: nobody waits for this any more
+            del job, work, future, late, output, error  # an idle thread holds nobody's data
+            if self._closed:
+                return
+            self._idle.release()
+
+
+def _resolve(
+    future: asyncio.Future[Any],
+    late: Callable[[], None] | None,
+    output: Any,
+    error: BaseException | None,
+) -> None:
+    if future.done():  # it ran out of time or was stopped
+        if error is None and late is not None:
+            late()
+        return
+    if error is None:
+        future.set_result(output)
+    # Not `isinstance`, which asks the object: what that raises here would end the loop.
+    elif issubclass(type(error), StopIteration):  # a future cannot carry it
+        future.set_exception(RuntimeError("the handler raised StopIteration"))
+    else:
+        future.set_exception(error)
+
 
 LEAD_SECONDS = 0.01
 """How long handlers that never wait may keep the event loop from everything else."""
@@ -62,7 +138,7 @@ class _Running:
 class Worker:
     def __init__(
         self,
-        desk: Desk,
+        desk: TaskSource,
         calls: Calls,
         clock: Clock,
         on_crash: Callable[[BaseException], None],

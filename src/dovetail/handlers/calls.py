@@ -22,14 +22,14 @@ from dovetail.core.caching import (
     secrets_digest,
 )
 from dovetail.core.errors import DovetailError, PermanentError, SecretInKey
-from dovetail.core.inputs import MAX_INPUT_BYTES
+from dovetail.core.outputs import MAX_INPUT_BYTES
 from dovetail.core.redaction import Redactor
 from dovetail.core.templates import MAX_CONFIG_SIZE, render_deferred, secrets_read
 from dovetail.core.values import MAX_BYTES, NotJson, encode
 from dovetail.engine.ports import Report, Task
 from dovetail.handlers.context import Context, TrackedContext
 from dovetail.handlers.failure import describe
-from dovetail.handlers.inputs import InputBudget, Source, inputs_of
+from dovetail.handlers.inputs import InputBudget, OutputSource, inputs_of
 from dovetail.handlers.registry import Handler, Registry
 
 
@@ -44,7 +44,7 @@ class RegistryCalls:
         max_output_bytes: int = MAX_BYTES,
         max_input_bytes: int = MAX_INPUT_BYTES,
         outputs_as_text: bool = False,
-        elsewhere: Callable[[Task], Source] | None = None,
+        elsewhere: Callable[[Task], OutputSource] | None = None,
     ) -> None:
         """`sensitive` is what must not leave beside the secrets, such as the API's tokens.
         `elsewhere` says where the inputs of a task are that did not travel with it.

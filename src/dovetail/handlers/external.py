@@ -1,4 +1,12 @@
-"""`call_external_service`: an HTTP request as a node.
+"""To which hosts a secret may be sent: the operator's word, whatever a definition says.
+
+What it must not know: how a request is made, or the value of any secret.
+
+What the two offline mocks share: the time a real service would have taken.
+
+The answer of a mock depends on its input alone; only how long it takes may be random.
+
+`call_external_service`: an HTTP request as a node.
 
 Decides what is sent, which answers are a success and which failures are worth another try.
 It must not know how a connection is made or guarded: that is `http.py`.
@@ -7,8 +15,11 @@ It must not know how a connection is made or guarded: that is `http.py`.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import orjson
@@ -23,17 +34,64 @@ from pydantic import (
     model_validator,
 )
 
+from dovetail.config import hosts_variable
 from dovetail.core.errors import PermanentError
 from dovetail.handlers.addresses import AddressGuard, Resolver, system_resolver
-from dovetail.handlers.answers import Answer, check_complete, check_status, decoded
 from dovetail.handlers.context import Context
-from dovetail.handlers.mocking import take_time
 from dovetail.handlers.registry import HandlerFunction
-from dovetail.handlers.secret_hosts import bound_hosts
+from dovetail.handlers.responses import HttpResponse, check_complete, check_status, decoded
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
     from dovetail.handlers import http
+
+
+ANYWHERE = "*"
+SECRET_HOST = "secret_host"  # noqa: S105  (an error's type)
+
+
+def bound_hosts(
+    bindings: Mapping[str, Collection[str]], names: Collection[str]
+) -> Callable[[str], None] | None:
+    """A check of every host that a request with these secrets goes to; None: all may be.
+
+    A redirect counts with all secrets of the request, also where it would drop a header: what
+    the first host got it may have put into the place that it redirects to.
+    """
+    bound = {name: bindings[name] for name in sorted(names) if name in bindings}
+    if not bound:
+        return None
+
+    def check(host: str) -> None:
+        for name, allowed in bound.items():
+            if not any(_fits(host, pattern) for pattern in allowed):
+                raise PermanentError(
+                    f"secret '{name}' may not be sent to {host}: {hosts_variable(name)} allows "
+                    f"{', '.join(allowed)}; nothing was sent there",
+                    type=SECRET_HOST,
+                )
+
+    return check
+
+
+def _fits(host: str, pattern: str) -> bool:
+    host = host.strip("[]").rstrip(".").lower()
+    if pattern == ANYWHERE or host == pattern:
+        return True
+    if pattern.startswith("*."):
+        return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1
+    try:  # an IPv6 address has many spellings
+        return ip_address(host) == ip_address(pattern)
+    except ValueError:
+        return False
+
+
+async def take_time(latency: tuple[float, float]) -> None:
+    """Wait for a while between the two bounds of `DOVETAIL_MOCK_LATENCY`, in seconds."""
+    low, high = latency
+    if high > 0:
+        await asyncio.sleep(random.uniform(low, high))  # noqa: S311  (not about security)
+
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -193,7 +251,7 @@ async def http_client(extra: str) -> Any:
         ) from None
 
 
-def _request(config: ExternalConfig, ctx: Context, client: Any) -> http.Request:
+def _request(config: ExternalConfig, ctx: Context, client: Any) -> http.OutgoingRequest:
     params = {name: value for name, value in config.params.items() if value is not None}
     headers = {name.lower(): value for name, value in _headers(config, ctx).items()}
     content: bytes | None = None
@@ -203,7 +261,7 @@ def _request(config: ExternalConfig, ctx: Context, client: Any) -> http.Request:
     elif config.body is not None:
         content = config.body.encode()
         headers.setdefault("content-type", "text/plain; charset=utf-8")
-    request: http.Request = client.Request(
+    request: http.OutgoingRequest = client.OutgoingRequest(
         config.method, client.parse_url(config.url, params), headers, content
     )
     return request
@@ -241,7 +299,7 @@ def _echo(config: ExternalConfig, ctx: Context) -> dict[str, Any]:
     }
 
 
-def _output(answer: Answer, max_bytes: int) -> dict[str, Any]:
+def _output(answer: HttpResponse, max_bytes: int) -> dict[str, Any]:
     body, is_text = decoded(answer)
     output = {
         "status_code": answer.status_code,

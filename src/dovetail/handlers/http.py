@@ -27,7 +27,7 @@ import httpx2
 
 from dovetail.core.errors import PermanentError, RetryableError
 from dovetail.handlers.addresses import AddressGuard, plain_host
-from dovetail.handlers.answers import Answer
+from dovetail.handlers.responses import HttpResponse
 
 MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
@@ -53,7 +53,7 @@ _ABOUT_THE_BODY = frozenset({"content-type", "content-encoding", "content-langua
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class OutgoingRequest:
     """What to send. Header names are lower case; `content` is None for no body at all."""
 
     method: str
@@ -95,14 +95,14 @@ def shown(url: httpx2.URL) -> str:
 
 
 async def exchange(
-    request: Request,
+    request: OutgoingRequest,
     guard: AddressGuard,
     *,
     timeout_seconds: float,
     max_bytes: int,
     stop_at: Collection[int] = (),
     check_host: Callable[[str], None] | None = None,
-) -> Answer:
+) -> HttpResponse:
     """Send a request, follow its redirects, read the answer.
 
     `check_host` is asked before anything is sent to a host, the first and each that a redirect
@@ -117,7 +117,7 @@ async def exchange(
                 if check_host is not None:
                     check_host(request.url.raw_host.decode("ascii"))
                 answer = await _send(request, guard, max_bytes, stop_at)
-                if isinstance(answer, Answer):
+                if isinstance(answer, HttpResponse):
                     return answer
                 request = answer
     except TimeoutError:
@@ -137,8 +137,8 @@ async def exchange(
 
 
 async def _send(
-    request: Request, guard: AddressGuard, max_bytes: int, stop_at: Collection[int]
-) -> Answer | Request:
+    request: OutgoingRequest, guard: AddressGuard, max_bytes: int, stop_at: Collection[int]
+) -> HttpResponse | OutgoingRequest:
     """One hop: the answer, or the request that a redirect asks for."""
     pool = httpcore2.AsyncConnectionPool(
         ssl_context=_tls() if request.url.scheme == "https" else None,
@@ -167,7 +167,7 @@ async def _send(
             return _redirected(request, raw.status, location)
         content = await _read(answer, request.method, max_bytes)
         complete = len(content) <= max_bytes
-        return Answer(raw.status, dict(answer.headers), content, _line(request), complete)
+        return HttpResponse(raw.status, dict(answer.headers), content, _line(request), complete)
 
 
 async def _read(answer: httpx2.Response, method: str, max_bytes: int) -> bytes:
@@ -184,7 +184,7 @@ async def _read(answer: httpx2.Response, method: str, max_bytes: int) -> bytes:
     return bytes(content)
 
 
-def _redirected(request: Request, status: int, location: str) -> Request:
+def _redirected(request: OutgoingRequest, status: int, location: str) -> OutgoingRequest:
     try:
         url = parse_url(str(request.url.join(location)))
     except (httpx2.InvalidURL, ValueError):
@@ -212,7 +212,7 @@ def _same_place(old: httpx2.URL, new: httpx2.URL) -> bool:
     return upgraded or (old.scheme, old.port) == (new.scheme, new.port)
 
 
-def _with_basic_auth(request: Request) -> Request:
+def _with_basic_auth(request: OutgoingRequest) -> OutgoingRequest:
     """`https://user:password@host/` means a Basic header, as everywhere."""
     url = request.url
     if not url.userinfo:
@@ -223,7 +223,7 @@ def _with_basic_auth(request: Request) -> Request:
     return replace(request, url=url.copy_with(userinfo=b""), headers=headers)
 
 
-def _wire_headers(request: Request) -> list[tuple[bytes, bytes]]:
+def _wire_headers(request: OutgoingRequest) -> list[tuple[bytes, bytes]]:
     headers = {
         "host": request.url.netloc.decode("ascii"),
         "accept": "*/*",
@@ -237,7 +237,7 @@ def _wire_headers(request: Request) -> list[tuple[bytes, bytes]]:
     return [(name.encode("ascii"), value.encode()) for name, value in headers.items()]
 
 
-def _line(request: Request) -> str:
+def _line(request: OutgoingRequest) -> str:
     return f"{request.method} {shown(request.url)}"
 
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import orjson
 
-from dovetail.core.consequences import COMPLETED
+from dovetail.core.effects import COMPLETED
 from dovetail.core.errors import RetryableError
-from dovetail.core.inputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
+from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_room
 from dovetail.engine.ports import Task
 
 WORKER_SHARE = 8
@@ -28,7 +28,7 @@ ROOM_SECONDS = 30.0
 """For which a handler in a thread waits until others have given back what they read."""
 
 
-class Outputs(Protocol):
+class ParentOutputs(Protocol):
     """The outputs of one node's parents."""
 
     def names(self) -> Sequence[str]:
@@ -41,7 +41,7 @@ class Outputs(Protocol):
         ...
 
 
-class Source(Outputs, Protocol):
+class OutputSource(ParentOutputs, Protocol):
     """Where that is which did not travel with a task: its inputs, and the params of its run."""
 
     def params(self) -> dict[str, Any]: ...
@@ -107,7 +107,7 @@ class Inputs(dict[str, Any]):
     def __init__(
         self,
         names: Iterable[str],
-        source: Outputs,
+        source: ParentOutputs,
         budget: InputBudget,
         seen: Seen | None = None,
     ) -> None:
@@ -232,7 +232,7 @@ class _InProcess:
 
 def inputs_of(
     task: Task,
-    elsewhere: Callable[[Task], Source] | None,
+    elsewhere: Callable[[Task], OutputSource] | None,
     budget: InputBudget,
     seen: Seen | None,
     seen_names: Callable[[Iterable[str]], None] | None,
@@ -245,7 +245,7 @@ def inputs_of(
                 0, {name: len(orjson.dumps(one)) for name, one in given.items()}, budget.limit
             )
         return _seen_at_once(given, seen, seen_names)
-    source: Outputs
+    source: ParentOutputs
     if given is None:
         assert elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
         source = elsewhere(task)

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import count
 from typing import Any
 
+from dovetail.core.audit.replay import is_taken
 from dovetail.core.caching import entries
 from dovetail.core.errors import NotFound, StoreError
 from dovetail.core.events import Event
-from dovetail.core.outputs import Elsewhere, Room
-from dovetail.core.replay import is_taken
+from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.step import RULES, begin
 from dovetail.core.transitions import NOTHING, Complete, Decision, Submit, Transition
@@ -91,14 +91,14 @@ class MemoryStore:
         self._cache.clear()
 
     async def load(
-        self, run_id: str, *, outputs: bool = True, room: Room | None = None
+        self, run_id: str, *, outputs: bool = True, room: ReadBudget | None = None
     ) -> RunState:
         try:
             return self._runs[run_id]
         except KeyError:
             raise NotFound(f"no run '{run_id}' here") from None
 
-    async def read_outputs(self, run: RunState, wanted: Sequence[Elsewhere]) -> list[bytes]:
+    async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
         if wanted:
             raise StoreError(f"run {run.id}: every output is in memory here, and none elsewhere")
         return []

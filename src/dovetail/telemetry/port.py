@@ -30,7 +30,7 @@ PLAIN = "text/plain; charset=utf-8"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1"})
 
 
-class CannotListen(DovetailError):
+class MetricsPortError(DovetailError):
     type = "cannot_listen"
 
 
@@ -56,9 +56,9 @@ class MetricsPort:
 
     def __enter__(self) -> MetricsPort:
         try:
-            self._server = _Server(self, self._port)
+            self._server = _MetricsServer(self, self._port)
         except OSError as error:
-            raise CannotListen(
+            raise MetricsPortError(
                 f"port {self._port} ({env_name('metrics_port')}): {error.strerror}; "
                 "each service on a machine needs a port of its own"
             ) from None
@@ -81,7 +81,7 @@ def _close(listening: socket.socket | None) -> None:
         listening.close()
 
 
-class _Server(ThreadingHTTPServer):
+class _MetricsServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
@@ -93,7 +93,7 @@ class _Server(ThreadingHTTPServer):
         if everywhere and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
         host = "" if everywhere else "127.0.0.1"
-        super().__init__((host, port), _Asked)
+        super().__init__((host, port), _MetricsRequest)
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
@@ -119,8 +119,8 @@ class _Server(ThreadingHTTPServer):
         log.debug("a question about metrics was broken off", exc_info=True)
 
 
-class _Asked(BaseHTTPRequestHandler):
-    server: _Server
+class _MetricsRequest(BaseHTTPRequestHandler):
+    server: _MetricsServer
     timeout = SLOW_SECONDS
     server_version = "dovetail"
     sys_version = ""

@@ -22,13 +22,13 @@ from dovetail.config import Settings, SettingsError
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.states import RunStatus
-from dovetail.engine.listening import CallersOf
+from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Calls, Sender
-from dovetail.telemetry.routes import route_of
-from dovetail.telemetry.tally import Tally
+from dovetail.telemetry import route_of
+from dovetail.telemetry.metrics import Counters
 
 if TYPE_CHECKING:
-    from dovetail.telemetry.metrics import Facts
+    from dovetail.telemetry.metrics import ServiceFacts
     from dovetail.telemetry.tracing import Tracing
 
 WRITE_SECONDS = 0.2
@@ -59,7 +59,7 @@ class Telemetry:
 
     def __init__(self, tracing: Tracing | None = None, run_ends: RunEnds | None = None) -> None:
         self.run_ends = run_ends
-        self.tally = Tally()
+        self.tally = Counters()
         self.tracing = tracing
         self.whole_logs = tracing is not None
         self.depths: Callable[[], Mapping[str, int]] | None = None
@@ -141,25 +141,24 @@ class Telemetry:
 
     # ── asked ────────────────────────────────────────────────────────────────────────────
 
-    def page(self, facts: Facts) -> bytes:
+    def page(self, facts: ServiceFacts) -> bytes:
         """The text of `/metrics`: what Dovetail counted, and then what handlers did."""
-        from dovetail.telemetry.metrics import page
-        from dovetail.telemetry.registered import registered
+        from dovetail.telemetry.metrics import handler_metrics, page
 
         with self._adding_up:  # two may ask at once, and nothing shall be taken over twice
             ours = page(self._whole(), facts)
         if self._folder is None:
-            return ours + registered()
+            return ours + handler_metrics()
         values = Path(os.environ.get(VALUES_FOLDER, self._folder))
-        return ours + registered(values, _is_alive if values == self._folder else None)
+        return ours + handler_metrics(values, _is_alive if values == self._folder else None)
 
-    def _whole(self) -> Tally:
+    def _whole(self) -> Counters:
         """With what children have counted, those that have ended included."""
         if self._folder is None:
             return self.tally
-        whole = Tally()
+        whole = Counters()
         for path in sorted(self._folder.glob("*.json")):
-            told = Tally.of_data(orjson.loads(path.read_bytes()))
+            told = Counters.of_data(orjson.loads(path.read_bytes()))
             if _is_alive(int(path.name.partition("-")[0])):
                 whole.merge(told)
             else:
@@ -183,7 +182,7 @@ class Telemetry:
         """First thing in a child: it begins at nothing, and writes down what it counts."""
         if self._folder is None:
             return
-        self.tally = Tally()
+        self.tally = Counters()
         self._own_file = self._folder / f"{os.getpid()}-{os.urandom(4).hex()}.json"
 
     def leave_child(self, **_: object) -> None:

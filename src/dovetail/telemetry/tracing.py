@@ -43,9 +43,9 @@ from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
 from dovetail.core.transitions import Stop
-from dovetail.engine.listening import CallersOf
+from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Call, Calls, Report, Sender, Task
-from dovetail.telemetry.routes import NO_ROUTE, route_of
+from dovetail.telemetry import NO_ROUTE, route_of
 
 FAREWELL_SECONDS = 2.0
 """For spans that are still here when a service ends: a collector that is away holds up nobody."""

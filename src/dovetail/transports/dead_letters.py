@@ -13,9 +13,9 @@ import orjson
 
 from dovetail.core.events import Token
 from dovetail.core.redaction import Redactor
-from dovetail.pipe import Command, Pipe
+from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.transports.messages import shown
-from dovetail.transports.stream_messages import stream_of
+from dovetail.transports.streams.messages import stream_of
 
 DEAD = "wf:dead"
 MOST_DEAD = 10_000
@@ -39,10 +39,10 @@ def burying(
     return [("LPUSH", DEAD, orjson.dumps(letter)), ("LTRIM", DEAD, 0, MOST_DEAD - 1)]
 
 
-class Graveyard:
+class DeadLetterQueue:
     """For tasks that nobody will be given any more."""
 
-    def __init__(self, pipe: Pipe, redactor: Redactor) -> None:
+    def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
         self._pipe = pipe
         self._redact = redactor.redact_shown
 

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from dovetail.core.caching import Caching, is_facts
-from dovetail.core.consequences import new_tuple
+from dovetail.core.effects import new_tuple
 from dovetail.core.events import Token
-from dovetail.core.inputs import INLINE_BYTES as MOST_INPUTS
+from dovetail.core.outputs import INLINE_BYTES as MOST_INPUTS
 from dovetail.core.templates import Deferred
 from dovetail.core.transitions import Complete, Fail
 from dovetail.core.values import MAX_DEPTH, is_json

@@ -1,6 +1,6 @@
 """The same processes for services over Celery: what its workers import is imported here, once.
 
-Not `dovetail.pooled`, which names a worker when it is imported.
+Not `dovetail.wiring.celery`, which names a worker when it is imported.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from celery.worker.consumer import consumer
 from jobs import dovetail
 from kombu.transport import redis as broker
 
-from dovetail.transports import celery, celery_sender
+from dovetail.transports.celery import application, sender
 
-PRELOADED = [broker, celery, celery_sender, celery_worker, consumer, prefork]
+PRELOADED = [broker, application, sender, celery_worker, consumer, prefork]
 
 __all__ = ["dovetail"]

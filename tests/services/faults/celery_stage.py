@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 import redis
 
-from dovetail.transports.celery import QUEUE, TASK, make_app
+from dovetail.transports.celery.application import QUEUE, TASK, make_app
 
 from ...faults.nursery import Nursery
 from ...servers.redis_server import RedisServer

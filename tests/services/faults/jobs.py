@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 
-from dovetail import distributed
 from dovetail.cli import app, main
 from dovetail.cli.commands import orchestrator, serve, worker
+from dovetail.wiring import distributed
 
 PRELOADED = [app, distributed, orchestrator, serve, worker]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dovetail.config import Settings, env_name
-from dovetail.distributed import Parts, commanding, connected
-from dovetail.pipe import RedisError
-from dovetail.stores.postgres import PostgresArchive
-from dovetail.stores.postgres_pool import PostgresPool
-from dovetail.stores.redis_fleet import RedisFleet
+from dovetail.redis_client.pipelined import RedisError
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import PostgresPool
+from dovetail.stores.redis.workers import WorkerRegistry
+from dovetail.wiring.distributed import ServiceParts, commanding, connected
 
 from ...faults.nursery import Child, Nursery
 from ...servers.postgres_server import PostgresServer
@@ -168,7 +168,7 @@ class Stage:
         self.proxy = await self._stack.enter_async_context(proxy)
         self._folder.joinpath("dovetail.toml").write_text(RATES)
         self.settings = Settings.model_validate({**self._settings, "redis_url": self.redis.url})
-        self.parts: Parts = await self._stack.enter_async_context(connected(self.settings))
+        self.parts: ServiceParts = await self._stack.enter_async_context(connected(self.settings))
         self.commands = await self._stack.enter_async_context(commanding(self.settings))
         self.archive: PostgresArchive | None = None
         if self.settings.database_url is not None:
@@ -210,7 +210,7 @@ class Stage:
         await self.front.list_runs()
 
     async def workers_are_there(self) -> None:
-        fleet = RedisFleet(self.parts.pipe)
+        fleet = WorkerRegistry(self.parts.pipe)
         while len(await fleet.workers()) < len(self.all("worker")):
             await asyncio.sleep(0.05)
 

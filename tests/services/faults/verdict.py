@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.core.audit import audit
+from dovetail.core.audit.event_check import audit
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit

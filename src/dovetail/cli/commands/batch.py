@@ -7,21 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-from dovetail.cli import streams
-from dovetail.cli.asking import checked_for_this_place
-from dovetail.cli.batching import Batch
-from dovetail.cli.checking import report_of
+from dovetail.cli import output as streams
+from dovetail.cli.batching import BatchSession, Items, ItemsSummary, SentBatch
 from dovetail.cli.failures import INVALID, InvalidInput
-from dovetail.cli.files import File
-from dovetail.cli.items import Items, Survey
-from dovetail.cli.json_output import Write, document_if
-from dovetail.cli.places import settings_of_this_place
-from dovetail.cli.sending import SentBatch
+from dovetail.cli.files import File, report_of
+from dovetail.cli.output import Write, document_if
+from dovetail.cli.target import checked_for_this_place, settings_of_this_place
 from dovetail.cli.text import counted
 from dovetail.core.definition.model import Workflow
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 QUIET_SECONDS = 2.0
 
@@ -70,18 +66,18 @@ def _run(
         streams.complain([("warning: ", "bold wait"), (f"{items.name}: and {more}", "")])
     show_logs(settings)
     key = key or _key(checked.workflow, survey)
-    kind = Batch if settings.server is None else SentBatch
+    kind = BatchSession if settings.server is None else SentBatch
     batch = kind(settings, registry, checked, items, survey, key, write, retry_failed=retry_failed)
     return batch.run()
 
 
-def _key(workflow: Workflow, survey: Survey) -> str:
+def _key(workflow: Workflow, survey: ItemsSummary) -> str:
     """The same for the same definition and items, so that the same command line goes on."""
     definition = sha256(workflow.model_dump_json().encode()).hexdigest()
     return f"batch-{sha256(f'{definition} {survey.digest}'.encode()).hexdigest()}"
 
 
-def _report(name: str, survey: Survey) -> None:
+def _report(name: str, survey: ItemsSummary) -> None:
     for problem in survey.problems:
         streams.complain(problem)
     bad = f"{counted(survey.bad_lines, 'line')} of {survey.count:,} cannot be run"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.asking import ask
-from dovetail.cli.driving import SHORT_ID
-from dovetail.cli.ending import status_piece
-from dovetail.cli.json_output import print_json
-from dovetail.cli.rows import LONGEST_ID
+from dovetail.cli import output as streams
+from dovetail.cli.board import LONGEST_ID
+from dovetail.cli.output import print_json
+from dovetail.cli.summary import status_piece
+from dovetail.cli.target import ask
 from dovetail.cli.text import Line, age, clip, counted, plain, table
+from dovetail.cli.waiting import SHORT_ID
 from dovetail.core.errors import NotFound
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dovetail.cli import streams
+from dovetail.cli import output as streams
 from dovetail.cli.failures import FAILED, InvalidInput
-from dovetail.cli.json_output import document_if, json_bytes
-from dovetail.cli.places import settings_of_this_place
+from dovetail.cli.output import document_if, json_bytes
+from dovetail.cli.target import settings_of_this_place
 from dovetail.cli.text import Line, counted, pad, plain
 from dovetail.client import http_client
 from dovetail.config import (
@@ -28,11 +28,11 @@ from dovetail.config import (
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.redaction import weakness
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import attached, broker_findings, database_findings, redis_findings
+from dovetail.wiring.embedded import attached, broker_findings, database_findings, redis_findings
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What is found; if it is `ok` and yet there is a `fix`, it is a warning."""
 
     check: str
@@ -52,7 +52,7 @@ def examine(handlers: Sequence[str], *, as_json: bool) -> int:
     return 0 if all(finding.ok for finding in findings) else FAILED
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
+def _lines(findings: Sequence[CheckResult]) -> Iterator[Line]:
     width = max(len(finding.check) for finding in findings)
     for finding in findings:
         sign = ("✗", "bad")
@@ -72,14 +72,14 @@ def _lines(findings: Sequence[Finding]) -> Iterator[Line]:
         yield [("all fine", "bold good")]
 
 
-def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
+def _findings(handlers: Sequence[str]) -> Iterator[CheckResult]:
     try:
         settings = settings_of_this_place()
     except (SettingsError, InvalidInput) as error:
-        yield Finding("settings", False, str(error), f"correct it in {FILE} or the environment")
+        yield CheckResult("settings", False, str(error), f"correct it in {FILE} or the environment")
         return
     source = FILE if Path(FILE).exists() else "the environment and defaults"
-    yield Finding("settings", True, f"read from {source}")
+    yield CheckResult("settings", True, f"read from {source}")
     yield from _unknown_variables()
     if settings.server is not None:
         yield from asyncio.run(_server(settings))  # it has its own settings, handlers and store
@@ -95,24 +95,24 @@ def _findings(handlers: Sequence[str]) -> Iterator[Finding]:
         yield _place_for_a_file(settings.db)
 
 
-def _unknown_variables() -> Iterator[Finding]:
+def _unknown_variables() -> Iterator[CheckResult]:
     """A warning: they stop nothing, and may be there for somebody else."""
     for name, meant in unknown_variables().items():
         hint = f" (did you mean {meant}?)" if meant else ""
         fix = f"set {meant} instead" if meant else "unset it, if it was meant for Dovetail"
         message = f"{name} is not a Dovetail setting and is ignored{hint}"
-        yield Finding("variable", True, message, fix)
+        yield CheckResult("variable", True, message, fix)
 
 
-def _elsewhere(settings: Settings) -> Iterator[Finding]:
+def _elsewhere(settings: Settings) -> Iterator[CheckResult]:
     # As it is set, whatever --embedded says: with Redis the archive has its use.
     if settings.database_url is not None and load_settings().redis_url is None:
         name, other = env_name("database_url"), env_name("redis_url")
         message = f"{name} is set and {other} is not: runs are kept in {settings.db} alone"
-        yield Finding("archive", False, message, f"set {other}, too, or unset {name}")
+        yield CheckResult("archive", False, message, f"set {other}, too, or unset {name}")
 
 
-def _secrets(settings: Settings) -> Iterator[Finding]:
+def _secrets(settings: Settings) -> Iterator[CheckResult]:
     """Warnings: which secrets cannot be told from other words, and which may go anywhere."""
     named = {f"{SECRET_PREFIX}{name}": value for name, value in settings.secrets.items()}
     for field in ("llm_api_key", "token"):
@@ -122,68 +122,70 @@ def _secrets(settings: Settings) -> Iterator[Finding]:
     for name, value in named.items():
         if value and (why := weakness(value)) is not None:
             message = f"{name}: {why}, so it is masked only where it is a whole value or word"
-            yield Finding("secret", True, message, "choose a random one of 16 characters or more")
+            yield CheckResult(
+                "secret", True, message, "choose a random one of 16 characters or more"
+            )
     for name in sorted(settings.secret_hosts.keys() - settings.secrets.keys()):
         message = f"{hosts_variable(name)} binds the secret {name} to hosts, and there is none"
         fix = f"set {SECRET_PREFIX}{name}; what ends in {HOSTS_SUFFIX} is never a secret itself"
-        yield Finding("secret", True, message, fix)
+        yield CheckResult("secret", True, message, fix)
     if settings.tokens:
         for name in sorted(settings.secrets.keys() - settings.secret_hosts.keys()):
             message = f"every caller who may run workflows can send secret {name} to any host"
             fix = f"set {hosts_variable(name)}=api.example.com,*.example.org, or * to allow that"
-            yield Finding("secret", True, message, fix)
+            yield CheckResult("secret", True, message, fix)
 
 
-def _handlers(settings: Settings, specs: Sequence[str]) -> Finding:
+def _handlers(settings: Settings, specs: Sequence[str]) -> CheckResult:
     try:
         known = load_registry(settings, specs).handlers()
     except DovetailError as error:
-        return Finding("handlers", False, str(error), "correct it, or do not load it")
-    return Finding("handlers", True, f"{len(known)} known")
+        return CheckResult("handlers", False, str(error), "correct it, or do not load it")
+    return CheckResult("handlers", True, f"{len(known)} known")
 
 
-def _place_for_a_file(path: Path) -> Finding:
+def _place_for_a_file(path: Path) -> CheckResult:
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
     if os.access(folder, os.W_OK):
-        return Finding("file", True, f"{path} is not there yet; the first run makes it")
-    return Finding("file", False, f"{folder} cannot be written", _another_file())
+        return CheckResult("file", True, f"{path} is not there yet; the first run makes it")
+    return CheckResult("file", False, f"{folder} cannot be written", _another_file())
 
 
-async def _file(settings: Settings) -> list[Finding]:
+async def _file(settings: Settings) -> list[CheckResult]:
     """What the store itself has to say about its file, and about the runs in it."""
     try:
         async with attached(settings) as commands:
             told = await commands.records.doctor()
     except StoreError as error:
-        return [Finding("file", False, str(error), _another_file())]
+        return [CheckResult("file", False, str(error), _another_file())]
     return _told(told)
 
 
-async def _server(settings: Settings) -> list[Finding]:
+async def _server(settings: Settings) -> list[CheckResult]:
     """Whether the server lets this user in, and has somebody to run nodes."""
     with http_client():
-        from dovetail.client.connection import Connection, Unreachable
-        from dovetail.client.refusals import HOW_TO_GIVE_A_TOKEN, AccessDenied
+        from dovetail.client.connection import ServerConnection, ServerUnreachable
+        from dovetail.client.errors import HOW_TO_GIVE_A_TOKEN, AccessDenied
     assert settings.server is not None  # noqa: S101
     try:
-        async with Connection(settings.server, settings.token) as server:
+        async with ServerConnection(settings.server, settings.token) as server:
             workers = (await server.call("GET", "/api/v1/workers"))["items"]
     except AccessDenied as error:
-        return [Finding("server", False, str(error), HOW_TO_GIVE_A_TOKEN)]
-    except Unreachable as error:
-        return [Finding("server", False, str(error), "start it there:  dovetail serve")]
+        return [CheckResult("server", False, str(error), HOW_TO_GIVE_A_TOKEN)]
+    except ServerUnreachable as error:
+        return [CheckResult("server", False, str(error), "start it there:  dovetail serve")]
     except DovetailError as error:
-        return [Finding("server", False, str(error), f"see its log, or {env_name('server')}")]
+        return [CheckResult("server", False, str(error), f"see its log, or {env_name('server')}")]
     alive = sum(bool(worker["alive"]) for worker in workers)
     return [
-        Finding("server", True, f"{settings.server} answers"),
-        Finding("workers", bool(alive), f"{alive} alive", None if alive else "dovetail worker"),
+        CheckResult("server", True, f"{settings.server} answers"),
+        CheckResult("workers", bool(alive), f"{alive} alive", None if alive else "dovetail worker"),
     ]
 
 
-async def _redis(settings: Settings) -> list[Finding]:
+async def _redis(settings: Settings) -> list[CheckResult]:
     """What servers have to say about themselves; with them, no file is used."""
     found = await asyncio.gather(
         redis_findings(settings), broker_findings(settings), database_findings(settings)
@@ -191,8 +193,8 @@ async def _redis(settings: Settings) -> list[Finding]:
     return _told([finding for part in found for finding in part])
 
 
-def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[Finding]:
-    return [Finding(check, ok, message, fix or None) for check, ok, message, fix in told]
+def _told(told: Sequence[tuple[str, bool, str, str]]) -> list[CheckResult]:
+    return [CheckResult(check, ok, message, fix or None) for check, ok, message, fix in told]
 
 
 def _another_file() -> str:

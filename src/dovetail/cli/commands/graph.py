@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from dovetail.cli import streams
-from dovetail.cli.checking import checked_file, report_of
-from dovetail.cli.drawing.dot import draw_dot
-from dovetail.cli.drawing.mermaid import draw_mermaid
-from dovetail.cli.drawing.picture import Picture, picture_of
-from dovetail.cli.drawing.svg import draw_svg
-from dovetail.cli.drawing.words import draw_words
+from dovetail.cli import output as streams
+from dovetail.cli.drawing import Picture, draw_dot, draw_mermaid, draw_svg, draw_words, picture_of
 from dovetail.cli.failures import INVALID
-from dovetail.cli.files import File
+from dovetail.cli.files import File, checked_file, report_of
 from dovetail.cli.text import Line
 from dovetail.config import load_settings
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 _DRAW: dict[str, Callable[[Picture], Iterable[Line | str]]] = {
     "text": draw_words,

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.json_output import json_bytes
-from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli import output as streams
+from dovetail.cli.output import json_bytes
+from dovetail.cli.target import is_shared, settings_of_this_place
 from dovetail.cli.text import Line, cells, clip, plain, table
 from dovetail.client import http_client
 from dovetail.config import Settings, load_settings
@@ -94,12 +94,12 @@ def _known(value: int | None) -> str:
 
 async def _announced(settings: Settings) -> list[dict[str, Any]]:
     if settings.server is None:
-        from dovetail.fleet import announced_handlers
+        from dovetail.wiring.health import announced_handlers
 
         return await announced_handlers(settings)
     with http_client():
-        from dovetail.client.connection import Connection
-    async with Connection(settings.server, settings.token) as server:
+        from dovetail.client.connection import ServerConnection
+    async with ServerConnection(settings.server, settings.token) as server:
         workers = (await server.call("GET", "/api/v1/workers"))["items"]
     # A server says which worker has what, and no more of a handler than its name.
     serving: dict[str, list[str]] = {}

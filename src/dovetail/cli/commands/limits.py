@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.asking import ask
-from dovetail.cli.json_output import print_json
+from dovetail.cli import output as streams
+from dovetail.cli.output import print_json
+from dovetail.cli.target import ask
 from dovetail.cli.text import Line, plain, table
 from dovetail.engine.commands import Commands
 

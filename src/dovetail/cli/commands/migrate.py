@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from dovetail.cli import streams
+from dovetail.cli import output as streams
 from dovetail.cli.failures import InvalidInput
 from dovetail.config import env_name, load_settings
-from dovetail.wiring import migrate_database
+from dovetail.wiring.embedded import migrate_database
 
 
 def migrate() -> None:

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.streams import say
+from dovetail.cli.output import say
 
 # As the model has it; importing the model to write a file would take longer than all the rest.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -11,7 +11,7 @@ from typing import Any
 from dovetail.cli.services import Service, redis_client, run_service
 from dovetail.config import Settings, load_settings
 from dovetail.documents.metrics import DocumentRunEnds
-from dovetail.engine.listening import Listener
+from dovetail.engine.listener import Listener
 from dovetail.telemetry.service import open_telemetry
 
 log = logging.getLogger("dovetail.orchestrator")
@@ -28,7 +28,7 @@ def run_orchestrator() -> int:
 
 def orchestrating(settings: Settings, listener: Listener | None = None) -> Service:
     with redis_client(settings, "dovetail orchestrator"):
-        from dovetail.distributed import orchestrate
+        from dovetail.wiring.distributed import orchestrate
 
     async def service(asked: asyncio.Event) -> None:
         archive = "none" if settings.database_url is None else "PostgreSQL"

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.cli import streams
-from dovetail.cli.checking import checked_file, report_of
+from dovetail.cli import output as streams
 from dovetail.cli.failures import INVALID, InvalidInput
-from dovetail.cli.files import STDIN, File
-from dovetail.cli.json_output import Write, document_if
-from dovetail.cli.params import read_params, tell_violations, tell_warnings
-from dovetail.cli.places import choose, settings_of_this_place
+from dovetail.cli.files import (
+    STDIN,
+    File,
+    checked_file,
+    read_params,
+    report_of,
+    tell_violations,
+    tell_warnings,
+)
+from dovetail.cli.output import Write, document_if
 from dovetail.cli.session import Session, Shown
+from dovetail.cli.target import choose, settings_of_this_place
 from dovetail.core.errors import InvalidParams
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 
 def run_file(

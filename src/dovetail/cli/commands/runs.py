@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.asking import ask, chosen_run, handlers_to_name
-from dovetail.cli.board import Board, Row
-from dovetail.cli.driving import INTERRUPTED, interrupted, see_to_end, short_id
-from dovetail.cli.ending import (
+from dovetail.cli import output as streams
+from dovetail.cli.board import LONGEST_ID, Board, NodeRow, id_width, row_line
+from dovetail.cli.failures import FAILED
+from dovetail.cli.interruptible import Stopping, perform
+from dovetail.cli.output import json_text, print_json
+from dovetail.cli.summary import (
     causes,
     command,
     error_words,
@@ -23,21 +24,16 @@ from dovetail.cli.ending import (
     retry_hint,
     status_piece,
 )
-from dovetail.cli.failures import FAILED
-from dovetail.cli.json_output import json_text, print_json
-from dovetail.cli.places import drivers, looking, settings_of_this_place
-from dovetail.cli.rows import LONGEST_ID, id_width, row_line
-from dovetail.cli.stage import Stopping, perform
-from dovetail.cli.text import (
-    Line,
-    age,
-    clip,
-    counted,
-    duration,
-    plain,
-    printable,
-    table,
+from dovetail.cli.target import (
+    ask,
+    chosen_run,
+    drivers,
+    handlers_to_name,
+    looking,
+    settings_of_this_place,
 )
+from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, table
+from dovetail.cli.waiting import INTERRUPTED, interrupted, see_to_end, short_id
 from dovetail.core.errors import BrokenRun
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
@@ -215,7 +211,7 @@ def _took(run: RunState, now: float) -> str:
 
 def _rows(board: Board, now: float) -> Iterator[Line]:
     """Of a run with more nodes than anyone reads: those that tell most."""
-    rows: Iterable[Row] = board.rows
+    rows: Iterable[NodeRow] = board.rows
     if len(board.rows) > MOST_ROWS:
         telling = chain(board.failed.values(), board.running.values(), board.delayed.values())
         rows = islice(telling, MOST_ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dovetail.cli.streams import say
+from dovetail.cli.output import say
 from dovetail.core.definition.model import definition_schema
 
 

@@ -18,11 +18,11 @@ from dovetail.api.app import create_app
 from dovetail.api.connection import Sending
 from dovetail.api.security import Tokens, check_binding, host_names
 from dovetail.api.server import addresses_of, listen, serve, url_of
-from dovetail.api.service import Service
-from dovetail.cli import streams
-from dovetail.cli.behind import Behind, on_redis, this_process
+from dovetail.api.service import ApiService
+from dovetail.cli import output as streams
+from dovetail.cli.backend import Behind, on_redis, this_process
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.interrupts import Ask
+from dovetail.cli.interruptible import Ask, Stopping, perform
 from dovetail.cli.services import (
     fast_loop,
     find_redis,
@@ -30,7 +30,6 @@ from dovetail.cli.services import (
     leave_what_stays_to_itself,
     unless_stopped,
 )
-from dovetail.cli.stage import Stopping, perform
 from dovetail.config import Settings, load_settings
 from dovetail.documents.metrics import DocumentRunEnds
 from dovetail.handlers.builtin import load_registry
@@ -109,7 +108,7 @@ async def _serve(
         async def metrics() -> tuple[bytes, str]:
             return telemetry.page(await facts()), CONTENT_TYPE
 
-        service = Service(commands, fleet, settings, hosts, metrics=metrics)
+        service = ApiService(commands, fleet, settings, hosts, metrics=metrics)
         app = telemetry.app(create_app(service, __version__, telemetry.answered))
         asked = asyncio.ensure_future(stopping.wait())
         most, sending = settings.max_connections, Sending(settings.send_timeout)

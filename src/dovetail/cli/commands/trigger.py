@@ -9,21 +9,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.asking import ask
-from dovetail.cli.driving import SHORT_ID, short_id
-from dovetail.cli.ending import command
+from dovetail.cli import output as streams
 from dovetail.cli.failures import INVALID
-from dovetail.cli.json_output import Write, document_if, json_bytes
-from dovetail.cli.params import read_params, tell_violations, tell_warnings
-from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli.files import read_params, tell_violations, tell_warnings
+from dovetail.cli.output import Write, document_if, json_bytes
 from dovetail.cli.session import Session, Shown
+from dovetail.cli.summary import command
+from dovetail.cli.target import ask, is_shared, settings_of_this_place
 from dovetail.cli.text import plain
+from dovetail.cli.waiting import SHORT_ID, short_id
 from dovetail.core.errors import InvalidParams, NotFound
 from dovetail.engine.commands import Accepted, Commands, with_warnings
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 
 def trigger_workflow(

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dovetail.cli import streams
-from dovetail.cli.asking import KnownElsewhere
-from dovetail.cli.checking import checked_file, report_of
+from dovetail.cli import output as streams
 from dovetail.cli.failures import INVALID, InvalidInput, say_error
-from dovetail.cli.files import STDIN, File
-from dovetail.cli.json_output import json_bytes
-from dovetail.cli.places import settings_of_this_place
+from dovetail.cli.files import STDIN, File, checked_file, report_of
+from dovetail.cli.output import json_bytes
+from dovetail.cli.target import KnownElsewhere, settings_of_this_place
 from dovetail.cli.text import counted
 from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 
 def validate_files(paths: Sequence[str], handlers: Sequence[str], *, as_json: bool) -> int:

@@ -9,13 +9,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.services import Service, find_redis, redis_client, run_service
+from dovetail.cli.services import (
+    Service,
+    counted_together,
+    find_redis,
+    redis_client,
+    run_service,
+    watched_pool,
+)
 from dovetail.cli.text import counted
-from dovetail.cli.watched import counted_together, watched_pool
 from dovetail.config import Settings, env_name, load_settings
 from dovetail.core.errors import StoreError
 from dovetail.documents.metrics import DocumentRunEnds
-from dovetail.engine.listening import Listener
+from dovetail.engine.listener import Listener
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
 from dovetail.telemetry.logs import show_logs
@@ -42,7 +48,7 @@ def _run_celery(settings: Settings, registry: Registry, telemetry: Telemetry | N
     with redis_client(settings, "dovetail worker"):
         from celery.signals import worker_process_shutdown  # type: ignore[import-untyped]
 
-        from dovetail.pooled import run_worker as run_celery_worker
+        from dovetail.wiring.celery import run_worker as run_celery_worker
     show_logs(settings, names=True)
     asyncio.run(find_redis(settings, log))
     with watched_pool(settings, telemetry, list(registry)):
@@ -59,7 +65,7 @@ def working_on(settings: Settings, registry: Registry, listener: Listener | None
             "part of another service: start `dovetail worker` beside it"
         )
     with redis_client(settings, "dovetail worker"):
-        from dovetail.distributed import working
+        from dovetail.wiring.distributed import working
 
     async def once(asked: asyncio.Event) -> None:
         async with working(settings, registry, listener) as at_work:

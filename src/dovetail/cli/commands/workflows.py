@@ -8,19 +8,17 @@ from typing import Any
 
 import yaml
 
-from dovetail.cli import streams
-from dovetail.cli.asking import ask, checked_for_this_place
-from dovetail.cli.checking import report_of
-from dovetail.cli.ending import command
+from dovetail.cli import output as streams
 from dovetail.cli.failures import INVALID
-from dovetail.cli.files import File
-from dovetail.cli.json_output import document_if, json_bytes, print_json
-from dovetail.cli.places import is_shared, settings_of_this_place
+from dovetail.cli.files import File, report_of
+from dovetail.cli.output import document_if, json_bytes, print_json
+from dovetail.cli.summary import command
+from dovetail.cli.target import ask, checked_for_this_place, is_shared, settings_of_this_place
 from dovetail.cli.text import Line, age, plain, table
 from dovetail.core.definition.validation import Checked
 from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import load_registry
-from dovetail.wiring import definition_limits
+from dovetail.wiring.embedded import definition_limits
 
 
 def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:

@@ -69,7 +69,7 @@ def watch(run: Run = None, as_json: AsJson = False) -> None:
     Ctrl-C stops looking, not the run. Exit code: 0 completed, 1 failed, cancelled, or driven by
     nobody.
     """
-    from dovetail.cli.commands.steering import watch_run
+    from dovetail.cli.commands.run_control import watch_run
 
     raise typer.Exit(watch_run(run, as_json=as_json))
 
@@ -102,13 +102,13 @@ def retry(
     Outputs that are there are reused. Drives the run here and waits, with the exit codes of
     `dovetail run`; if another process still drives it, that one does, and this one follows.
     """
-    from dovetail.cli.commands import steering
+    from dovetail.cli.commands import run_control
 
     if dry_run:
-        steering.plan_retry(run, from_node, as_json=as_json)
+        run_control.plan_retry(run, from_node, as_json=as_json)
         return
     raise typer.Exit(
-        steering.retry_run(run, from_node, handlers or [], detach=detach, as_json=as_json)
+        run_control.retry_run(run, from_node, handlers or [], detach=detach, as_json=as_json)
     )
 
 
@@ -131,7 +131,7 @@ def resume(
     What completed is not run again. Drives them here and waits, with the exit codes of
     `dovetail run`.
     """
-    from dovetail.cli.commands.steering import resume_runs
+    from dovetail.cli.commands.run_control import resume_runs
 
     raise typer.Exit(resume_runs(run, handlers or [], detach=detach, as_json=as_json))
 
@@ -149,7 +149,7 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Cancel what has not finished, whichever process drives it."""
-    from dovetail.cli.commands.steering import cancel_run
+    from dovetail.cli.commands.run_control import cancel_run
 
     cancel_run(run, as_json=as_json)
 
@@ -167,7 +167,7 @@ def repair(
 
     Exit code: 0 it is as its log says, 1 the log itself is damaged.
     """
-    from dovetail.cli.commands.steering import repair_run
+    from dovetail.cli.commands.run_control import repair_run
 
     repair_run(run, dry_run=dry_run, as_json=as_json)
 

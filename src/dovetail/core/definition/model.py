@@ -94,7 +94,7 @@ class _Part(BaseModel):
     )
 
 
-class Retry(_Part):
+class RetrySettings(_Part):
     """How long to wait before a failed node is tried again."""
 
     base_delay_seconds: Delay | None = Field(None, examples=[10])
@@ -119,7 +119,7 @@ class Defaults(_Part):
     """The time one attempt may take. Default: 300."""
     max_retries: Retries | None = Field(None, examples=[3])
     """How often a failed node is tried again. Default: the handler's own."""
-    retry: Retry | None = None
+    retry: RetrySettings | None = None
     """How long to wait before a failed node is tried again."""
     resource_tag: Label | None = Field(None, examples=["search_api"])
     """The rate-limit group."""
@@ -149,7 +149,7 @@ class Node(_Part):
     """The time one attempt may take; a timeout is retried like any failure. Default: 300."""
     max_retries: Retries | None = Field(None, examples=[3])
     """How often the node is tried again when it fails. Default: the handler's own."""
-    retry: Retry | None = None
+    retry: RetrySettings | None = None
     """How long to wait before a failed node is tried again."""
     cache: Cache | None = None
     """Keep the output and use it again. Default: not kept."""

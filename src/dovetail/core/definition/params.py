@@ -13,10 +13,23 @@ from typing import Any, cast
 import jsonschema_rs
 import orjson
 
-from dovetail.core.definition.schemas import Schema, SchemaRefused, compile_schema, count_values
-from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import InvalidParams, Problem
-from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
+from dovetail.core.definition.params_schema import (
+    Schema,
+    SchemaRefused,
+    compile_schema,
+    count_values,
+)
+from dovetail.core.definition.source import gc_paused
+from dovetail.core.errors import (
+    Finding,
+    InvalidParams,
+    Path,
+    Problem,
+    Suggester,
+    format_path,
+    one_line,
+    shown,
+)
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
 
 MOST_VIOLATIONS = 100
@@ -145,7 +158,7 @@ def check_items(
     problems: list[Problem] = []
     warnings: list[Problem] = []
     count = 0
-    with uncollected():
+    with gc_paused():
         for place, params in enumerate(items):
             try:
                 checked, unknown = check_params(schema, params)

@@ -1,4 +1,14 @@
-"""Is this definition a workflow? Every problem at once, each with its place.
+"""What can be known of a definition before it is known to be right.
+
+Read leniently from the raw data: whatever has the wrong shape is left out here, because the
+rule for fields reports it. What it must not know: the rules.
+
+Reading a definition into the model, and saying in plain words what its fields got wrong.
+
+pydantic finds the violations; this file only translates them, so that nobody has to know what
+an `int_type` error is. What it must not know: how nodes relate to each other.
+
+Is this definition a workflow? Every problem at once, each with its place.
 
 `check` gathers what can be known of a definition, however broken, into `Facts`, and runs the
 table of `RULES` over it. A rule looks at the raw data rather than at the model, so that a node
@@ -11,24 +21,360 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
 from dovetail.core import dag
-from dovetail.core.definition.facts import Facts, Limits, RawNode
-from dovetail.core.definition.fields import read_fields
-from dovetail.core.definition.model import Workflow
+from dovetail.core.definition.model import (
+    MAX_SECONDS,
+    Cache,
+    Defaults,
+    Node,
+    RetrySettings,
+    Workflow,
+)
 from dovetail.core.definition.params import schema_findings
-from dovetail.core.definition.source import Source
-from dovetail.core.definition.uncollected import uncollected
-from dovetail.core.errors import Problem
-from dovetail.core.findings import Finding, Path, Suggester, format_path, one_line, shown
-from dovetail.core.secret_fields import KnowsSecretFields, misplaced
-from dovetail.core.templates import ROOTS, Read, TemplateRefused
-from dovetail.core.templates.survey import Survey
+from dovetail.core.definition.source import MAX_TEXT_BYTES, MAX_TEXT_DEPTH, Source, gc_paused
+from dovetail.core.errors import Finding, Path, Problem, Suggester, format_path, one_line, shown
+from dovetail.core.redaction import KnowsSecretFields, misplaced
+from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS, Read, TemplateRefused
+from dovetail.core.templates.template_index import TemplateIndex
 from dovetail.core.values import faults, is_json, plain
 
-__all__ = ["RULES", "Checked", "Limits", "check"]
+_FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionLimits:
+    """How large a definition may be. A text is held to `max_body_bytes` when it is read."""
+
+    max_nodes: int = 10_000
+    max_edges: int = 100_000
+    max_body_bytes: int = MAX_TEXT_BYTES
+    max_depth: int = MAX_TEXT_DEPTH
+    max_template_bytes: int = MAX_TEMPLATE_SIZE
+    max_templates: int = 25_000
+    """Different ones in one definition: twice as many as nodes, and some."""
+    max_template_words: int = 150_000
+    """Words and signs of those together: a condition of a dozen for each node."""
+    max_parsed_words: int = 10_000
+    """The same, counting once what differs in names, numbers and quoted texts only."""
+
+
+class RawNode:
+    """One entry of `nodes`, with the fields that have a usable shape."""
+
+    __slots__ = ("_listed", "condition", "config", "dependencies", "handler", "id", "index", "raw")
+
+    def __init__(self, index: int, raw: dict[str, Any]) -> None:
+        self.index = index
+        self.raw = raw
+        self.id = _text(raw.get("id"))
+        self.handler = _text(raw.get("handler"))
+        self.condition = raw.get("condition")
+        config = raw.get("config")
+        self.config: dict[str, Any] = config if isinstance(config, dict) else {}
+        self._listed = "dependencies" if raw.get("dependencies") is not None else "depends_on"
+        names = raw.get(self._listed)
+        self.dependencies: list[Any] = names if isinstance(names, list) else []
+        """As they are listed: what is no text among them is the model's to report."""
+
+    @property
+    def path(self) -> Path:
+        return ("nodes", self.index)
+
+    def dependency_path(self, place: int) -> Path:
+        return ("nodes", self.index, self._listed, place)
+
+    @property
+    def has_condition(self) -> bool:
+        return self.condition is not None and self.condition is not True
+
+
+class DefinitionFacts:
+    """A definition's nodes, their names and their edges."""
+
+    def __init__(
+        self,
+        data: Any,
+        known_handlers: Container[str] | None,
+        limits: DefinitionLimits,
+        suggester: Suggester,
+    ) -> None:
+        self._is_mapping = isinstance(data, dict)
+        self.data: dict[str, Any] = data if isinstance(data, dict) else {}
+        self.known_handlers = known_handlers
+        self.limits = limits
+        self.suggester = suggester
+        listed = self.data.get("nodes")
+        self._listed: list[Any] = listed if isinstance(listed, list) else []
+
+    @cached_property
+    def oversize(self) -> list[Finding]:
+        """Whether it is too large to be looked at node by node."""
+        limits = self.limits
+        found = []
+        if len(self._listed) > limits.max_nodes:
+            message = f"{len(self._listed):,} nodes; at most {limits.max_nodes:,} are allowed"
+            found.append(Finding("too_large", message, ("nodes",)))
+        edges = sum(
+            len(names)
+            for raw in self._listed
+            if isinstance(raw, dict)
+            for names in (raw.get("dependencies"), raw.get("depends_on"))
+            if isinstance(names, list)
+        )
+        if edges > limits.max_edges:
+            message = f"{edges:,} dependencies; at most {limits.max_edges:,} are allowed"
+            found.append(Finding("too_large", message, ("nodes",)))
+        return found
+
+    @property
+    def is_empty(self) -> bool:
+        """No nodes at all, as opposed to something else in their place."""
+        return self._is_mapping and self.data.get("nodes") in (None, [])
+
+    @cached_property
+    def nodes(self) -> list[RawNode]:
+        return [RawNode(i, raw) for i, raw in enumerate(self._listed) if isinstance(raw, dict)]
+
+    @cached_property
+    def by_id(self) -> dict[str, int]:
+        """The place in `nodes` of each id; of a repeated one, its first."""
+        found: dict[str, int] = {}
+        for place, node in enumerate(self.nodes):
+            if node.id is not None:
+                found.setdefault(node.id, place)
+        return found
+
+    @cached_property
+    def readable(self) -> list[str]:
+        """Every name that a template may know."""
+        return [*self.by_id, *ROOTS]
+
+    @cached_property
+    def parents(self) -> list[list[int]]:
+        """The edges that lead to another node that exists, each once."""
+        by_id = self.by_id
+        return [
+            list(
+                dict.fromkeys(
+                    by_id[name]
+                    for name in node.dependencies
+                    if isinstance(name, str) and by_id.get(name, place) != place
+                )
+            )
+            if node.dependencies
+            else []
+            for place, node in enumerate(self.nodes)
+        ]
+
+    @cached_property
+    def layers(self) -> list[list[int]]:
+        return dag.layers(self.parents)
+
+    def is_upstream(self, other: int, place: int) -> bool:
+        """Whether the node at `other` is done whenever the one at `place` starts."""
+        parents = self.parents[place]
+        # Mostly it is one of few parents; looking through thousands would take longer than bits.
+        if len(parents) <= _FEW and other in parents:
+            return True
+        return bool(self._ancestors[place] >> other & 1)
+
+    @cached_property
+    def _ancestors(self) -> list[int]:
+        return dag.ancestors(self.parents)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_NODE_ID = "letters, digits and underscores, and does not start with a digit"
+_NAME = "up to 128 letters, digits, dots, underscores and hyphens, the first a letter or a digit"
+
+
+def read_fields(
+    data: Any, suggester: Suggester, most: int
+) -> tuple[Workflow | None, Iterator[Finding]]:
+    """The workflow, or what is wrong with its fields, put into words as it is asked for.
+
+    At least the first `most` problems are found. `nodes` that are missing or null are left to
+    the rule for an empty graph.
+    """
+    if not isinstance(data, dict):
+        message = f"a definition is a mapping with 'name' and 'nodes', not {shown(data)}"
+        return None, iter([Finding("invalid_field", message)])
+    enough = _Enough(most)
+    listed: list[Any] = data["nodes"] if isinstance(data.get("nodes"), list) else []
+    head = {**data, "nodes": []} if listed else data
+    workflow, errors = _read(_WORKFLOW, enough.of(head, Workflow))
+    nodes: list[Node] = []
+    # pydantic makes all its errors before it shows the first, so it gets few nodes at a time.
+    for since in range(0, len(listed), _NODES_AT_ONCE):
+        some = listed[since : since + _NODES_AT_ONCE]
+        read, wrong = _read(_NODES, [enough.of(raw, Node) for raw in some])
+        nodes += read or []
+        for error in wrong:
+            index, *rest = error["loc"]
+            error["loc"] = ("nodes", since + index, *rest)
+        errors += wrong
+        if len(errors) >= most:
+            break
+    if workflow is None or errors:
+        found = (error for error in errors if not _is_about_no_nodes(error))
+        return None, (_finding(error, suggester) for error in found)
+    return workflow.model_copy(update={"nodes": nodes}), iter(())
+
+
+_WORKFLOW = TypeAdapter(Workflow)
+_NODES = TypeAdapter(list[Node])
+_NODES_AT_ONCE = 100
+_TEXTS = ("dependencies", "depends_on")
+
+
+def _read(model: TypeAdapter[Any], data: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """What was read, or none and the errors."""
+    try:
+        return model.validate_python(data), []
+    except ValidationError as error:
+        return None, [dict(found) for found in error.errors(include_url=False)]
+
+
+class _Enough:
+    """Leaves out of data what could only add to more problems than anybody wants to see."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def of(self, raw: Any, part: type[BaseModel]) -> Any:
+        """The same without its last unknown fields, and dependencies that are no text."""
+        if not isinstance(raw, dict):
+            return raw
+        known = _FIELDS[part]
+        if not raw.keys() <= known.keys():
+            raw = {name: raw[name] for name in raw if name in known or self._is_one_more()}
+        for name, below in _INSIDE[part]:
+            if name in raw:
+                given = raw[name]
+                kept = self._texts(given) if below is None else self.of(given, below)
+                raw = raw if kept is given else {**raw, name: kept}
+        return raw
+
+    def _texts(self, names: Any) -> Any:
+        if isinstance(names, list) and not {*map(type, names)} <= {str}:
+            for place, name in enumerate(names):
+                if not isinstance(name, str) and not self._is_one_more():
+                    return names[:place]
+        return names
+
+    def _is_one_more(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def _is_about_no_nodes(found: Mapping[str, Any]) -> bool:
+    missing = found["type"] == "missing" or found["input"] is None
+    return found["loc"] == ("nodes",) and missing
+
+
+def _finding(found: Mapping[str, Any], suggester: Suggester) -> Finding:
+    path: Path = found["loc"]
+    kind: str = found["type"]
+    if kind == "extra_forbidden":
+        message = _unknown(path, suggester)
+        return Finding("invalid_field", message, path, on_key=True)
+    say = _MESSAGES.get(kind)
+    message = say(found, path) if say else found["msg"]
+    return Finding("invalid_field", message, path)
+
+
+def _unknown(path: Path, suggester: Suggester) -> str:
+    name = str(path[-1])
+    if name == "depends_on":
+        return "'depends_on' is another name for 'dependencies'; give only one of the two"
+    known = _FIELDS[_part(path)]
+    hint = suggester.did_you_mean(name, known)
+    return f"unknown field {shown(name)}{hint or '; known are: ' + ', '.join(known)}"
+
+
+def _part(path: Path) -> type[BaseModel]:
+    """The part that an unknown field was found in."""
+    names = [step for step in path[:-1] if isinstance(step, str)]
+    return _PARTS[names[-1]] if names else Workflow
+
+
+_PARTS: dict[str, type[BaseModel]] = {
+    "nodes": Node,
+    "defaults": Defaults,
+    "retry": RetrySettings,
+    "cache": Cache,
+}
+_MODELS: tuple[type[BaseModel], ...] = (Workflow, *_PARTS.values())
+_FIELDS = {part: dict.fromkeys(part.model_fields) for part in _MODELS}
+_FIELDS[Node]["depends_on"] = None
+_INSIDE: dict[type[BaseModel], list[tuple[str, type[BaseModel] | None]]] = {
+    part: [(name, _PARTS.get(name)) for name in known if name in {*_PARTS, *_TEXTS}]
+    for part, known in _FIELDS.items()
+}
+"""The fields of a part that can have many problems themselves: parts, and lists of texts."""
+
+Say = Callable[[Mapping[str, Any], Path], str]
+
+
+def _must_be(what: str) -> Say:
+    return lambda found, path: f"must be {what}, not {shown(found['input'])}"
+
+
+def _bounded(words: str, limit: str) -> Say:
+    def say(found: Mapping[str, Any], path: Path) -> str:
+        bound = found["ctx"][limit]
+        told = "ten years" if bound == MAX_SECONDS else f"{bound:g}"
+        return f"must be {words} {told}, not {shown(found['input'])}"
+
+    return say
+
+
+def _missing(found: Mapping[str, Any], path: Path) -> str:
+    return f"'{path[-1]}' is required"
+
+
+def _pattern(found: Mapping[str, Any], path: Path) -> str:
+    rule = _NAME if path[-1] == "name" else _NODE_ID
+    return f"{shown(found['input'])} is not a valid {path[-1]}: it has {rule}"
+
+
+def _length(words: str, limit: str) -> Say:
+    return lambda found, path: f"must have {words} {found['ctx'][limit]} characters"
+
+
+def _literal(found: Mapping[str, Any], path: Path) -> str:
+    return f"must be {found['ctx']['expected']}, not {shown(found['input'])}"
+
+
+_MESSAGES: dict[str, Say] = {
+    "missing": _missing,
+    "string_type": _must_be("text"),
+    "int_type": _must_be("a whole number"),
+    "float_type": _must_be("a number"),
+    "list_type": _must_be("a list"),
+    "dict_type": _must_be("a mapping"),
+    "model_type": _must_be("a mapping"),
+    "finite_number": _must_be("a finite number"),
+    "greater_than": _bounded("more than", "gt"),
+    "greater_than_equal": _bounded("at least", "ge"),
+    "less_than_equal": _bounded("at most", "le"),
+    "string_pattern_mismatch": _pattern,
+    "string_too_short": lambda found, path: "must not be empty",
+    "string_too_long": _length("at most", "max_length"),
+    "literal_error": _literal,
+}
+
+
+__all__ = ["RULES", "Checked", "DefinitionLimits", "check"]
 
 MOST_PROBLEMS = 1000
 _WARNINGS = frozenset({"template_may_be_skipped"})
@@ -53,18 +399,20 @@ class Checked:
 def check(
     definition: Source | Mapping[str, Any],
     known_handlers: Container[str] | None = None,
-    limits: Limits | None = None,
+    limits: DefinitionLimits | None = None,
 ) -> Checked:
     """Check a definition. `known_handlers` has aliases too; None: handlers are not checked.
 
     One that also has `secret_fields` says which of them take secrets; without it none does.
     """
     source = definition if isinstance(definition, Source) else Source(definition)
-    with uncollected():
-        return _check(source, known_handlers, limits or Limits())
+    with gc_paused():
+        return _check(source, known_handlers, limits or DefinitionLimits())
 
 
-def _check(source: Source, known_handlers: Container[str] | None, limits: Limits) -> Checked:
+def _check(
+    source: Source, known_handlers: Container[str] | None, limits: DefinitionLimits
+) -> Checked:
     data = dict(source.data) if isinstance(source.data, Mapping) else source.data
     workflow: Workflow | None = None
     layers: list[list[str]] = []
@@ -73,7 +421,7 @@ def _check(source: Source, known_handlers: Container[str] | None, limits: Limits
         data = plain(data)  # a tuple is a list, as it is for a server
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
-        facts = Facts(data, known_handlers, limits, suggester)
+        facts = DefinitionFacts(data, known_handlers, limits, suggester)
         if facts.oversize:
             findings += facts.oversize
         else:
@@ -110,7 +458,7 @@ def _enough(found: Iterable[Finding]) -> Iterator[Finding]:
             return
 
 
-def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
+def _not_json(data: Any, limits: DefinitionLimits) -> Iterator[Finding]:
     """Data that did not come from a text must be what a text could have said."""
     # It has no body whose bytes could be counted, but no more values than one could have.
     most = limits.max_body_bytes
@@ -119,12 +467,12 @@ def _not_json(data: Any, limits: Limits) -> Iterator[Finding]:
         yield from islice(found, MOST_PROBLEMS)
 
 
-def empty_graph(facts: Facts) -> Iterator[Finding]:
+def empty_graph(facts: DefinitionFacts) -> Iterator[Finding]:
     if facts.is_empty:
         yield Finding("empty_graph", "a workflow needs at least one node", ("nodes",))
 
 
-def duplicate_ids(facts: Facts) -> Iterator[Finding]:
+def duplicate_ids(facts: DefinitionFacts) -> Iterator[Finding]:
     for place, node in enumerate(facts.nodes):
         if node.id is not None and facts.by_id[node.id] != place:
             first = format_path(facts.nodes[facts.by_id[node.id]].path)
@@ -132,7 +480,7 @@ def duplicate_ids(facts: Facts) -> Iterator[Finding]:
             yield Finding("duplicate_id", message, (*node.path, "id"))
 
 
-def dependencies(facts: Facts) -> Iterator[Finding]:
+def dependencies(facts: DefinitionFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         seen: set[str] = set()
         for place, name in enumerate(node.dependencies):
@@ -152,7 +500,7 @@ def dependencies(facts: Facts) -> Iterator[Finding]:
             yield Finding(code, message, node.dependency_path(place))
 
 
-def cycles(facts: Facts) -> Iterator[Finding]:
+def cycles(facts: DefinitionFacts) -> Iterator[Finding]:
     """Each cycle once, and beside it what can never start because it comes after one."""
     ordered = {place for layer in facts.layers for place in layer}
     if len(ordered) == len(facts.nodes):
@@ -171,7 +519,7 @@ def cycles(facts: Facts) -> Iterator[Finding]:
             yield Finding("unreachable", message, node.path)
 
 
-def handlers(facts: Facts) -> Iterator[Finding]:
+def handlers(facts: DefinitionFacts) -> Iterator[Finding]:
     known = facts.known_handlers
     if known is None:
         return
@@ -184,7 +532,7 @@ def handlers(facts: Facts) -> Iterator[Finding]:
             yield Finding("unknown_handler", message, (*node.path, "handler"))
 
 
-def delivery(facts: Facts) -> Iterator[Finding]:
+def delivery(facts: DefinitionFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         retries = node.raw.get("max_retries")
         if node.raw.get("delivery") == "at_most_once" and isinstance(retries, int) and retries > 0:
@@ -192,17 +540,17 @@ def delivery(facts: Facts) -> Iterator[Finding]:
             yield Finding("invalid_field", message, (*node.path, "max_retries"))
 
 
-def params_schema(facts: Facts) -> Iterator[Finding]:
+def params_schema(facts: DefinitionFacts) -> Iterator[Finding]:
     schema = facts.data.get("params")
     if isinstance(schema, dict):
         for found in schema_findings(schema):
             yield Finding(found.code, found.message, ("params", *found.path), found.on_key)
 
 
-def templates(facts: Facts) -> Iterator[Finding]:
+def templates(facts: DefinitionFacts) -> Iterator[Finding]:
     """Every text of a config and every condition: is it well formed, may it read what it reads?"""
     limits = facts.limits
-    survey = Survey(limits.max_template_bytes)
+    survey = TemplateIndex(limits.max_template_bytes)
     found = []
     for place, node in enumerate(facts.nodes):
         for path, text, is_condition in _texts(node):
@@ -237,7 +585,7 @@ def templates(facts: Facts) -> Iterator[Finding]:
                 yield Finding("template_forbidden", why, path)
 
 
-def _secret_misplaced(facts: Facts, node: RawNode, path: Path) -> str | None:
+def _secret_misplaced(facts: DefinitionFacts, node: RawNode, path: Path) -> str | None:
     """Why a secret may not stand here, as far as the handlers are known."""
     known = facts.known_handlers
     if known is None or not node.handler or node.handler not in known:
@@ -247,7 +595,7 @@ def _secret_misplaced(facts: Facts, node: RawNode, path: Path) -> str | None:
     return misplaced(node.handler, fields, field)
 
 
-def _too_much(survey: Survey, limits: Limits) -> str | None:
+def _too_much(survey: TemplateIndex, limits: DefinitionLimits) -> str | None:
     if len(survey) > limits.max_templates:
         return f"more than {limits.max_templates:,} different templates"
     if survey.words > limits.max_template_words:
@@ -283,7 +631,9 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
             stack.pop()
 
 
-def _misread(facts: Facts, place: int, reads: tuple[Read, ...]) -> Iterator[tuple[str, str]]:
+def _misread(
+    facts: DefinitionFacts, place: int, reads: tuple[Read, ...]
+) -> Iterator[tuple[str, str]]:
     """The names a template of the node at `place` should not read, or not like this."""
     unguarded = {read.name for read in reads if not read.guarded}
     for name in dict.fromkeys(read.name for read in reads):
@@ -304,7 +654,7 @@ def _misread(facts: Facts, place: int, reads: tuple[Read, ...]) -> Iterator[tupl
             yield "template_may_be_skipped", f"{message}; say what then: | default(…)"
 
 
-Rule = Callable[[Facts], Iterable[Finding]]
+Rule = Callable[[DefinitionFacts], Iterable[Finding]]
 
 RULES: tuple[Rule, ...] = (
     empty_graph,
@@ -323,7 +673,7 @@ _NO_ORDER = frozenset(
 )
 
 
-def _named_layers(facts: Facts, findings: list[Finding]) -> list[list[str]]:
+def _named_layers(facts: DefinitionFacts, findings: list[Finding]) -> list[list[str]]:
     """The order of execution, unless what is wrong leaves none."""
     if any(found.code in _NO_ORDER for found in findings) or None in (n.id for n in facts.nodes):
         return []

@@ -21,11 +21,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from dovetail.core.errors import TemplateError, TemplateForbidden, TooLarge
-from dovetail.core.findings import format_path
-from dovetail.core.secret_fields import PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
-from dovetail.core.templates.compiler import Read
-from dovetail.core.templates.expressions import Expression, compile_expression, dotted_path
+from dovetail.core.errors import TemplateError, TemplateForbidden, TooLarge, format_path
+from dovetail.core.redaction import PLAIN_BESIDE, PLAIN_ONLY, SecretFields, misplaced
+from dovetail.core.templates.compiler import Expression, Read, compile_expression, dotted_path
 from dovetail.core.templates.grammar import Span, TemplateRefused, cut, place, too_deep
 from dovetail.core.templates.operations import (
     NOTHING,

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
-from dovetail.core.errors import MissingValue, TemplateError, TooLarge
-from dovetail.core.findings import shown
+from dovetail.core.errors import MissingValue, TemplateError, TooLarge, shown
 from dovetail.core.values import LARGEST_INT, SMALLEST_INT
 
 SKIPPED = "SKIPPED"

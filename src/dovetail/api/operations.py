@@ -1,0 +1,243 @@
+"""`/health`: is it there, can it work, are there workers. Asked often, so it costs little.
+
+`/metrics`: what was counted here and what can be asked, for Prometheus.
+
+What it must not know: what is counted, or how it is written down.
+
+`/rate-limits`: how often nodes of a resource tag may start, for all workers together.
+
+`/workers` and `/dead-letters`, and the fleet of an embedded server: the process itself.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.responses import PlainTextResponse, Response
+
+from dovetail.api import schemas
+from dovetail.api.problems import KIND_OF, Refusal, answer
+from dovetail.api.request_body import Field, is_number, is_whole, read_fields
+from dovetail.api.responses import Here, fields_of, json_answer
+from dovetail.api.service import ApiService
+from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.engine.commands import Commands
+from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.views import timestamp
+
+health_router = APIRouter(prefix="/health", tags=["health"])
+
+STOPPING = "the server is stopping"
+UNKNOWN = "what runs are kept in cannot be used at the moment"
+
+
+@health_router.get("/live", summary="The process answers", response_model=schemas.Health)
+async def live() -> Response:
+    return json_answer({"status": "ok"})
+
+
+@health_router.get("/ready", summary="Ready for work; else 503", response_model=schemas.Health)
+async def ready(request: Request) -> Response:
+    here: ApiService = request.app.state.service
+    if here.leaving.is_set() or here.closing.is_set():
+        return _not_ready(request, KIND_OF[503], STOPPING)
+
+    async def probe() -> None:
+        """What a trigger needs; raises `StoreError`."""
+        await here.fleet.check()
+        await here.commands.list_runs(limit=1)
+        await here.commands.check_writable()
+
+    refused = await here.readiness(probe)
+    if refused is not None:
+        return _not_ready(request, refused.type, refused.reason or UNKNOWN)
+    return json_answer({"status": "ok"})
+
+
+def _not_ready(request: Request, kind: str, reason: str) -> Response:
+    return answer(503, kind, reason, request.scope, reasons=[reason])
+
+
+@health_router.get(
+    "/workers",
+    summary="How many workers there are; 503 if none is alive",
+    response_model=schemas.WorkerCounts,
+    responses={
+        503: {
+            "model": schemas.WorkerCounts,
+            "description": "none is alive",
+            "content": {"application/json": {"example": {"alive": 0, "dead": 1}}},
+        }
+    },
+)
+async def worker_counts(here: Here) -> Response:
+    alive = [worker["alive"] for worker in await here.fleet.workers()]
+    counts = {"alive": sum(alive), "dead": len(alive) - sum(alive)}
+    if counts["alive"]:
+        return json_answer(counts)
+    return json_answer(counts, 503, {"Retry-After": "5"})
+
+
+metrics_router = APIRouter(tags=["about"])
+
+
+@metrics_router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def metrics(request: Request) -> Response:
+    here: ApiService = request.app.state.service  # also while its store is away: then most of all
+    if here.metrics is None:
+        raise Refusal(404, "nothing is counted here")
+    text, kind = await here.metrics()
+    return Response(text, headers={"Content-Type": kind})
+
+
+limits_router = APIRouter(prefix="/rate-limits", tags=["rate limits"])
+
+_LIMIT = {
+    "rate_per_second": Field(
+        f"a number above 0 ({SLOWEST:g} to {FASTEST:g})",
+        lambda value: is_number(value) and SLOWEST <= value <= FASTEST,
+        required=True,
+    ),
+    "burst": Field(
+        f"a whole number of at least 1 (at most {LARGEST_BURST:,})",
+        lambda value: is_whole(value) and 1 <= value <= LARGEST_BURST,
+    ),
+}
+
+
+class _Whole(Convertor[str]):
+    """The rest of a path, whatever it is: a `resource_tag` may have slashes, encoded or not."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("whole", _Whole())
+
+
+@limits_router.get("", summary="The limits that are set", response_model=schemas.RateLimits)
+async def rate_limits(here: Here) -> Response:
+    return json_answer(await here.commands.rate_limits())
+
+
+@limits_router.get("/{tag:whole}", summary="The limit of a tag", response_model=schemas.RateLimit)
+async def rate_limit(tag: str, here: Here) -> Response:
+    return json_answer(await here.commands.rate_limit(tag))
+
+
+@limits_router.put(
+    "/{tag:whole}",
+    summary="Set the limit of a tag",
+    response_model=schemas.RateLimit,
+    openapi_extra=fields_of(
+        {
+            "rate_per_second": {"type": "number", "minimum": SLOWEST, "maximum": FASTEST},
+            "burst": {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_BURST},
+        },
+        ("rate_per_second",),
+    ),
+)
+async def set_rate_limit(tag: str, request: Request, here: Here) -> Response:
+    rate, burst = (await read_fields(request, here, _LIMIT)).fields.values()
+    return json_answer(await here.commands.set_rate_limit(tag, float(rate), burst or 1))
+
+
+workers_router = APIRouter(tags=["fleet"])
+
+PAGE = 1000
+BACKLOG_SECONDS = 0.5
+"""So old may a count of what waits be: it is asked for with every trigger, and counts each."""
+
+
+@workers_router.get("/workers", summary="Who runs nodes", response_model=schemas.Workers)
+async def workers(here: Here) -> Response:
+    return json_answer({"items": await here.fleet.workers()})
+
+
+@workers_router.get(
+    "/dead-letters",
+    summary="Messages that were refused as malformed or poison",
+    response_model=schemas.DeadLetters,
+)
+async def dead_letters(here: Here) -> Response:
+    return json_answer({"items": await here.fleet.dead_letters()})
+
+
+class ThisProcess:
+    """The one worker of an embedded server. Messages do not travel there, so none is refused."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        handlers: Iterable[str],
+        concurrency: int,
+        depths: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """`depths` says how many nodes wait, by handler."""
+        self._commands = commands
+        self._depths = depths
+        self._backlog = 0
+        self._counted_at = float("-inf")
+        self._handlers = sorted(handlers)
+        self._concurrency = concurrency
+        self._host = socket.gethostname()
+        self._started_at = commands.clock()
+
+    async def workers(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "worker_id": f"{self._host}-{os.getpid()}",
+                "host": self._host,
+                "pid": os.getpid(),
+                "started_at": timestamp(self._started_at),
+                # Whoever answers is alive at this moment.
+                "last_heartbeat": timestamp(self._commands.clock()),
+                "handlers": self._handlers,
+                "running": await self._running(),
+                "concurrency": self._concurrency,
+                "alive": True,
+            }
+        ]
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        return []
+
+    async def backlog(self) -> int:
+        now = self._commands.clock()
+        if not 0 <= now - self._counted_at <= BACKLOG_SECONDS:
+            self._backlog, self._counted_at = sum(self._depths().values()), now
+        return self._backlog
+
+    async def check(self) -> None:
+        """Nothing travels anywhere."""
+
+    async def _running(self) -> int:
+        """Counted from the runs that are driven here, which are in memory."""
+        count, cursor = 0, None
+        while True:
+            page = await self._commands.list_runs(
+                status=RunStatus.RUNNING.value, limit=PAGE, cursor=cursor
+            )
+            for item in page["items"]:
+                run_id = item["run_id"]
+                if await self._commands.owner(run_id) == "here":
+                    run = await self._commands.store.load(run_id)
+                    count += sum(node.status is NodeStatus.RUNNING for node in run.nodes)
+            cursor = page["next_cursor"]
+            if cursor is None or count >= self._concurrency:
+                return min(count, self._concurrency)

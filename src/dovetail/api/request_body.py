@@ -1,0 +1,218 @@
+"""A request's body: read within its bounds, then as strictly as a definition's file.
+
+One reader for all of them, the core's: duplicate keys, NaN, lone surrogates, numbers beyond 64
+bits and deep nesting are refused where they stand, whatever the call. What it must not know:
+what a field means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from fastapi import Request
+
+from dovetail.api.admission import brings_much, caller_of
+from dovetail.api.problems import InvalidRequest, Refusal
+from dovetail.api.service import ApiService
+from dovetail.core.definition.source import Source, read_text
+from dovetail.core.errors import InvalidDefinition, Path, Problem, Suggester, shown
+
+T = TypeVar("T")
+
+BODY_SECONDS = 30.0
+"""A client that takes longer to send at most a megabyte holds a place that others want."""
+SMALL_BYTES = 2 * 1024
+"""Up to this, reading takes no longer than the rest of a request."""
+LARGE_BYTES = 16 * 1024
+"""Above this, reading takes long enough to be noticed by everybody else: aside, then."""
+MOST_UNKNOWN = 100
+"""Of the fields that no call knows, as many are told; a body can have 100,000."""
+
+_FORMATS: dict[str, Literal["json", "yaml"]] = {
+    "application/json": "json",
+    "application/yaml": "yaml",
+    "application/x-yaml": "yaml",
+    "text/yaml": "yaml",
+    "text/x-yaml": "yaml",
+}
+
+
+class BodyPart(Source):
+    """One value of a body, as a source of its own that knows its place in the whole."""
+
+    __slots__ = ("_at", "_whole")
+
+    def __init__(self, whole: Source, key: str) -> None:
+        super().__init__(whole.data[key], whole.name, whole.text)
+        self._whole = whole
+        self._at = key
+
+    def position(self, path: Path, *, key: bool = False) -> tuple[int, int] | None:
+        return self._whole.position((self._at, *path), key=key)
+
+
+async def read_source(request: Request, here: ApiService, *, deeper: int = 0) -> Source:
+    """The body as data with positions. Raises `Refusal`, or `InvalidDefinition` for its content.
+
+    `deeper`: levels of nesting that the call itself puts around what the setting is about.
+    """
+    settings = here.settings
+    text = await _read(request, settings.max_body_bytes)
+    form = _format(request)
+    depth = settings.max_nesting + deeper
+
+    def read() -> Source:
+        return read_text(text, format=form, max_bytes=settings.max_body_bytes, max_depth=depth)
+
+    return await in_line(request, here, len(text), read)
+
+
+async def in_line(
+    request: Request, here: ApiService, size: int, work: Callable[[], T], *, goes_on: bool = False
+) -> T:
+    """Work on a body of this size, when it is the caller's turn. Raises `Overloaded`.
+
+    `goes_on`: the body has had a turn before.
+    """
+    if size <= SMALL_BYTES:
+        return work()
+    line = here.aside if size > LARGE_BYTES else here.between
+    return await line(work, caller_of(request), goes_on=goes_on)
+
+
+class Field(NamedTuple):
+    """What a field of a body must be."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+    required: bool = False
+
+
+class Body(NamedTuple):
+    """The fields that were given; those that were not, or are null, are None."""
+
+    source: Source
+    fields: dict[str, Any]
+
+
+async def read_fields(
+    request: Request,
+    here: ApiService,
+    known: Mapping[str, Field],
+    *,
+    deeper: int = 1,
+) -> Body:
+    """A body that is an object of these fields. None at all is an empty object."""
+    if not _has_body(request):
+        source = Source({})
+    else:
+        try:
+            source = await read_source(request, here, deeper=deeper)
+        except InvalidDefinition as error:
+            raise InvalidRequest(error.problems) from None
+    data = source.data
+    if not isinstance(data, dict):
+        raise InvalidRequest(
+            [_problem(source, (), f"the body must be an object, not {shown(data)}")]
+        )
+    problems = []
+    suggester = Suggester()
+    unknown = [name for name in data if name not in known]
+    for name in unknown[:MOST_UNKNOWN]:
+        hint = suggester.did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}"
+        problems.append(_problem(source, (name,), f"unknown field {shown(name)}{hint}", True))
+    if len(unknown) > MOST_UNKNOWN:
+        message = f"and {len(unknown) - MOST_UNKNOWN:,} more unknown fields"
+        problems.append(Problem("too_large", message, ""))
+    for name, kind in known.items():
+        value = data.get(name)
+        if value is None:
+            if kind.required:
+                problems.append(_problem(source, (name,), f"is required: {kind.expected}"))
+        elif not kind.fits(value):
+            message = f"must be {kind.expected}, not {shown(value)}"
+            problems.append(_problem(source, (name,), message))
+    if problems:
+        raise InvalidRequest(problems)
+    return Body(source, {name: data.get(name) for name in known})
+
+
+def _problem(source: Source, path: Path, message: str, on_key: bool = False) -> Problem:
+    where = source.position(path, key=on_key) or (None, None)
+    return Problem("invalid_field", message, str(path[0]) if path else "", *where)
+
+
+# ── kinds of fields ──────────────────────────────────────────────────────────────────────
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+ANYTHING = Field("any value", lambda value: True)
+"""For what the commands check themselves, with all its problems."""
+OBJECT = Field("an object", lambda value: isinstance(value, dict))
+TEXT = Field("text", lambda value: isinstance(value, str))
+DEFINITION = Field("a definition", lambda value: isinstance(value, dict), required=True)
+FLAG = Field("true or false", lambda value: isinstance(value, bool))
+VERSION = Field(
+    "a version's number or alias", lambda value: is_whole(value) or isinstance(value, str)
+)
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────
+
+
+def _has_body(request: Request) -> bool:
+    length = request.headers.get("content-length", "0")
+    return length != "0" or "transfer-encoding" in request.headers
+
+
+def _format(request: Request) -> Literal["json", "yaml"]:
+    given = request.headers.get("content-type", "")
+    kind, *parameters = (part.strip().lower() for part in given.split(";"))
+    form = _FORMATS.get(kind) or ("json" if kind.endswith("+json") else None)
+    charsets = [p.partition("=")[2].strip('" ') for p in parameters if p.startswith("charset")]
+    if form is None or any(name not in ("utf-8", "utf8", "us-ascii") for name in charsets):
+        what = shown(given) if given else "no Content-Type"
+        raise Refusal(
+            415, f"the body must be application/json or application/yaml in UTF-8, not {what}"
+        )
+    return form
+
+
+async def _read(request: Request, most: int) -> bytes:
+    """The whole body, and never more of it than is allowed."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "the body must not be compressed")
+    _format(request)  # before anything of it is read
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit():
+        if len(length) > 18 or int(length) > most:
+            raise _too_large(most)
+        if int(length) > LARGE_BYTES:
+            brings_much(request)  # before anything of it is kept
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise _too_large(most)
+                if size > LARGE_BYTES:
+                    brings_much(request)  # it may not have said how much it is
+                pieces.append(piece)
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    return b"".join(pieces)
+
+
+def _too_large(most: int) -> Refusal:
+    # The connection stays open: closed with unread bytes, it could take the answer with it.
+    return Refusal(413, f"the body has more than {most:,} bytes")

@@ -1,0 +1,129 @@
+"""`ETag`, `If-Match`, `If-None-Match`: what a client has seen, and whether it is still so.
+
+What it must not know: what is seen.
+
+Pages of a list: how many, and from where on. One wording for every list.
+
+An endpoint's answer as a response, and what the OpenAPI document says about it.
+
+What it must not know: any field of an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, Query, Request
+from starlette.responses import Response
+
+from dovetail.api.service import ApiService
+
+COMPRESSED = "-gzip"
+"""Ends the tag of a compressed answer: its bytes are others, what it says is not."""
+_TAG = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
+
+
+def tag_of(body: bytes) -> str:
+    """Of an answer, so that the same answer has the same."""
+    return f'"{blake2b(body, digest_size=12).hexdigest()}"'
+
+
+def names(request: Request, header: str, tag: str | None, *, weak: bool = False) -> bool | None:
+    """Whether the header names this tag; None if it was not sent.
+
+    `*` names whatever there is, and nothing names what is not there (a tag of None). A tag that
+    only says "much the same" (`W/`) counts where that is good enough.
+    """
+    sent = request.headers.getlist(header)
+    if not sent:
+        return None
+    text = ", ".join(sent)
+    if tag is None or text.strip() == "*":
+        return tag is not None
+    found = {
+        value.removesuffix(COMPRESSED) for mark, value in _TAG.findall(text) if weak or not mark
+    }
+    return tag.strip('"') in found
+
+
+MOST = 1000
+
+Limit = Annotated[
+    int, Query(ge=1, description=f"items of one page; more than {MOST:,} are {MOST:,}")
+]
+Cursor = Annotated[
+    str | None, Query(description="`next_cursor` of the page before; without it the first page")
+]
+
+
+def page_size(limit: int) -> int:
+    return min(limit, MOST)
+
+
+PREFIX = "/api/v1"
+DEFINITION = {"$ref": "#/components/schemas/Definition"}
+"""For a body that has one."""
+
+
+def json_answer(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(orjson.dumps(value), status, headers, "application/json")
+
+
+def unless_known(request: Request, value: Any) -> Response:
+    """The answer with its `ETag`; 304 if the client has it already (`If-None-Match`)."""
+    body = orjson.dumps(value)
+    tag = tag_of(body)
+    headers = {"ETag": tag}
+    if names(request, "if-none-match", tag, weak=True):
+        return Response(status_code=304, headers=headers)
+    return Response(body, 200, headers, "application/json")
+
+
+async def service_of(request: Request) -> ApiService:
+    """What an endpoint works with.
+
+    The calls that come by the thousand ask for it themselves: FastAPI takes longer to resolve a
+    `Depends` than the engine to make a run.
+    """
+    service: ApiService = request.app.state.service
+    # First of all: a store that is away shall cost a caller moments, not its whole patience.
+    await service.fleet.check()
+    return service
+
+
+Here = Annotated[ApiService, Depends(service_of)]
+"""An endpoint's parameter: what it works with."""
+
+
+async def maker_of(request: Request) -> ApiService:
+    """The same for a call that makes runs: if too much waits, it is told to come back later."""
+    here = await service_of(request)
+    await here.admit()
+    return here
+
+
+def location(run_id: str) -> dict[str, str]:
+    return {"Location": f"{PREFIX}/runs/{run_id}"}
+
+
+def body_of(schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:
+    """For `openapi_extra`: a body that the endpoint reads itself."""
+    content = {form: {"schema": schema} for form in ("application/json", "application/yaml")}
+    return {"requestBody": {"required": required, "content": content}}
+
+
+def fields_of(properties: Mapping[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A body that is an object of these fields and no others."""
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+    return body_of(schema, required=bool(required))

@@ -1,0 +1,345 @@
+"""A run rebuilt from its journal: the same facts in the same order, nothing decided anew.
+
+A durable store writes one `Entry` per decision and nothing else; what a run is follows from
+them. So a run that another process takes over, a finished run that somebody looks at, and the
+audit trail are one and the same record. What it must not do: judge. Whether the facts obey
+the rules is for `verify` to say, so a rule that changes does not change what has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from dovetail.core.effects import (
+    COMPLETED,
+    FAILED,
+    HELD,
+    PENDING,
+    PUBLISHED,
+    QUEUED,
+    RUNNING,
+    SKIPPED,
+)
+from dovetail.core.events import Event, Token
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
+from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.core.transitions import (
+    Cancel,
+    Claim,
+    Complete,
+    Decision,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Submit,
+    TakeOver,
+    Transition,
+    Wake,
+)
+
+FOREVER = float("inf")
+LARGEST = 1 << 31
+"""Of an epoch, an attempt or a count of crashes: more is no number that a rule has made."""
+
+
+class UnreadableJournal(ValueError):
+    """A log that these rules cannot read: damaged, or written by a newer version."""
+
+
+class JournalEntry(NamedTuple):
+    """One decision as it is kept: everything that follows from it is in here or follows."""
+
+    seq: int
+    """Of its first event; also the nonce of every token that it made."""
+    time: float
+    kind: str
+    """The transition, by the name in `KINDS`."""
+    extra: Any
+    """What the transition brought that no event tells: an output, a lease."""
+    dispatch: Sequence[int]
+    """The outbox: the nodes that were published with this decision."""
+    events: Sequence[Event]
+
+
+KINDS: dict[type, str] = {
+    Submit: "submit",
+    Claim: "claim",
+    Renew: "renew",
+    Complete: "complete",
+    Fail: "fail",
+    Reap: "reap",
+    TakeOver: "take_over",
+    Cancel: "cancel",
+    Retry: "retry",
+    Park: "park",
+    Wake: "wake",
+    Progress: "progress",
+    Recall: "recall",
+}
+
+
+def _lease(until: float) -> float | None:
+    return None if until == FOREVER else until  # which JSON does not know
+
+
+def _kept(output: Any, decision: Decision) -> Any:
+    """An output that was taken. Of one that was too large for its run, its size alone."""
+    if not decision.changed:
+        return None
+    return encoded_size(output) if is_too_large(decision.events) else output
+
+
+def is_taken(decision: Decision) -> bool:
+    """Whether the output that was told is the node's now."""
+    return bool(decision.changed) and not is_too_large(decision.events)
+
+
+def is_too_large(events: Sequence[Event]) -> bool:
+    """Whether the node whose output was told failed by it, in the events of that decision."""
+    return bool(events) and events[0].type == "node.failed"
+
+
+_EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
+    Claim: lambda move, decision: _lease(move.lease_until),
+    Renew: lambda move, decision: [decision.changed[0], _lease(move.lease_until)],
+    Submit: lambda move, decision: move.max_bytes,
+    Complete: lambda move, decision: _kept(move.output, decision),
+    Recall: lambda move, decision: _kept(move.output, decision),
+    Wake: lambda move, decision: decision.changed[0],
+    Reap: lambda move, decision: move.max_crashes,
+    TakeOver: lambda move, decision: [move.max_crashes, move.behind],
+    Retry: lambda move, decision: sorted(set(decision.changed)),
+}
+
+
+def extra_of(move: Submit | Transition, decision: Decision) -> Any:
+    make = _EXTRAS.get(type(move))
+    return None if make is None else make(move, decision)
+
+
+def replay(run: RunState, entries: Iterable[JournalEntry]) -> None:
+    """Bring a run that was just made, or one that was replayed before, to where they end."""
+    for entry in entries:
+        if entry.seq != run.seq + 1:
+            raise UnreadableJournal(
+                f"event {run.seq + 1} is missing: the log goes on with {entry.seq}"
+            )
+        try:
+            _replay(run, entry)
+        except UnreadableJournal:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            what = f"{type(problem).__name__}: {problem}"
+            raise UnreadableJournal(
+                f"event {entry.seq}: '{entry.kind}' makes no sense ({what})"
+            ) from None
+    recount(run)
+
+
+def _replay(run: RunState, entry: JournalEntry) -> None:
+    """Raises `Unreadable`, or whatever comes of a field that is not what it should be."""
+    if entry.kind not in _KIND_NAMES:
+        raise UnreadableJournal(
+            f"event {entry.seq}: '{entry.kind}' is no transition that is known here"
+        )
+    _before(run, entry)
+    for event in entry.events:
+        run.seq = event.seq
+        if event.node is None:
+            _run_fact(run, event, entry)
+        elif event.type != "result.refused":
+            fact = _NODE_FACTS.get(event.type)
+            if fact is None:
+                raise UnreadableJournal(f"event {event.seq}: '{event.type}' is no event known here")
+            node = run.node(event.node)
+            fact(node, event, entry)
+            if run.max_bytes is not None and event.type in _OUTPUTS:
+                node.size = encoded_size(node.output)
+            run.unfinished -= event.type in _ENDS
+    for place in entry.dispatch:
+        _at(run, place).phase = PUBLISHED
+    if not run.unfinished and run.finished_at is None:
+        run.finished_at = entry.time
+
+
+def _at(run: RunState, place: Any) -> NodeState:
+    """Not from the end, as Python would have it."""
+    if type(place) is not int or not 0 <= place < len(run.nodes):
+        raise UnreadableJournal(f"there is no node at place {place!r}")
+    return run.nodes[place]
+
+
+def _number(value: Any) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise UnreadableJournal(f"{value!r} is no time")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LARGEST:
+        raise UnreadableJournal(f"{value!r} is no count")
+    return value
+
+
+def _error(value: Any) -> dict[str, Any] | None:
+    if value is not None and type(value) is not dict:
+        raise UnreadableJournal(f"{value!r} is no error")
+    return value
+
+
+def recount(run: RunState) -> None:
+    """Everything that is kept beside the states, taken from them."""
+    nodes = run.nodes
+    for spec, node in zip(run.graph.nodes, nodes, strict=True):
+        if node.status is PENDING:
+            parents = [nodes[parent].status for parent in spec.parents]
+            node.waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+            node.fed = COMPLETED in parents
+    run.unfinished = sum(node.status not in FINISHED for node in nodes)
+    run.failed = sum(node.status is FAILED for node in nodes)
+    run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
+    run.active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in nodes)
+    run.held = [index for index, node in enumerate(nodes) if node.phase is HELD]
+    run.kept_bytes = sum(node.size for node in nodes)
+
+
+def _before(run: RunState, entry: JournalEntry) -> None:
+    """What an entry changes that none of its events tells."""
+    if entry.kind == "submit":
+        run.max_bytes = entry.extra  # none in a log that an earlier version began
+        if run.max_bytes is not None:
+            _count(run.max_bytes)
+    elif entry.kind == "wake":
+        node = _at(run, entry.extra)
+        node.phase, node.until = HELD, None
+    elif entry.kind == "renew":
+        place, lease = entry.extra
+        _at(run, place).lease_until = FOREVER if lease is None else _number(lease)
+    elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
+        for node in run.nodes:
+            if node.until is not None:
+                node.until -= entry.extra[1]
+
+
+# ── what happened to the run ─────────────────────────────────────────────────────────────
+
+RUN_ENDS = {
+    "run.completed": RunStatus.COMPLETED,
+    "run.failed": RunStatus.FAILED,
+    "run.cancelled": RunStatus.CANCELLED,
+}
+
+
+def _run_fact(run: RunState, event: Event, entry: JournalEntry) -> None:
+    data = event.data or {}
+    if event.type == "run.created":
+        run.created_at = event.time
+    elif event.type == "run.started":
+        run.status, run.started_at = RunStatus.RUNNING, event.time
+    elif event.type == "run.retried":
+        run.epoch, run.status = event.epoch, RunStatus.RUNNING
+        run.error = run.finished_at = None
+        for place in entry.extra:
+            run.unfinished += _at(run, place).status in FINISHED
+            run.nodes[place] = NodeState(run.epoch, 0)
+    elif event.type in RUN_ENDS:
+        run.status = RUN_ENDS[event.type]
+        run.error = _error(data.get("error"))
+    else:
+        raise UnreadableJournal(f"event {event.seq}: '{event.type}' is no event known here")
+
+
+# ── what happened to a node ──────────────────────────────────────────────────────────────
+
+
+def _queued(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    node.status, node.phase, node.until = QUEUED, HELD, None
+    node.lease_until = node.worker = None
+    node.token = Token(event.epoch, node.attempt + 1, entry.seq)
+
+
+def _started(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    node.status, node.phase = RUNNING, None
+    node.attempt = event.attempt or 0
+    worker = (event.data or {}).get("worker")
+    node.worker = None if worker is None else str(worker)
+    node.lease_until = FOREVER if entry.extra is None else _number(entry.extra)
+    node.started_at = event.time
+
+
+def _parked(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    node.phase, node.until = Phase.PARKED, _number((event.data or {})["until"])
+
+
+def _retrying(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    data = event.data or {}
+    node.answered = node.token
+    node.error = _error(data["error"])
+    node.status, node.phase = QUEUED, Phase.BACKING_OFF
+    node.until = event.time + _number(data["delay"])
+    node.lease_until = node.worker = None
+    node.token = Token(event.epoch, node.attempt + 1, entry.seq)
+
+
+def _lost(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    node.crashes = _count((event.data or {})["crashes"])
+
+
+def _told(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    pass
+
+
+def _completed(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    if event.type == "node.completed":
+        node.answered = node.token
+    node.output, node.error = entry.extra, None
+    _ended(node, COMPLETED, event)
+
+
+def _failed(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    data = event.data or {}
+    if entry.kind in ("fail", "complete", "recall") and event is entry.events[0]:
+        node.answered = node.token
+    node.error = _error(data.get("error", node.error))
+    _ended(node, FAILED, event)
+
+
+def _skipped(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    _ended(node, SKIPPED, event)
+
+
+def _cancelled(node: NodeState, event: Event, entry: JournalEntry) -> None:
+    _ended(node, NodeStatus.CANCELLED, event)
+
+
+def _ended(node: NodeState, status: NodeStatus, event: Event) -> None:
+    data = event.data or {}
+    node.status, node.finished_at = status, event.time
+    node.phase = node.until = node.lease_until = None
+    node.reason = Reason(data["reason"]) if "reason" in data else None
+    node.cause = data.get("cause")
+
+
+_NODE_FACTS: dict[str, Callable[[NodeState, Event, JournalEntry], None]] = {
+    "node.queued": _queued,
+    "node.started": _started,
+    "node.progress": _told,
+    "node.parked": _parked,
+    "node.retrying": _retrying,
+    "node.lost": _lost,
+    "node.cached": _completed,
+    "node.completed": _completed,
+    "node.failed": _failed,
+    "node.skipped": _skipped,
+    "node.cancelled": _cancelled,
+}
+_OUTPUTS = frozenset({"node.cached", "node.completed"})
+_KIND_NAMES = frozenset(KINDS.values())
+_ENDS = frozenset(
+    {"node.cached", "node.completed", "node.failed", "node.skipped", "node.cancelled"}
+)

@@ -1,0 +1,381 @@
+"""What the rules are made of: what follows when a node completes, fails, is skipped or waits.
+
+`step` says when something happens; here is what it does to the rest of the run. Everything
+moves the run in place and writes into the `Decision` it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from dovetail.core.errors import TemplateError
+from dovetail.core.events import Event, Token
+from dovetail.core.run import NodeState, Phase, RunState, encoded_size
+from dovetail.core.states import FINAL, NodeStatus, Reason, RunStatus
+from dovetail.core.text import died_during
+from dovetail.core.transitions import NOTHING, Decision, Dispatch, Stop, Wake
+
+# Bound once: the rules below compare states a million times a minute.
+PENDING, QUEUED, RUNNING = NodeStatus.PENDING, NodeStatus.QUEUED, NodeStatus.RUNNING
+COMPLETED, FAILED = NodeStatus.COMPLETED, NodeStatus.FAILED
+SKIPPED, CANCELLED = NodeStatus.SKIPPED, NodeStatus.CANCELLED
+PUBLISHED, HELD = Phase.PUBLISHED, Phase.HELD
+new_tuple = tuple.__new__  # a named tuple without its Python-level constructor: half the time
+
+
+class Undecided(Exception):
+    """Raised by a condition that has no verdict yet: what became ready with it stays pending."""
+
+
+def complete_children(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
+    """The node is COMPLETED: count it off at its children and queue those that are ready."""
+    specs, nodes = run.graph.nodes, run.nodes
+    queue: list[int] = []
+    conditional = False
+    for child in specs[index].children:
+        node = nodes[child]
+        # Only a PENDING child waits: in a failed run they are finished, in a retried one some ran.
+        if node.status is PENDING:
+            node.fed = True
+            node.waiting -= 1
+            if not node.waiting:
+                queue.append(child)
+                if specs[child].condition is not None:
+                    conditional = True
+    if conditional:
+        resolve(run, queue, out, now, nonce)
+        return
+    for child in queue:
+        queue_node(run, child, out, now, nonce)
+    if run.held or not run.unfinished:
+        fill_slots_and_finish(run, out, now)
+
+
+def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: int) -> None:
+    """Decide what becomes of nodes whose parents are all settled: queued, skipped or failed.
+
+    A skipped node settles its own children, so this runs down a branch; with a list, not by
+    recursion, because a branch may be ten thousand nodes long.
+    """
+    specs, nodes = run.graph.nodes, run.nodes
+    queue: list[int] = []
+    for index in ready:  # grows while we walk it
+        spec, node = specs[index], nodes[index]
+        if node.status is not PENDING:
+            continue  # a failure earlier in this very decision has ended it
+        if spec.parents and not node.fed:
+            reason = Reason.DEPENDENCY_SKIPPED
+        elif spec.condition is None:
+            queue.append(index)
+            continue
+        else:
+            try:
+                if spec.condition(run):
+                    queue.append(index)
+                    continue
+            except Undecided:
+                return  # nothing is queued before all is decided; `resolve` the rest then
+            except TemplateError as problem:
+                message = f"node '{spec.id}': condition {problem}"
+                fail_node(run, index, {"type": problem.type, "message": message}, out, now)
+                continue
+            reason = Reason.CONDITION_FALSE
+        skip_node(run, index, reason, None, out, now)
+        for child in spec.children:
+            if nodes[child].status is PENDING:
+                nodes[child].waiting -= 1
+                if not nodes[child].waiting:
+                    ready.append(child)
+    queue.sort()
+    for index in queue:
+        if nodes[index].status is PENDING:  # a condition above may have failed the run
+            queue_node(run, index, out, now, nonce)
+    fill_slots_and_finish(run, out, now)
+
+
+def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
+    node = run.nodes[index]
+    node.status = QUEUED
+    node.token = new_tuple(Token, (node.epoch, node.attempt + 1, nonce))
+    out.changed.append(index)
+    if run.logged:
+        write(run, index, out, now, "node.queued")
+    if run.graph.max_concurrency is None:  # as `publish` would, without the call
+        run.active += 1
+        node.phase = PUBLISHED
+        out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+    else:
+        publish(run, index, node, out)
+
+
+def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
+    """Count an output of a run that has a limit; the error if the run may not keep it as well."""
+    kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
+    if limit is not None and kept + size > limit:
+        # The same words as in consequences.lua.
+        message = (
+            f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
+            f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"
+        )
+        return {"type": "too_large", "message": message}
+    run.kept_bytes = kept + size
+    node.size = size
+    return None
+
+
+def overweight(run: RunState, index: int, error: dict[str, Any], now: float) -> Decision:
+    """The node gave more than its run may keep: it fails, and trying again would not help."""
+    out = Decision()
+    node = run.nodes[index]
+    node.answered = node.token
+    run.active -= 1
+    fail_node(run, index, error, out, now)
+    fill_slots_and_finish(run, out, now)
+    return out
+
+
+def release_lease(node: NodeState) -> None:
+    """The node runs no more: nobody holds it."""
+    node.lease_until = None
+    node.worker = None
+
+
+def fence(node: NodeState, nonce: int) -> None:
+    """A token for the node's next start; whatever carries the old one is stale from now on."""
+    node.token = new_tuple(Token, (node.epoch, node.attempt + 1, nonce))
+
+
+def publish(run: RunState, index: int, node: NodeState, out: Decision) -> None:
+    """Hand a QUEUED node to the transport, or hold it while the run is at its limit.
+
+    A place that this very decision freed goes to the first in the definition: while others are
+    held the node joins them, and `close` chooses.
+    """
+    limit = run.graph.max_concurrency
+    if limit is not None and (run.held or run.active >= limit):
+        node.phase = HELD
+        heappush(run.held, index)
+        return
+    run.active += 1
+    node.phase = PUBLISHED
+    out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+
+
+def fill_slots_and_finish(run: RunState, out: Decision, now: float) -> None:
+    """What every decision ends with: freed places are taken, and the last node ends the run."""
+    if run.held:
+        limit = run.graph.max_concurrency
+        while run.held and limit is not None and run.active < limit:
+            index = heappop(run.held)
+            out.changed.append(index)
+            node = run.nodes[index]
+            run.active += 1
+            node.phase = PUBLISHED
+            out.dispatch.append(new_tuple(Dispatch, (run, index, node.token)))
+    if not run.unfinished and run.finished_at is None:
+        end_run(run, out, now)
+
+
+def end_run(run: RunState, out: Decision, now: float) -> None:
+    run.finished_at = now
+    out.ended = True
+    if run.status in FINAL:
+        return  # `fail_fast` said so at once; it only waited for its running nodes
+    if run.failed:
+        run.status = RunStatus.FAILED
+        run.error = first_error(run)
+        log(run, out, now, "run.failed", {"error": run.error})
+    elif run.cancelled:
+        run.status = RunStatus.CANCELLED
+        log(run, out, now, "run.cancelled")
+    else:
+        run.status = RunStatus.COMPLETED
+        log(run, out, now, "run.completed")
+
+
+def first_error(run: RunState) -> dict[str, Any] | None:
+    """Of the first failed node in the definition, so that it does not depend on timing."""
+    for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
+        if node.status is FAILED and node.error is not None:
+            return {**node.error, "node": spec.id}
+    return None
+
+
+def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, now: float) -> None:
+    """A node failed for good: what that does to the rest of the run."""
+    graph, nodes = run.graph, run.nodes
+    node, node_id = nodes[index], graph.nodes[index].id
+    node.error = error
+    finish(run, node, FAILED, now)
+    run.failed += 1
+    told: dict[str, Any] = {"error": error}
+    if node.reason is not None:
+        told["reason"] = node.reason
+    record_change(run, index, out, now, "node.failed", told)
+    if run.status is not RunStatus.RUNNING:
+        return  # the run had failed before; this node was only allowed to finish
+    below = pending_below(run, index)
+    if not graph.fail_fast:
+        for child in below:
+            skip_node(run, child, Reason.DEPENDENCY_FAILED, node_id, out, now)
+        return
+    run.status = RunStatus.FAILED
+    run.error = {**error, "node": node_id}
+    why = {"reason": Reason.DEPENDENCY_FAILED, "cause": node_id}
+    for child in below:
+        nodes[child].reason, nodes[child].cause = Reason.DEPENDENCY_FAILED, node_id
+        finish(run, nodes[child], FAILED, now)
+        run.failed += 1
+        record_change(run, child, out, now, "node.failed", why)
+    for other, bystander in enumerate(nodes):
+        if bystander.phase is PUBLISHED:
+            run.active -= 1
+        if bystander.status is PENDING or bystander.status is QUEUED:
+            cancel_node(run, other, Reason.RUN_FAILED, out, now)
+    run.held.clear()
+    log(run, out, now, "run.failed", {"error": run.error})
+
+
+def lose_node(
+    run: RunState, index: int, max_crashes: int, out: Decision, now: float, nonce: int
+) -> None:
+    """A RUNNING node's worker is gone: it starts again, unless it may not or did so too often."""
+    node = run.nodes[index]
+    run.active -= 1
+    node.crashes += 1
+    record_change(
+        run, index, out, now, "node.lost", {"worker": node.worker, "crashes": node.crashes}
+    )
+    if run.graph.nodes[index].at_most_once or node.crashes >= max_crashes:
+        message = died_during(node.crashes, node.attempt)
+        error = {"type": Reason.WORKER_LOST.value, "message": message}
+        node.reason = Reason.WORKER_LOST
+        fail_node(run, index, error, out, now)
+    elif run.status is not RunStatus.RUNNING:
+        cancel_node(run, index, Reason.RUN_FAILED, out, now)  # nothing starts in a failed run
+    else:
+        release_lease(node)
+        queue_node(run, index, out, now, nonce)
+
+
+def pending_below(run: RunState, index: int) -> list[int]:
+    """The descendants that still wait, in definition order.
+
+    Behind a node that is done with, everything is: so the walk stops there, and all failures
+    of a run together walk each edge once.
+    """
+    found: set[int] = set()
+    todo = [index]
+    while todo:
+        for child in run.graph.nodes[todo.pop()].children:
+            if child not in found and run.nodes[child].status is PENDING:
+                found.add(child)
+                todo.append(child)
+    return sorted(found)
+
+
+def skip_node(
+    run: RunState, index: int, reason: Reason, cause: str | None, out: Decision, now: float
+) -> None:
+    node = run.nodes[index]
+    node.reason, node.cause = reason, cause
+    finish(run, node, SKIPPED, now)
+    why: dict[str, Any] = {"reason": reason}
+    if cause is not None:
+        why["cause"] = cause
+    record_change(run, index, out, now, "node.skipped", why)
+
+
+def cancel_node(run: RunState, index: int, reason: Reason, out: Decision, now: float) -> None:
+    node = run.nodes[index]
+    node.reason = reason
+    finish(run, node, CANCELLED, now)
+    run.cancelled += 1
+    record_change(run, index, out, now, "node.cancelled", {"reason": reason})
+
+
+def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
+    """The orders that end what of these nodes is running."""
+    return [
+        Stop(run.id, run.graph.nodes[i].id, run.nodes[i].token)
+        for i in indices
+        if run.nodes[i].status is RUNNING
+    ]
+
+
+def finish(run: RunState, node: NodeState, status: NodeStatus, now: float) -> None:
+    node.status = status
+    node.phase = None
+    node.until = None
+    node.lease_until = None
+    node.finished_at = now
+    run.unfinished -= 1
+
+
+def refuse(run: RunState, index: int, token: Token, now: float) -> Decision:
+    """A result nobody waits for. The log keeps it; nothing follows from it."""
+    node = run.nodes[index]
+    if node.answered == token:
+        return NOTHING  # the same result again: it was taken the first time
+    if not run.logged:
+        return NOTHING
+    out = Decision()
+    run.seq += 1
+    why = {"reason": "stale" if node.token != token else f"node is {node.status}"}
+    name = run.graph.nodes[index].id
+    out.events.append(Event(run.seq, now, "result.refused", token.epoch, name, token.attempt, why))
+    return out
+
+
+def record_change(
+    run: RunState,
+    index: int,
+    out: Decision,
+    now: float,
+    kind: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    """A node moved: say so, and write its event with the transition that it reports."""
+    out.changed.append(index)
+    if run.logged:
+        write(run, index, out, now, kind, data)
+
+
+def write(
+    run: RunState,
+    index: int,
+    out: Decision,
+    now: float,
+    kind: str,
+    data: dict[str, Any] | None = None,
+) -> None:
+    node = run.nodes[index]
+    run.seq = seq = run.seq + 1
+    fields = (seq, now, kind, node.epoch, run.graph.nodes[index].id, node.attempt, data)
+    out.events.append(new_tuple(Event, fields))
+
+
+def log(
+    run: RunState, out: Decision, now: float, kind: str, data: dict[str, Any] | None = None
+) -> None:
+    if run.logged:
+        run.seq += 1
+        out.events.append(Event(run.seq, now, kind, run.epoch, None, None, data))
+
+
+def outstanding(run: RunState) -> Decision:
+    """Every order that follows from the run as it is; `changed` says of which nodes."""
+    orders = Decision()
+    waiting = []
+    for index, node in enumerate(run.nodes):
+        if node.phase is PUBLISHED:
+            orders.dispatch.append(Dispatch(run, index, node.token))
+        elif node.until is not None:
+            waiting.append((node.until, Wake(run.id, run.graph.nodes[index].id, node.token)))
+        else:
+            continue
+        orders.changed.append(index)
+    orders.wake = waiting
+    return orders

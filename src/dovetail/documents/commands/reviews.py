@@ -1,0 +1,215 @@
+"""`dovetail documents reviews`: what was found, as people see it, correct it and approve it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+from dovetail.cli import output as streams
+from dovetail.cli.failures import InvalidInput
+from dovetail.cli.output import print_json
+from dovetail.cli.summary import command
+from dovetail.cli.text import Line, clip, plain, table
+from dovetail.core.errors import Conflict, NotFound
+from dovetail.documents.commands.process import (
+    HEAD,
+    document_row,
+    folder_of,
+    kept_of,
+    money,
+    sure_piece,
+    typed_out,
+    warnings_in,
+)
+from dovetail.documents.reviews import FIELDS, PENDING, Review, Reviews, open_reviews
+
+MOST_MATCHES = 5
+MOST_ITEMS = 20
+_LONGEST = 60
+
+
+def list_reviews(
+    out: str | None, *, status: str | None, limit: int, after: str, as_json: bool
+) -> None:
+    # One more than wanted says whether there are more.
+    found = open_reviews(folder_of(out)).list(status, limit=limit + 1, after=after)
+    items, more = found[:limit], found[limit:]
+    if as_json:
+        cursor = items[-1].document_id if more else None
+        print_json({"items": [review.as_dict() for review in items], "next_cursor": cursor})
+        return
+    if not items:
+        streams.say(_nothing(out, status))
+        return
+    rows = [document_row(review.document_id, _found(review), review.status) for review in items]
+    for line in table([HEAD, *rows], streams.room()):
+        streams.say(line)
+    if more:
+        streams.say([(f"more:  --after {plain(items[-1].document_id)}", "dim")])
+
+
+def show_review(out: str | None, given: str, *, as_json: bool) -> None:
+    review = _chosen(open_reviews(folder_of(out)), given)
+    if as_json:
+        print_json(review.as_dict())
+        return
+    for line in _lines(review):
+        streams.say(line)
+    if review.status == PENDING:
+        words = command("documents", "reviews", "approve", review.document_id, *typed_out(out))
+        streams.say([("if that is right:  ", "dim"), (words, "bold")])
+
+
+def correct_review(
+    out: str | None, given: str, changes: Sequence[str], by: str | None, *, as_json: bool
+) -> None:
+    values = dict(map(_change, changes))
+    _decide(out, given, lambda reviews, name: reviews.correct(name, values, by=_who(by)), as_json)
+
+
+def approve_review(out: str | None, given: str, by: str | None, *, as_json: bool) -> None:
+    _decide(out, given, lambda reviews, name: reviews.approve(name, by=_who(by)), as_json)
+
+
+def _decide(
+    out: str | None, given: str, decision: Callable[[Reviews, str], Review], as_json: bool
+) -> None:
+    reviews = open_reviews(folder_of(out))
+    review = decision(reviews, _chosen(reviews, given).document_id)
+    if as_json:
+        print_json(review.as_dict())
+        return
+    for line in _lines(review):
+        streams.say(line)
+
+
+def _who(by: str | None) -> str:
+    if by:
+        return by
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return "unknown"
+
+
+def _change(given: str) -> tuple[str, Any]:
+    name, equals, text = given.partition("=")
+    name = name.strip()
+    if not equals:
+        raise InvalidInput(f"'{given}': write FIELD=VALUE, as in total=12.50")
+    if not text.strip():
+        return name, [] if name == "line_items" else None
+    if name != "line_items":
+        return name, text.strip()
+    try:
+        return name, json.loads(text)
+    except ValueError as error:
+        raise InvalidInput(
+            'line_items: write JSON, as in line_items=\'[{"description": "Tea", "amount": 3}]\'; '
+            f"{error}"
+        ) from None
+
+
+def _chosen(reviews: Reviews, given: str) -> Review:
+    """The one of that id, or the only one whose id begins so."""
+    found = reviews.get(given)
+    if found is not None:
+        return found
+    matches = reviews.list(prefix=given, limit=MOST_MATCHES + 1) if given else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = [review.document_id for review in matches[:MOST_MATCHES]]
+        more = " and more" if len(matches) > MOST_MATCHES else ""
+        raise Conflict(f"'{given}' may be {', '.join(names)}{more}; write more of it")
+    known = [review.document_id for review in reviews.list(limit=_ASKED)]
+    near = get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise NotFound(f"no document '{given}' in {reviews.out}{hint}")
+
+
+_ASKED = 10_000
+"""So many ids are compared with one that was mistyped."""
+
+
+def _nothing(out: str | None, status: str | None) -> Line:
+    what = f"nothing is {status}" if status else "no document was processed"
+    processing = command("documents", "process", "PATH", *typed_out(out))
+    folder = plain(str(folder_of(out)))
+    return [(f"{what} in {folder};  ", ""), (processing, "bold"), ("  makes reviews", "")]
+
+
+def _found(review: Review) -> dict[str, Any]:
+    return {**review.fields, "confidence": review.confidence}
+
+
+def _lines(review: Review) -> Iterator[Line]:
+    by = f" by {plain(review.approved_by)}" if review.approved_by else ""
+    yield [(review.document_id, "bold"), (f"  {review.status}{by}", "")]
+    kept = kept_of(review.json_path)
+    sure = _confidences(kept)
+    rows = [_field_row(review, name, sure.get(name)) for name in FIELDS]
+    rows.append(_row("all of it", "", *sure_piece(review.confidence)))
+    fields = table(rows, streams.room())
+    for name in FIELDS:
+        yield next(fields)
+        if name == "line_items":
+            yield from _items(review.fields[name])
+    yield from fields
+    for warning in warnings_in(kept):
+        yield [("  ! ", "wait"), (warning, "wait")]
+    for name, path in _files(review):
+        yield [(f"  {name:8}", "dim"), (plain(path), "")]
+
+
+def _row(name: str, value: str, note: str, style: str = "dim") -> Line:
+    return [(f"  {name}", "dim"), (value, ""), (note, style)]
+
+
+def _field_row(review: Review, name: str, sure: float | None) -> Line:
+    value = review.fields[name]
+    if isinstance(value, list):
+        value = len(value) or None
+    elif isinstance(value, int | float):
+        value = money(value)
+    shown = "–" if value is None else clip(plain(value), _LONGEST)
+    if name in review.locked:
+        return _row(name, shown, f"corrected by {plain(review.corrected_by or '')}", "good")
+    return _row(name, shown, *sure_piece(sure))
+
+
+def _items(items: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    rows: list[Line] = [
+        [
+            (f"    {clip(plain(item['description']), _LONGEST)}", ""),
+            (_per_piece(item), "dim"),
+            ("" if item["amount"] is None else money(item["amount"]), ""),
+        ]
+        for item in items[:MOST_ITEMS]
+    ]
+    yield from table(rows, streams.room()) if rows else ()
+    if len(items) > MOST_ITEMS:
+        yield [(f"    and {len(items) - MOST_ITEMS:,} more; --json prints all of them", "dim")]
+
+
+def _per_piece(item: Mapping[str, Any]) -> str:
+    quantity, price = item["quantity"], item["unit_price"]
+    told = [f"{quantity:g}" if quantity is not None else "", money(price) if price else ""]
+    return " × ".join(part for part in told if part)
+
+
+def _files(review: Review) -> Iterator[tuple[str, str]]:
+    yield "file", review.file_path
+    yield "json", review.json_path
+    yield "parquet", review.parquet_path
+
+
+def _confidences(kept: Mapping[str, Any]) -> Mapping[str, float]:
+    """How sure each field was."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        return {name: float(value) for name, value in kept["confidences"].items()}
+    return {}

@@ -1,0 +1,431 @@
+"""Runs one handler at a time, in the very thread that asks for it.
+
+For pools whose processes do one thing each. The handler has the thread to itself, so it can be
+interrupted wherever it is, and nothing it does keeps others waiting. A `Watch`, in a thread beside,
+renews its lease, hears that it must stop and sees its time run out, whatever the handler is at.
+A handler that ends soon is done before the watch has looked at it once, and costs no more than its
+call. What it must not know: any rule, or whose pool it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.transitions import Complete, Progress, Stop
+from dovetail.engine.clock import Clock
+from dovetail.engine.distributed.task_source import QueueTaskSource, keep_leases
+from dovetail.engine.ports import Call, Calls, Result, Task
+from dovetail.engine.worker import PROGRESS_SECONDS, STOP_GRACE_SECONDS, failure, pause_asked_by
+
+LOOK_SECONDS = 0.1
+AGAIN_SECONDS = 0.5
+FAREWELL_SECONDS = 2.0
+LATE_SECONDS = 0.2
+"""So long after its timeout a handler is stopped from here, if nobody else has done it."""
+T = TypeVar("T")
+log = logging.getLogger("dovetail.worker")
+
+
+class Interrupted(BaseException):
+    """Raised inside a handler that was told to stop, and did not."""
+
+
+class RunningTask:
+    """A start that is claimed and not told of yet."""
+
+    def __init__(self, task: Task, call: Call, interrupt: Callable[[], None] | None) -> None:
+        self.task = task
+        self.call = call
+        self.began = time.monotonic()
+        self.inside = False
+        """The handler's own code has the thread: it may be interrupted."""
+        self.expired = False
+        self.told_at: float | None = None
+        """When the handler was told to stop."""
+        self.interrupting = False
+        self.has_progress = False
+        self.doing: asyncio.Task[Any] | None = None
+        self._interrupt = interrupt
+        self._first = threading.Lock()
+
+    def settle(self) -> bool:
+        """Whether it is the caller who says what becomes of this start: the first who asks."""
+        return self._first.acquire(blocking=False)
+
+    def is_settled(self) -> bool:
+        return self._first.locked()
+
+    def stop(self) -> None:
+        """Tell the handler to stop; from another thread."""
+        if self.told_at is None:
+            if self.doing is None:
+                self.told_at = time.monotonic()
+                self.call.cancel()
+            else:
+                self.cancel(self.doing)
+
+    def cancel(self, doing: asyncio.Task[Any]) -> None:
+        """The same for one that runs in a loop, from any thread, and from a signal."""
+        if self.told_at is None:
+            self.told_at = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the loop was closed: it has ended
+                doing.get_loop().call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        self.call.cancel()
+        if self.doing is not None:
+            self.doing.cancel()
+
+    def interrupt(self) -> None:
+        if self.inside and self._interrupt is not None:
+            self.interrupting = True
+            self._interrupt()
+
+
+class BlockingWorker:
+    """Of one thread."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        watch: LeaseThread,
+        clock: Clock,
+        *,
+        interrupt: Callable[[], None] | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`interrupt` has `interrupted` called in this thread, whatever it is at."""
+        self._calls = calls
+        self._watch = watch
+        self._clock = clock
+        self._interrupt = interrupt
+        self._chance = chance
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.held: RunningTask | None = None
+        self.leaving = False
+        """The process was told to end: whatever is raised now is not the handler's."""
+
+    def run(self, task: Task, tell: Callable[[Result], None]) -> Result | None:
+        """Call the handler of a start that was claimed, and tell what became of it.
+
+        None if that was not ours to say: it was stopped, given back, or told by the watch.
+        """
+        try:
+            call = self._calls.open(task, self._report)
+        except DovetailError as problem:
+            described = {"type": problem.type, "message": str(problem)}
+            result: Result = failure(task, problem, described, self._chance())
+            tell(result)
+            return result
+        held = self.held = RunningTask(task, call, self._interrupt)
+        self._watch.hold(held)
+        try:
+            result = self._outcome(held)
+            if held.settle():
+                if held.has_progress:
+                    self._watch.call(self._watch.flush)
+                tell(result)
+                return result
+            if isinstance(result, Complete):  # too late: the log shall tell, nothing follows
+                tell(result._replace(output=None, cache=None))
+            return None
+        except BaseException:
+            if self.leaving:
+                self._watch.call(partial(self._watch.give_back, held), FAREWELL_SECONDS)
+            raise
+        finally:
+            self.held = None
+            self._watch.release(held)
+
+    def expire(self, error: type[BaseException] = Interrupted) -> None:
+        """Its time is over: called in this thread, whatever it is at."""
+        held = self.held
+        if held is not None and _age(held) >= held.task.timeout_seconds / 2:  # not one before it
+            held.expired = True
+            if held.doing is not None:
+                held.cancel(held.doing)
+            elif held.inside:
+                raise error
+
+    def interrupted(self) -> None:
+        """The handler was told to stop a while ago: called in this thread, whatever it is at."""
+        held = self.held
+        if held is not None and held.interrupting:
+            held.interrupting = False
+            if held.inside:
+                raise Interrupted
+
+    def _outcome(self, held: RunningTask) -> Result:
+        task, call = held.task, held.call
+        try:
+            output = self._called(held)
+            if held.expired:
+                return timed_out(task, self._chance())
+            sealed = call.seal(task, output)
+        except BaseException as error:
+            if self.leaving:
+                raise
+            if held.expired:
+                return timed_out(task, self._chance())
+            pause = pause_asked_by(error)
+            if pause is not None and task.resource_tag is not None:
+                slow = partial(self._watch.slow, task.resource_tag, self._clock() + pause)
+                self._watch.call(slow)
+            return failure(task, error, call.describe(error), self._chance())
+        cache = None if task.cache is None else call.caching(task)
+        return Complete(task.run_id, task.node_id, task.token, sealed, cache)
+
+    def _called(self, held: RunningTask) -> Any:
+        context = copy_context()
+        try:
+            held.inside = True
+            output = context.run(held.call.begin, held.task)
+            if not inspect.isawaitable(output):
+                return output
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            held.doing = self._loop.create_task(_awaited(output), context=context)
+            return self._loop.run_until_complete(held.doing)
+        finally:
+            held.inside = False
+            if held.doing is not None and not held.doing.done():
+                self._abandon(held.doing)
+
+    def _abandon(self, doing: asyncio.Task[Any]) -> None:
+        """It was interrupted in the midst of its loop: let it clean up, and trust neither."""
+        loop, self._loop = doing.get_loop(), None
+        doing.cancel()
+        with contextlib.suppress(BaseException):
+            loop.run_until_complete(asyncio.wait([doing], timeout=STOP_GRACE_SECONDS))
+        doing._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+
+    def _report(self, task: Task, fraction: float, message: str) -> None:
+        held = self.held
+        if held is not None and held.task is task:
+            held.has_progress = True
+        self._watch.note(Progress(task.run_id, task.node_id, task.token, fraction, message))
+
+
+def timed_out(task: Task, chance: float) -> Result:
+    message = f"did not finish within {task.timeout_seconds:g} s (timeout_seconds)"
+    return failure(task, TimeoutError(), {"type": "timeout", "message": message}, chance)
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+async def _unless_away(work: Coroutine[Any, Any, None]) -> None:
+    """A store that is away learns the same a little later, by a lease that runs out."""
+    try:
+        await work
+    except StoreError as error:
+        log.warning("not told: %s", error)
+
+
+def _age(held: RunningTask) -> float:
+    return time.monotonic() - held.began
+
+
+class LeaseThreadTasks(NamedTuple):
+    """What a watch does its work with, in its own loop."""
+
+    desk: QueueTaskSource
+    stops: Stops
+
+
+class Stops(Protocol):
+    """Orders to stop."""
+
+    async def open(self) -> None:
+        """Listen from now on."""
+        ...
+
+    async def next(self) -> list[Stop]:
+        """Those since the last call; waits a moment for some."""
+        ...
+
+
+class LeaseThread:
+    """A thread with an event loop, for all seats of a process."""
+
+    def __init__(
+        self,
+        duties: Callable[[], AbstractAsyncContextManager[LeaseThreadTasks]],
+        kept_up: Callable[[str, Callable[[], Awaitable[None]]], Coroutine[Any, Any, None]],
+        on_crash: Callable[[BaseException], None],
+        *,
+        lease_seconds: float,
+        give_back_at: Callable[[], float],
+        confirm: Callable[[], None],
+    ) -> None:
+        """`kept_up` begins a duty anew while a store is away; `give_back_at` says by which time of
+        the wall clock whatever still runs is given back; `confirm` returns once all that the seats
+        have told has arrived."""
+        self._open = duties
+        self._kept_up = kept_up
+        self._on_crash = on_crash
+        self._lease_seconds = lease_seconds
+        self._give_back_at = give_back_at
+        self._confirm = confirm
+        self._held: dict[int, RunningTask] = {}
+        self._progress: dict[tuple[str, str], Progress] = {}
+        self._asleep = False
+        self._wanted = asyncio.Event()
+        self._opened = asyncio.Event()
+        self._duties: LeaseThreadTasks | None = None
+        self.loop = self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        threading.Thread(target=self._main, name="dovetail-watch", daemon=True).start()
+
+    # ── for the threads that run handlers ────────────────────────────────────────────────
+
+    def hold(self, held: RunningTask) -> None:
+        self._held[id(held)] = held
+        if self._asleep:
+            self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def release(self, held: RunningTask) -> None:
+        del self._held[id(held)]
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+        """Have this done in the loop of the watch, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result(seconds)
+
+    def note(self, progress: Progress) -> None:
+        self._loop.call_soon_threadsafe(self._noted, progress)
+
+    async def opened(self) -> None:
+        """Returns once it can do its work."""
+        await self._opened.wait()
+
+    async def slow(self, tag: str, until: float) -> None:
+        await (await self._ready()).desk.slow(tag, until)
+
+    async def start(self, task: Task) -> list[Task]:
+        """Claim it; nothing is given if it was refused, or parked."""
+        return await (await self._ready()).desk.start([(None, task)])
+
+    async def give_back(self, held: RunningTask) -> None:
+        if held.settle():
+            await (await self._ready()).desk.hand_back([held.task])
+
+    async def flush(self) -> None:
+        """Tell what progress there is."""
+        noted = list(self._progress.values())
+        self._progress.clear()
+        if noted:
+            await (await self._ready()).desk.report(noted)
+
+    # ── its own thread ───────────────────────────────────────────────────────────────────
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._kept_up("watch", self._run))
+        except BaseException as error:
+            self._on_crash(error)
+
+    async def _run(self) -> None:
+        async with self._open() as duties:
+            self._duties = duties
+            self._opened.set()
+            renewing = partial(
+                keep_leases, duties.desk, self._holding, self._ordered, self._lease_seconds
+            )
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._kept_up("leases", renewing))
+                group.create_task(self._kept_up("orders to stop", self._hear_stops))
+                group.create_task(self._look_around())
+
+    async def _ready(self) -> LeaseThreadTasks:
+        await self._opened.wait()
+        assert self._duties is not None  # noqa: S101
+        return self._duties
+
+    def _holding(self) -> list[Task]:
+        """Whose lease is no longer young: nearly all have ended by then, and cost no renewal."""
+        young = self._lease_seconds / 3
+        return [held.task for held in list(self._held.values()) if _age(held) >= young]
+
+    async def _hear_stops(self) -> None:
+        desk, stops = await self._ready()
+        await stops.open()
+        # What was ordered before we listened shows in what is ours no longer.
+        for order in await desk.renew([held.task for held in list(self._held.values())]):
+            self._ordered(order)
+        while True:
+            for order in await stops.next():
+                self._ordered(order)
+
+    def _ordered(self, order: Stop) -> None:
+        """Its result would be refused anyway."""
+        for held in list(self._held.values()):
+            if (held.task.run_id, held.task.node_id, held.task.token) == order and held.settle():
+                held.stop()
+
+    async def _look_around(self) -> None:
+        while True:
+            if not self._held:
+                self._asleep = True
+                await self._confirmed()  # from here on who holds something wakes us
+                if not self._held:
+                    await self._wanted.wait()
+                self._asleep = False
+                self._wanted.clear()
+            await asyncio.sleep(LOOK_SECONDS)
+            for held in list(self._held.values()):
+                self._look_at(held)
+
+    async def _confirmed(self) -> None:
+        while True:
+            try:
+                return await asyncio.to_thread(self._confirm)
+            except StoreError as error:
+                log.warning("a result is kept until it can be sent: %s", error)
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def _look_at(self, held: RunningTask) -> None:
+        age, limit = _age(held), held.task.timeout_seconds
+        if age >= limit + LATE_SECONDS and not held.is_settled():
+            held.expired = True
+            held.stop()
+            # It clings on, and may be killed for it before it can say so.
+            if age >= limit + STOP_GRACE_SECONDS and held.settle():
+                self._spawn(self._tell_timeout(held))
+        if time.time() >= self._give_back_at() and not held.is_settled():
+            self._spawn(self._hand_back(held))
+        told_at = held.told_at
+        if told_at is not None and time.monotonic() - told_at >= STOP_GRACE_SECONDS:
+            held.interrupt()
+
+    async def _tell_timeout(self, held: RunningTask) -> None:
+        late = timed_out(held.task, random.random())  # noqa: S311
+        await (await self._ready()).desk.report([late])
+
+    async def _hand_back(self, held: RunningTask) -> None:
+        await self.give_back(held)
+        held.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(_unless_away(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _noted(self, progress: Progress) -> None:
+        if not self._progress:
+            self._loop.call_later(PROGRESS_SECONDS, lambda: self._spawn(self.flush()))
+        self._progress[progress.run_id, progress.node] = progress

@@ -1,0 +1,511 @@
+"""A run as the hot state and the archive hand it to each other.
+
+States, outputs and events are what the hot store keeps, byte for byte: only the stores understand
+them. What is decided here is whether the two still tell the same story. What it must not know:
+where either of them is.
+
+Brings what happens to runs into the archive, and lets go of what is safe there.
+
+It runs in every orchestrator, and any number of them side by side do no harm: each writes what it
+saw, as late and as often as it likes. Nothing waits for it. While the archive is away hints pile
+up, runs go on, and nothing is forgotten. What it must not know: any rule, or how either store
+keeps a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from dovetail.core.errors import ArchiveDown, StoreError
+from dovetail.engine.clock import Clock
+from dovetail.engine.supervisor import bisect_failures, describe_error
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """A run as its keys in Redis have it at one moment, and a piece of its log up to then.
+
+    A node that is in `nodes` is meant whole: without its output here, it has none. One that is
+    not has not changed since before `first_seq`; the first of a generation must have them all.
+    """
+
+    run_id: str
+    generation: int
+    """From 1."""
+    meta: dict[str, str]
+    nodes: dict[int, str]
+    """By place, as are the outputs and ends."""
+    outputs: dict[int, bytes]
+    ends: dict[int, bytes]
+    first_seq: int
+    events: Sequence[bytes]
+    """From `first_seq` on, without a gap."""
+    result: bytes | None = None
+    """JSON, of a run that is finished."""
+    content: bytes | None = None
+    """The definition. Only needed for a run that was never accepted in the archive."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.events) - 1
+
+    @property
+    def epoch(self) -> int:
+        return int(self.meta["epoch"])
+
+    @property
+    def finished_at(self) -> float | None:
+        return float(self.meta["finished_at"]) if self.meta.get("finished_at") else None
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.meta.get("finished_at"))
+
+
+class ArchiveState(NamedTuple):
+    """How far the archive is with a run.
+
+    After a write: of another generation than the snapshot, it refused that one for good, because
+    it has a newer one or the run is finished. With an earlier event, it lacks those in between,
+    or has others in their place.
+    """
+
+    generation: int
+    """Zero: accepted, and nothing seen of it since."""
+    last_seq: int
+    finished: bool
+
+
+class ArchiveHead(NamedTuple):
+    """Where the archive's log of a run ends."""
+
+    kept: ArchiveState
+    epoch: int
+    event: bytes | None
+    """The last one."""
+
+
+class HotReading(NamedTuple):
+    """What the hot state has beyond a head."""
+
+    snapshot: RunSnapshot
+    continues: bool
+    """The log has the head's last event where the archive has it: nothing was lost between."""
+
+
+class SyncAction(Enum):
+    """What is to be done about a run."""
+
+    LEAVE = auto()
+    WRITE = auto()
+    """The archive gets what it lacks."""
+    RENUMBER = auto()
+    """The hot state came back without its end: it goes on under the next generation."""
+    REPLACE = auto()
+    """The same, of a run that is finished in the archive: what is finished is not undone."""
+    RESUME = auto()
+    """The hot state has lost that a finished run was retried, so nobody goes on with it: it is made
+    as it is archived."""
+
+
+def sync_action(head: ArchiveHead | None, reading: HotReading) -> SyncAction:
+    """Which of the two is behind, if any."""
+    here = reading.snapshot
+    if head is None or head.kept.generation == 0:
+        return SyncAction.WRITE
+    kept = head.kept
+    if kept.finished and here.epoch <= head.epoch:
+        if not (reading.continues and here.finished):
+            return SyncAction.REPLACE
+        # What comes after the end, a late result that was refused, only a log may add that goes on
+        # from there: the same, or that of a run that was made again as it is archived.
+        news = here.generation >= kept.generation and here.events
+        return SyncAction.WRITE if news else SyncAction.LEAVE
+    if here.finished and here.epoch < head.epoch:
+        return SyncAction.RESUME
+    if not reading.continues or here.generation < kept.generation:
+        return SyncAction.RENUMBER
+    return (
+        SyncAction.WRITE if here.events or here.generation > kept.generation else SyncAction.LEAVE
+    )
+
+
+BATCH_SIZE = 200
+"""Runs that one turn takes."""
+READ_TOGETHER = 50
+WRITTEN_BYTES = 8 << 20
+"""About so much goes into one transaction; runs may be large."""
+PAUSE_SECONDS = 0.2
+"""Between two turns."""
+REST_SECONDS = 0.4
+"""So long what moved is left alone: a short run is written once, a busy one twice a second."""
+RETIRE_SECONDS = 30.0
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
+MOST_HEADS = 10_000
+KEEP_SECONDS = 1.0
+ALL_EVENTS = 1 << 53
+
+log = logging.getLogger("dovetail.archive")
+
+
+class ArchiveClaim(NamedTuple):
+    """A run that moved, ours to archive for a while."""
+
+    run_id: str
+    since: float
+    until: float
+
+
+class ArchiveEntry(NamedTuple):
+    """A finished run that is archived, and since when it need not be hot any more but for
+    somebody who looks."""
+
+    run_id: str
+    since: float
+
+
+class ArchiveQueue(Protocol):
+    """Which runs the archive may be behind with, and which finished ones it has."""
+
+    async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None: ...
+    async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
+        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        ...
+
+    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+        """Strike these out, but for those that moved since they were claimed."""
+        ...
+
+    async def give_back(self, claims: Sequence[ArchiveClaim]) -> None: ...
+    async def archived(self, entries: Sequence[ArchiveEntry]) -> None: ...
+    async def archived_before(self, before: float, limit: int) -> list[ArchiveEntry]: ...
+    async def forget(self, entries: Sequence[ArchiveEntry]) -> None: ...
+
+
+class HotRuns(Protocol):
+    """The runs where they live."""
+
+    def lengths(self) -> AsyncIterator[dict[str, int]]:
+        """How many events each unfinished run has, some runs at a time."""
+        ...
+
+    async def known(self, run_ids: Sequence[str]) -> set[str]: ...
+    async def finished(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of these that are there, and have ended."""
+        ...
+
+    def read(self, heads: Mapping[str, ArchiveHead | None]) -> AsyncIterator[dict[str, HotReading]]:
+        """What each run has beyond a head, or everything; without those that are not there. Some
+        runs at a time, so that nobody need have all of it at once."""
+        ...
+
+    async def definition(self, snapshot: RunSnapshot) -> bytes: ...
+    async def renumber(self, run_id: str, was: int, generation: int) -> None:
+        """Its log goes on under another generation, unless somebody else saw to that."""
+        ...
+
+    async def put_back(
+        self,
+        snapshot: RunSnapshot,
+        lease_until: float,
+        *,
+        replacing: int | None = None,
+        now: float = ...,
+    ) -> bool:
+        """Make the run as it was, if it is not there, or in place of that generation. What may
+        have started since it was archived, and must not twice, counts as started `now`."""
+        ...
+
+    async def drop(self, run_id: str, head: ArchiveHead) -> int:
+        """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
+        ...
+
+
+class Archive(Protocol):
+    """Where runs are kept for good. Raises `ArchiveDown` while it is away."""
+
+    async def write_many(self, snapshots: Sequence[RunSnapshot]) -> dict[str, ArchiveState]:
+        """Keep them all, or none; without those whose `content` it needs."""
+        ...
+
+    async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]: ...
+    async def heads(self, run_ids: Iterable[str]) -> dict[str, ArchiveHead]: ...
+    async def read(self, run_id: str) -> RunSnapshot | None: ...
+
+
+class Archiver:
+    def __init__(
+        self,
+        hot: HotRuns,
+        hints: ArchiveQueue,
+        archive: Archive,
+        clock: Clock,
+        *,
+        checkpoint_interval: float,
+        retention_seconds: float,
+        restore: Callable[[Sequence[str]], Awaitable[object]],
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
+        """`restore` makes those runs hot again that are not."""
+        self._restore = restore
+        self._hot = hot
+        self._hints = hints
+        self._archive = archive
+        self._clock = clock
+        self._checkpoint_interval = checkpoint_interval
+        self._retention_seconds = retention_seconds
+        self._rest_seconds = rest_seconds
+        self._heads: OrderedDict[str, ArchiveHead] = OrderedDict()
+        """Where we left some runs; whoever else wrote them since is noticed at the write."""
+        self._keeping = asyncio.Lock()
+        self._unkept: dict[str, None] = {}
+
+    async def run(self) -> None:
+        """Every duty, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(in_spite_of_outages(self.archive_what_moved, PAUSE_SECONDS))
+            # So often that there is time left for an archiver to die over what was found.
+            group.create_task(in_spite_of_outages(self.sweep, self._checkpoint_interval / 3))
+            group.create_task(in_spite_of_outages(self.retire, RETIRE_SECONDS))
+
+    # ── what moved is archived ───────────────────────────────────────────────────────────
+
+    async def archive_what_moved(self) -> None:
+        while True:
+            claims = await self._hints.claim(BATCH_SIZE, self._rest_seconds)
+            if claims:
+                await self._take(claims)
+            if len(claims) < BATCH_SIZE:
+                return
+
+    async def keep(self, run_ids: Sequence[str]) -> None:
+        """Now: somebody is about to be told that they moved. If that takes long, or the archive is
+        away, it comes with all others."""
+        self._unkept.update(dict.fromkeys(run_ids))
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS), self._keeping:
+                # Whoever waited meanwhile goes along: those of a batch are retried side by side.
+                together, self._unkept = self._unkept, {}
+                await self._bring([*together])
+
+    async def record(self, run_ids: Sequence[str]) -> bool:
+        """Bring the archive up to these now; False if it is away, or that takes long."""
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                return set(run_ids) <= await self._bring(run_ids)
+        except (StoreError, TimeoutError):
+            return False
+
+    async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
+        try:
+            await bisect_failures(self._taken, claims, self._leave)
+        except StoreError:
+            await self._hints.give_back(claims)
+            raise
+
+    async def _taken(self, claims: Sequence[ArchiveClaim]) -> Sequence[ArchiveClaim]:
+        done = await self._bring([claim.run_id for claim in claims])
+        # What is not done comes again when its claim lapses.
+        settled = [claim for claim in claims if claim.run_id in done]
+        await self._hints.settle(settled)
+        return settled
+
+    async def _leave(self, claim: ArchiveClaim, problem: Exception) -> Sequence[ArchiveClaim]:
+        log.error("run %s cannot be archived: %s", claim.run_id, describe_error(problem))
+        return ()
+
+    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
+        """Bring the archive up to these; those of which it has everything now."""
+        heads = await self._heads_of(run_ids)
+        done: set[str] = set()
+        group: list[RunSnapshot] = []
+        for first in range(0, len(run_ids), READ_TOGETHER):
+            some = run_ids[first : first + READ_TOGETHER]
+            lacking: set[str] = set()
+            async for snapshots in self._look(some, heads):
+                lacking |= {snapshot.run_id for snapshot in snapshots}
+                group += snapshots
+                if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                    done |= await self._write(group)
+                    group = []
+            done |= {run_id for run_id in some if run_id not in lacking}
+        return done | await self._write(group)
+
+    async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, ArchiveHead]:
+        found = {one: self._heads[one] for one in run_ids if one in self._heads}
+        if unknown := [one for one in run_ids if one not in found]:
+            found |= await self._archive.heads(unknown)
+        return found
+
+    async def _look(
+        self, run_ids: Sequence[str], heads: Mapping[str, ArchiveHead]
+    ) -> AsyncIterator[list[RunSnapshot]]:
+        """What the archive lacks of these, some at a time; nothing of those of which it knew
+        better."""
+        remembered = {run_id for run_id in run_ids if self._heads.pop(run_id, None) is not None}
+        unsure: list[str] = []
+        async for readings in self._hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
+            lacking: list[RunSnapshot] = []
+            complete: list[RunSnapshot] = []
+            for run_id, reading in readings.items():
+                head = heads.get(run_id)
+                match sync_action(head, reading):
+                    case SyncAction.LEAVE:
+                        complete.append(reading.snapshot)
+                        if head is not None and not head.kept.finished:
+                            self._remember(run_id, head)
+                    case SyncAction.WRITE:
+                        lacking.append(reading.snapshot)
+                    case _ if run_id in remembered:
+                        unsure.append(run_id)  # somebody else may have put it right since
+                    case SyncAction.REPLACE:
+                        await self._replace(reading.snapshot)
+                    case SyncAction.RESUME:
+                        await self._resume(reading.snapshot)
+                    case SyncAction.RENUMBER:
+                        assert head is not None  # noqa: S101
+                        lacking += await self._renumber(reading.snapshot, head)
+            await self._let_go(complete)
+            yield lacking
+        if unsure:
+            async for lacking in self._look(unsure, await self._archive.heads(unsure)):
+                yield lacking
+
+    async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
+        """Those of these that are finished need not be hot for ever."""
+        await self._hints.archived(
+            [ArchiveEntry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
+        )
+
+    async def _renumber(self, here: RunSnapshot, head: ArchiveHead) -> list[RunSnapshot]:
+        """The whole run, under a generation that neither side has used."""
+        log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
+        following = max(here.generation, head.kept.generation) + 1
+        await self._hot.renumber(here.run_id, here.generation, following)
+        whole = self._hot.read({here.run_id: None})
+        return [reading.snapshot async for some in whole for reading in some.values()]
+
+    async def _replace(self, here: RunSnapshot) -> None:
+        kept = await self._archive.read(here.run_id)
+        if kept is None or not kept.finished:
+            return  # it was retried meanwhile; whoever did that tells of it
+        log.warning("run %s was finished before the end of its log was lost", here.run_id)
+        following = replace(kept, generation=max(here.generation, kept.generation) + 1)
+        await self._hints.archived([ArchiveEntry(here.run_id, self._clock())])
+        await self._hot.put_back(following, 0.0, replacing=here.generation)
+
+    async def _resume(self, here: RunSnapshot) -> None:
+        log.warning("run %s was retried before the end of its log was lost", here.run_id)
+        as_it_is = ArchiveHead(
+            ArchiveState(here.generation, ALL_EVENTS, finished=True), here.epoch, None
+        )
+        if await self._hot.drop(here.run_id, as_it_is) == 1:
+            await self._restore([here.run_id])
+
+    async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
+        """Those that the archive has now."""
+        if not snapshots:
+            return set()
+        try:
+            kept = await self._archive.write_many(snapshots)
+            if unknown := [one for one in snapshots if one.run_id not in kept]:
+                whole = [replace(s, content=await self._hot.definition(s)) for s in unknown]
+                kept |= await self._archive.write_many(whole)
+        except ArchiveDown:
+            raise
+        except (StoreError, LookupError) as error:
+            if len(snapshots) == 1:
+                log.exception("run %s cannot be archived", snapshots[0].run_id, exc_info=error)
+                return set()
+            # One of them cannot be written, which must not be in the way of the others.
+            return set().union(*[await self._write([one]) for one in snapshots])
+        done = [one for one in snapshots if self._has_taken(one, kept.get(one.run_id))]
+        # Before the hints are settled: if we die in between, we come again.
+        await self._let_go(done)
+        return {one.run_id for one in done}
+
+    def _has_taken(self, written: RunSnapshot, kept: ArchiveState | None) -> bool:
+        """If not, somebody else was there, with more of it or with another log; or something that
+        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
+        taken = kept == (written.generation, written.last_seq, written.finished)
+        if kept is not None and taken and written.events and not written.finished:
+            self._remember(written.run_id, ArchiveHead(kept, written.epoch, written.events[-1]))
+        return taken
+
+    def _remember(self, run_id: str, head: ArchiveHead) -> None:
+        self._heads[run_id] = head
+        if len(self._heads) > MOST_HEADS:
+            self._heads.popitem(last=False)
+
+    # ── what no hint told of ─────────────────────────────────────────────────────────────
+
+    async def sweep(self) -> None:
+        """Give a hint of every run with which the archive is not where it should be."""
+        async for lengths in self._hot.lengths():
+            unsure = [
+                run_id
+                for run_id, count in lengths.items()
+                if run_id not in self._heads or self._heads[run_id].kept.last_seq != count
+            ]
+            kept = await self._archive.kept(unsure) if unsure else {}
+            behind = [
+                run_id
+                for run_id in unsure
+                if run_id not in kept or kept[run_id].last_seq != lengths[run_id]
+            ]
+            await self._hints.moved(behind)
+
+    # ── what is safe there is let go ─────────────────────────────────────────────────────
+
+    async def retire(self) -> None:
+        """Drop the hot state of runs that ended long ago and are in the archive."""
+        while True:
+            long_ago = self._clock() - self._retention_seconds
+            entries = await self._hints.archived_before(long_ago, BATCH_SIZE)
+            if not entries:
+                return
+            await bisect_failures(self._retire, entries, self._keep_hot)
+            await self._hints.forget(entries)
+
+    async def _retire(self, entries: Sequence[ArchiveEntry]) -> Sequence[ArchiveEntry]:
+        heads = await self._archive.heads([entry.run_id for entry in entries])
+        await asyncio.gather(*(self._drop(e.run_id, heads.get(e.run_id)) for e in entries))
+        return entries
+
+    async def _keep_hot(self, entry: ArchiveEntry, problem: Exception) -> Sequence[ArchiveEntry]:
+        log.error("run %s stays hot: %s", entry.run_id, describe_error(problem))
+        return ()
+
+    async def _drop(self, run_id: str, head: ArchiveHead | None) -> None:
+        if head is None or not head.kept.finished or await self._hot.drop(run_id, head) < 0:
+            # The archive lacks something after all: once it has it, we hear of the run again.
+            self._heads.pop(run_id, None)
+            await self._hints.moved([run_id])
+
+
+def _weight(snapshot: RunSnapshot) -> int:
+    return sum(map(len, snapshot.events)) + sum(map(len, snapshot.outputs.values()))
+
+
+async def in_spite_of_outages(duty: Callable[[], Awaitable[object]], seconds: float) -> None:
+    """A duty at once and then for ever, jittered; a store that is away only delays it."""
+    backoff = 0.0
+    while True:
+        try:
+            await duty()
+            if backoff:
+                log.warning("the archive goes on")
+            backoff = 0.0
+        except StoreError as error:
+            if not backoff:
+                log.warning("the archive waits: %s", error)
+            backoff = min(max(FIRST_BACKOFF_SECONDS, 2 * backoff), LONGEST_BACKOFF_SECONDS)
+        await asyncio.sleep((backoff or seconds) * random.uniform(0.8, 1.2))  # noqa: S311

@@ -1,0 +1,110 @@
+"""Those that wait for a rate limit that many share wait no longer than they must.
+
+Each was given a time of its own when it was parked. If others before it were cancelled meanwhile,
+or the limit was raised, that time is too late: whoever is still there is given another one, in the
+same order. Nothing here takes a token, so no mistake of it starts a node too early. Any number of
+processes may do it at once. What it must not know: any rule, or how a bucket counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+from dovetail.core.events import Token
+from dovetail.core.run import Phase
+from dovetail.core.transitions import Park, Transition, Wake
+from dovetail.engine.clock import Clock
+from dovetail.engine.limits import TokenBucket
+from dovetail.engine.ports import ParkedIndex, ParkedNode
+from dovetail.engine.supervisor import bisect_failures, describe_error
+
+log = logging.getLogger("dovetail.orchestrator")
+LOOK_SECONDS = 1.0
+MOST_OF_THE_TIME = 0.1
+"""A look at a line of a hundred thousand takes its time: so much of ours, and no more."""
+LATE_SECONDS, LATE_SHARE = 1.0, 0.1
+"""So much too late, and by such a share of its wait, is a time before it is worth another one: it
+is an event in the log of its run."""
+BATCH_SIZE = 500
+IN_LINE = (Phase.PARKED, Phase.PUBLISHED)
+"""Who was woken, and has not asked for its token yet, is before all the others."""
+
+
+class StartPhases(Protocol):
+    async def phases(self, starts: Sequence[tuple[str, str, Token]]) -> list[Phase | None]:
+        """What these starts wait for; None of one that is no longer queued."""
+        ...
+
+
+class Buckets(Protocol):
+    async def look(self, tag: str, now: float) -> TokenBucket: ...
+    async def pull_back(self, tag: str, until: float, now: float) -> None: ...
+
+
+class ParkedRescheduler:
+    def __init__(
+        self,
+        lines: ParkedIndex,
+        store: StartPhases,
+        buckets: Buckets,
+        clock: Clock,
+        apply: Callable[[Sequence[Transition]], Awaitable[object]],
+    ) -> None:
+        self._lines = lines
+        self._store = store
+        self._buckets = buckets
+        self._clock = clock
+        self._apply = apply
+
+    async def run(self) -> None:
+        """Every second, for ever."""
+        while True:
+            began = monotonic()
+            await self.look()
+            pause = max(LOOK_SECONDS, (monotonic() - began) / MOST_OF_THE_TIME)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def look(self) -> None:
+        """Let everybody move up who stands behind somebody who is gone, or behind nobody."""
+        waits = await self._lines.line(self._clock(), LATE_SECONDS)
+        if not waits:
+            return
+        phases = await bisect_failures(
+            self._store.phases, [wait.wake for wait in waits], _taken_for_gone
+        )
+        lines: dict[str, list[tuple[ParkedNode, Phase | None]]] = {}
+        for wait, phase in zip(waits, phases, strict=True):
+            lines.setdefault(wait.tag, []).append((wait, phase))
+        for tag, line in lines.items():
+            await self._move_up(tag, [one for one in line if one[1] in IN_LINE])
+        gone = [wait for wait, phase in zip(waits, phases, strict=True) if phase not in IN_LINE]
+        for at in range(0, len(gone), BATCH_SIZE):  # last: if we die, another finds them again
+            await self._lines.leave_line(gone[at : at + BATCH_SIZE])
+
+    async def _move_up(self, tag: str, line: Sequence[tuple[ParkedNode, Phase | None]]) -> None:
+        now = self._clock()
+        bucket = await self._buckets.look(tag, now)
+        booked = bucket.booked
+        times = bucket.rebook(len(line), now)
+        if booked > bucket.booked + LATE_SECONDS:
+            await self._buckets.pull_back(tag, bucket.booked, now)
+        late = [
+            wait._replace(at=time)
+            for (wait, phase), time in zip(line, times, strict=True)
+            if phase is Phase.PARKED
+            and wait.at - time > max(LATE_SECONDS, LATE_SHARE * (wait.at - now))
+        ]
+        for first in range(0, len(late), BATCH_SIZE):
+            some = late[first : first + BATCH_SIZE]
+            await self._lines.line_up(some)
+            await self._apply([Park(*wait.wake, wait.at) for wait in some])
+
+
+async def _taken_for_gone(wake: Wake, problem: Exception) -> Sequence[Phase | None]:
+    log.error("run %s, node %s waits in no line any more: %s", *wake[:2], describe_error(problem))
+    return [None]

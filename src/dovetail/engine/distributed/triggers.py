@@ -1,0 +1,174 @@
+"""Runs that are asked for where many processes make them: kept first, then made.
+
+Between the two a process may die. What was accepted by then is made by whoever is asked for it
+again, or by an orchestrator that finds it. What it must not know: where that is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from dovetail.core.errors import DovetailError, NotFound, StoreError
+from dovetail.core.transitions import Decision, Retry, Submit, Transition
+from dovetail.engine.clock import Clock
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.ports import Key, KeyUsed
+
+MAKING_SECONDS, MAKING_SECONDS_EACH = 5.0, 0.01
+"""So long whoever asked waits for the hot store, once the run is kept in another one."""
+AGE_SECONDS = 10.0
+"""What was accepted so long ago and is not there has lost its maker."""
+
+
+def making_seconds(runs: int) -> float:
+    return MAKING_SECONDS + runs * MAKING_SECONDS_EACH
+
+
+class PendingRun(NamedTuple):
+    """Something that was accepted, with its runs that are not there."""
+
+    name: Any
+    """Of what was accepted, for whoever keeps it."""
+    submits: list[Submit]
+    created_at: float
+    there: Sequence[str] = ()
+    """Its other runs: whoever made them may have come no further."""
+
+
+class AcceptedRuns(Protocol):
+    """Keeps what was asked for."""
+
+    outlives: bool
+    """What is accepted is safe, whatever becomes of the store that runs are made in."""
+
+    async def accept(self, submit: Submit, now: float) -> Submit:
+        """Returns what is to be made: under another id, if it was accepted before and its
+        maker died. Raises `KeyUsed`."""
+        ...
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> list[Submit]:
+        """All of them, or none. Raises `KeyUsed`."""
+        ...
+
+    async def made(self, submit: Submit) -> None: ...
+    async def batch_made(self, batch_id: str) -> None: ...
+
+    async def unmade(self, accepted_before: float) -> list[PendingRun]:
+        """What was accepted and whose maker died; `settle` when its runs are there."""
+        ...
+
+    async def known(self, key: Key) -> KeyUsed | None:
+        """What was accepted under a key, without accepting anything."""
+        ...
+
+    async def unmade_under(self, key: Key, made: str) -> PendingRun | None:
+        """What of this run or batch, accepted under that key whenever it was, is not there."""
+        ...
+
+    async def settle(self, unmade: PendingRun) -> None: ...
+
+
+class TriggerService:
+    """The driver of a process that asks for runs and leaves driving them to others."""
+
+    refused: StoreError | None = None
+    """Why this process must not ask for any: what it sent, no service would see."""
+
+    def __init__(
+        self,
+        acceptance: AcceptedRuns,
+        orchestrator: DistributedOrchestrator,
+        clock: Clock,
+        on_delay: Callable[[DovetailError], None],
+    ) -> None:
+        """`on_delay` is told why something that was accepted could not be made at once."""
+        self._acceptance = acceptance
+        self._orchestrator = orchestrator
+        self._clock = clock
+        self._on_delay = on_delay
+
+    async def submit(self, submit: Submit) -> None:
+        self._check()
+        now = self._clock()
+        accepted = await self._acceptance.accept(submit, now)
+        if await self._made_in_time([accepted], now):
+            await self._acceptance.made(accepted)
+        if accepted.run_id != submit.run_id:
+            raise KeyUsed(accepted.run_id, same_body=True)
+
+    async def submit_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> None:
+        self._check()
+        try:
+            accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
+        except KeyUsed as known:
+            await self._make_up_for(key, known)
+            raise
+        if await self._made_in_time(accepted, now):
+            await self._acceptance.batch_made(batch_id)
+
+    async def made_under(self, key: Key) -> KeyUsed | None:
+        known = await self._acceptance.known(key)
+        if known is not None:
+            await self._make_up_for(key, known)
+        return known
+
+    async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
+        if any(isinstance(move, Retry) for move in moves):
+            self._check()
+        return await self._orchestrator.apply(moves, durable=durable)
+
+    def _check(self) -> None:
+        if self.refused is not None:
+            raise self.refused
+
+    async def follow(self, decisions: Iterable[Decision]) -> None:
+        await self._orchestrator.follow(decisions)
+
+    def now(self) -> float:
+        return self._clock()
+
+    async def look_after(self, run_id: str) -> None:
+        """Send out again whatever is outstanding of a run."""
+        await self._orchestrator.look_after(run_id)
+
+    async def over(self, run_id: str) -> None:
+        """A run was ended by force: whoever waits for that or lists it is told."""
+        await self._orchestrator.over(run_id)
+
+    async def make_up(self) -> None:
+        """A duty of orchestrators: make what others have accepted and then died over."""
+        for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
+            await self._make(left)
+
+    async def _make_up_for(self, key: Key | None, known: KeyUsed) -> None:
+        """Whoever asks again makes what it was asked for first and is not there."""
+        if key is not None and known.same_body:
+            left = await self._acceptance.unmade_under(key, known.made)
+            if left is not None:
+                await self._make(left)
+
+    async def _make(self, left: PendingRun) -> None:
+        await self._orchestrator.submit_many(left.submits, left.created_at)
+        await self._acceptance.settle(left)
+
+    async def _made_in_time(self, submits: Sequence[Submit], now: float) -> bool:
+        if not self._acceptance.outlives:
+            await self._orchestrator.submit_many(submits, now)
+            return True
+        patience = making_seconds(len(submits))
+        try:
+            async with asyncio.timeout(patience):
+                await self._orchestrator.submit_many(submits, now)
+        except (StoreError, NotFound) as error:  # it was lost again, with all of the store
+            self._on_delay(error)
+        except TimeoutError:
+            self._on_delay(StoreError(f"not made within {patience:g} s"))
+        else:
+            return True
+        return False

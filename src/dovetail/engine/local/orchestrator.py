@@ -1,0 +1,113 @@
+"""Applies what happened and sends out what follows: the hub of the loop.
+
+It holds no state of its own but timers: everything it knows can be read from the store
+again. What it must not know: how a handler runs (that is the worker), or any rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+from dovetail.core.transitions import Decision, Dispatch, Submit, Transition, Wake
+from dovetail.engine.clock import Clock
+from dovetail.engine.ports import Store, Transport
+
+
+class LocalOrchestrator:
+    def __init__(
+        self,
+        store: Store,
+        transport: Transport,
+        clock: Clock,
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._store = store
+        self._transport = transport
+        self._clock = clock
+        self._on_crash = on_crash
+        self._timers: list[tuple[float, int, Wake]] = []
+        self._order = count()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._waking: asyncio.Task[None] | None = None
+        self._following: set[asyncio.Task[None]] = set()
+
+    async def submit(self, submit: Submit) -> None:
+        """Create the run; returns when it cannot be lost any more."""
+        decision = await self._store.create(submit, self._clock())
+        if decision.dispatch:
+            await self._transport.publish(decision.dispatch)
+
+    async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
+        """Step runs by these transitions and send out what follows."""
+        decisions = await self._store.apply(moves, self._clock(), durable=durable)
+        await self.follow(decisions)
+        return decisions
+
+    async def follow(self, decisions: Iterable[Decision]) -> None:
+        """Send out what follows from these decisions."""
+        dispatches: list[Dispatch] = []
+        for decision in decisions:
+            if decision.dispatch:
+                dispatches += decision.dispatch
+            if decision.wake:
+                self._set_timers(decision.wake)
+            if decision.stop:
+                for stop in decision.stop:
+                    await self._transport.stop(stop)
+        if dispatches:
+            await self._transport.publish(dispatches)
+
+    def follow_soon(self, orders: Decision) -> None:
+        """The same, from where nothing can be awaited: a run was moved by somebody else."""
+        following = asyncio.create_task(self.follow([orders]))
+        self._following.add(following)
+        following.add_done_callback(self._followed)
+
+    def _followed(self, following: asyncio.Task[None]) -> None:
+        self._following.discard(following)
+        self._woken(following)
+
+    async def wake_due(self) -> None:
+        """Wake every node whose time has come."""
+        now = self._clock()
+        due = []
+        while self._timers and self._timers[0][0] <= now:
+            due.append(heappop(self._timers)[2])
+        if due:
+            await self.apply(due)
+        self._arm()
+
+    async def close(self) -> None:
+        """Ring no more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._waking is not None:
+            self._waking.cancel()
+        for following in self._following:
+            following.cancel()
+
+    def _set_timers(self, wakes: Iterable[tuple[float, Wake]]) -> None:
+        for at, wake in wakes:
+            heappush(self._timers, (at, next(self._order), wake))
+        self._arm()
+
+    def _arm(self) -> None:
+        """One alarm, for the earliest timer."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._timers:
+            wait = max(0.0, self._timers[0][0] - self._clock())
+            self._alarm = asyncio.get_running_loop().call_later(wait, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._waking = asyncio.create_task(self.wake_due())
+        self._waking.add_done_callback(self._woken)
+
+    def _woken(self, waking: asyncio.Task[None]) -> None:
+        if not waking.cancelled() and (error := waking.exception()):
+            self._on_crash(error)

@@ -1,0 +1,234 @@
+"""From a published node to a claimed task: rendered, within its rate limit, and ours.
+
+A node is rendered when a worker has room for it, not when it is published: a thousand waiting
+nodes must not hold a thousand rendered configs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Sequence
+from typing import Any, Protocol
+
+import orjson
+
+from dovetail.core.caching import Caching, Facts
+from dovetail.core.effects import COMPLETED, PUBLISHED, QUEUED, RUNNING, new_tuple
+from dovetail.core.errors import TemplateError
+from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.transitions import Claim, Dispatch, Fail, Park, Progress, Recall
+from dovetail.engine.cache import NodeCache, caching_of, facts_of
+from dovetail.engine.clock import Clock
+from dovetail.engine.limits import TokenBucket
+from dovetail.engine.local.orchestrator import LocalOrchestrator
+from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
+
+FOREVER = float("inf")
+LONG_WAIT = 1.0
+"""Whoever would be parked longer first makes sure that those before it are still there."""
+
+
+class PublishedQueue(Protocol):
+    """The queue of published nodes."""
+
+    def next(self, limit: int) -> list[Dispatch]: ...
+
+    async def news(self) -> None: ...
+
+
+class LocalTaskSource:
+    """The desk of a worker that lives in the orchestrator's own process."""
+
+    def __init__(
+        self,
+        published: PublishedQueue,
+        store: Store,
+        orchestrator: LocalOrchestrator,
+        limits: RateLimiter,
+        clock: Clock,
+        *,
+        worker_id: str,
+        isolate: bool = True,
+        max_config_size: int = MAX_CONFIG_SIZE,
+        cache: NodeCache | None = None,
+    ) -> None:
+        self._cache = cache or NodeCache(store, clock, secrets={})
+        self._published = published
+        self._store = store
+        self.report: Callable[[Sequence[Result | Progress]], Awaitable[object]]
+        self.report = orchestrator.apply
+        self._orchestrator = orchestrator
+        self._limits = limits
+        self._clock = clock
+        self._worker_id = worker_id
+        # Outputs are data: a handler gets copies, so that it cannot change what is stored.
+        self._isolate = isolate
+        self._copy = _copy if isolate else _same
+        self._max_config_size = max_config_size
+        self._booked: dict[tuple[str, int], tuple[Dispatch, float]] = {}
+        """When each parked node shall come back."""
+        self._sweep_at = 0.0
+        self._left_behind: list[Task] = []
+
+    async def take(self, limit: int) -> list[Task]:
+        while True:
+            if self._left_behind:
+                await self._store.apply([], self._clock(), durable=True)
+                left, self._left_behind = self._left_behind[:limit], self._left_behind[limit:]
+                if mine := [task for task in left if _is_running(task)]:
+                    return mine
+            tasks: list[Task] = []
+            batch = self._published.next(limit)
+            if not batch:
+                await self._published.news()
+                continue
+            for dispatch in batch:
+                run, place, token = dispatch
+                spec, node = run.graph.nodes[place], run.nodes[place]
+                if node.phase is not PUBLISHED or node.token != token:
+                    continue  # cancelled on the way
+                template = spec.config
+                try:
+                    if template.templates or template.fixed_size > self._max_config_size:
+                        rendered = template.render(run, self._max_config_size)
+                    else:
+                        rendered = template.plain
+                except TemplateError as problem:
+                    error = {"type": problem.type, "message": f"node '{spec.id}': {problem}"}
+                    refusal = Fail(run.id, spec.id, token, error, permanent=True, unrendered=True)
+                    await self._orchestrator.apply([refusal])
+                    continue
+                cache = None
+                if spec.cache_ttl is not None:
+                    cache = caching_of(spec, rendered)
+                    if cache is not None and await self._recall(cache, dispatch):
+                        continue
+                if spec.resource_tag is not None and not await self._admit(dispatch):
+                    continue
+                config = rendered.config
+                if self._isolate:
+                    config = _copy(config)
+                fields = (
+                    run.id,
+                    spec.id,
+                    token,
+                    spec.handler,
+                    config,
+                    run.params,
+                    dispatch,
+                    spec.timeout_seconds,
+                    spec.resource_tag,
+                    rendered.deferred,
+                    cache,
+                )
+                tasks.append(new_tuple(Task, fields))
+            if tasks:
+                me = self._worker_id
+                claims = [
+                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, FOREVER))
+                    for task in tasks
+                ]
+                try:
+                    decisions = await self._store.apply(claims, self._clock(), durable=True)
+                except asyncio.CancelledError:
+                    # A handler cancelled the task that it had once run in, and that is us. What
+                    # was claimed is ours all the same, for whoever takes next.
+                    self._left_behind += tasks
+                    raise
+                granted = [decision.changed for decision in decisions]
+                if all(granted):
+                    return tasks
+                return [task for task, mine in zip(tasks, granted, strict=True) if mine]
+
+    async def slow(self, tag: str, until: float) -> None:
+        await self._limits.slow(tag, until)
+
+    async def _recall(self, caching: Caching, dispatch: Dispatch) -> bool:
+        """Whether the node cache has the node's output; it then needs no start."""
+        run, place, token = dispatch
+        spec = run.graph.nodes[place]
+
+        async def of_parents(reads: Container[str]) -> Facts:
+            parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in spec.parents]
+            done = {name: node.output for name, node in parents if node.status is COMPLETED}
+            return facts_of(done, reads)
+
+        found = await self._cache.find(caching, spec.handler, run.params, of_parents)
+        if not isinstance(found, Cached):
+            return False
+        output = self._copy(found.output)
+        await self._orchestrator.apply([Recall(run.id, run.graph.nodes[place].id, token, output)])
+        return True
+
+    async def _admit(self, dispatch: Dispatch) -> bool:
+        """Whether its rate limit lets the node start now; if not, it is parked."""
+        run, place, token = dispatch
+        spec = run.graph.nodes[place]
+        tag = spec.resource_tag or ""
+        now = self._clock()
+        booked = self._booked.pop((run.id, place), None)
+        at = booked[1] if booked else await self._limits.book(tag, now)
+        if at > now + LONG_WAIT and now >= self._sweep_at:
+            await self._sweep(now)
+            await self._limits.unbook(tag, 1)
+            at = await self._limits.book(tag, now)
+        if at <= now:
+            if await self._limits.start(tag, now):
+                return True
+            at = await self._limits.book(tag, now)  # too many have come late
+        (parked,) = await self._orchestrator.apply([Park(run.id, spec.id, token, at)])
+        if parked:
+            self._booked[run.id, place] = (dispatch, at)
+        return False
+
+    async def retime(self, tag: str, bucket: TokenBucket) -> None:
+        """The bucket of this tag is another: whoever waits for it waits no longer than by that."""
+        now = self._clock()
+        await self._sweep(now)
+        waiting = [
+            (at, key, dispatch)
+            for key, (dispatch, at) in self._booked.items()
+            if dispatch.run.graph.nodes[dispatch.place].resource_tag == tag and at > now
+        ]
+        waiting.sort(key=lambda one: one[0])
+        sooner = []
+        for (at, key, dispatch), time in zip(
+            waiting, bucket.rebook(len(waiting), now), strict=True
+        ):
+            if time < at:
+                # Before it is told: it may be woken at once.
+                self._booked[key] = (dispatch, time)
+                run, place, token = dispatch
+                sooner.append(Park(run.id, run.graph.nodes[place].id, token, time))
+        if sooner:
+            await self._orchestrator.apply(sooner)
+
+    async def _sweep(self, now: float) -> None:
+        """Give back what was booked for nodes that were cancelled meanwhile."""
+        gone: Counter[str] = Counter()
+        for key, ((run, place, token), _) in list(self._booked.items()):
+            node = run.nodes[place]
+            if node.status is not QUEUED or node.token != token:
+                del self._booked[key]
+                gone[run.graph.nodes[place].resource_tag or ""] += 1
+        for tag, count in gone.items():
+            await self._limits.unbook(tag, count)
+        self._sweep_at = now + LONG_WAIT
+
+
+def _is_running(task: Task) -> bool:
+    order = task.source
+    if not isinstance(order, Dispatch):
+        return False
+    node = order.run.nodes[order.place]
+    return node.status is RUNNING and node.token == task.token
+
+
+def _copy(value: Any) -> Any:
+    """A JSON value of its own."""
+    return orjson.loads(orjson.dumps(value))
+
+
+def _same(value: Any) -> Any:
+    return value

@@ -1,0 +1,473 @@
+"""The archive: what became of every run, for good, in PostgreSQL.
+
+A run is archived as Redis keeps it, byte for byte, so that it can be put back there. Any number of
+archivers may write the same run, late and repeatedly: a snapshot that is older than what is kept
+changes nothing. What it must not know: any rule, or when to archive.
+
+Redis may come back without the end of its log. Then numbers of events are used a second time, and
+who notices that, or restores a run from here, goes on under the next *generation*. A generation
+replaces the log of those before it from its first event on, unless the run was finished: what is
+finished here stays so until a retry opens a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.events import Event
+from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
+from dovetail.core.run import RunState
+from dovetail.core.transitions import Submit
+from dovetail.engine.distributed.archiver import ArchiveHead, ArchiveState, RunSnapshot
+from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
+from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import event_of, run_of, time_text
+
+PIECE_BYTES = 4 << 20
+"""Of one statement: outputs may be a megabyte each, and there may be thousands."""
+PIECE_ROWS = 10_000
+ROW_BYTES = 64
+"""What a row weighs beside its values."""
+
+
+ALL_OUTPUTS = ReadBudget(1 << 62, 1 << 62)
+
+
+class StoredOutput(NamedTuple):
+    """Where an output is."""
+
+    run: int
+    place: int
+
+
+class _Row(NamedTuple):
+    """A run's row, locked."""
+
+    number: int
+    run_id: str
+    definition: int
+    generation: int
+    last_seq: int
+    epoch: int
+    finished_at: float | None
+
+    @property
+    def kept(self) -> ArchiveState:
+        return ArchiveState(self.generation, self.last_seq, self.finished_at is not None)
+
+
+class PostgresArchive:
+    def __init__(self, pool: PostgresPool) -> None:
+        self._pool = pool
+        self._definitions = Definitions()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────
+
+    async def write(self, snapshot: RunSnapshot) -> ArchiveState | None:
+        """Keep it. None if neither the run nor its definition is known: say its `content`."""
+        return (await self.write_many([snapshot])).get(snapshot.run_id)
+
+    async def write_many(self, snapshots: Sequence[RunSnapshot]) -> dict[str, ArchiveState]:
+        """Keep them all, or none; one of each run. Safe to repeat, and late. See `write`."""
+        by_id = {snapshot.run_id: snapshot for snapshot in snapshots}
+        if len(by_id) != len(snapshots):
+            raise ValueError("several snapshots of one run in one write; write the newest")
+        return await self._pool.transact(lambda connection: _write(connection, by_id))
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────
+
+    async def read(self, run_id: str) -> RunSnapshot | None:
+        """Everything there is of a run, its log from the first event on, with its `content`.
+
+        Of one that was accepted and never seen since, `meta` has what the trigger said and no
+        status, and there is nothing else.
+        """
+        if not await self.kept([run_id]):
+            return None
+        return await self._pool.look(lambda connection: _read(connection, run_id))
+
+    async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]:
+        """How far it is with these; those that it does not know are not among them."""
+        rows = await self._pool.rows("kept", list(run_ids))
+        return {run_id: ArchiveState(*rest) for run_id, *rest in rows}
+
+    async def heads(self, run_ids: Iterable[str]) -> dict[str, ArchiveHead]:
+        """The same, with what is needed to tell whether a log goes on from there."""
+        rows = await self._pool.rows("heads", list(run_ids))
+        return {
+            run_id: ArchiveHead(ArchiveState(*kept), epoch, event)
+            for run_id, *kept, epoch, event in rows
+        }
+
+    async def load(
+        self, run_id: str, *, outputs: bool = True, room: ReadBudget | None = None
+    ) -> RunState:
+        """The run as far as it is archived, to read. Raises `NotFound`."""
+        wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
+        if not await self.kept([run_id]):
+            raise self._no_run(run_id)
+        snapshot, left_out = await self._pool.look(lambda one: _look(one, run_id, wanted))
+        given, meta = self.submission(snapshot), snapshot.meta
+        created_at = float(meta["created_at"])
+        run = RunState(run_id, given.graph, given.params, created_at, given.version)
+        if "status" not in meta:
+            return run  # it was accepted, and nothing was seen of it since
+        run_of(
+            run,
+            {name.encode(): value.encode() for name, value in meta.items()},
+            {b"%d" % place: state.encode() for place, state in snapshot.nodes.items()},
+            {},
+            snapshot.outputs,
+            {b"%d" % place: end for place, end in snapshot.ends.items()},
+            snapshot.last_seq,
+        )
+        for place, output in left_out.items() if outputs else ():
+            run.nodes[place].output = output
+        return run
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
+        """Outputs that `load` left out, in this order. Raises `StoreError`."""
+        if not wanted:
+            return []
+        places = [one.where.place for one in wanted]
+        rows = await self._pool.rows("read_outputs", wanted[0].where.run, run.epoch, places)
+        found = {place: bytes(output) for place, output in rows}
+        if any(place not in found for place in places):
+            raise StoreError(f"run {run.id}: its outputs are not those of epoch {run.epoch} now")
+        return [found[place] for place in places]
+
+    async def log(self, run_id: str, after: int = 0) -> list[Event]:
+        """Its events as far as they are archived. Raises `NotFound`."""
+        row = await self._pool.row("definition_of_run", run_id)
+        if row is None:
+            raise self._no_run(run_id)
+        number, definition, retries, content = row
+        graph = self._definitions.graph(definition, retries, lambda: content)
+        rows = await self._pool.rows("read_events", number, after, None)
+        return [event_of(text, seq, graph) for seq, text in rows]
+
+    def _no_run(self, run_id: str) -> NotFound:
+        return NotFound(f"no run '{run_id}' in {self._pool.where}")
+
+    def submission(self, snapshot: RunSnapshot) -> Submit:
+        """What was asked for, of a run that was read from here."""
+        meta, content = snapshot.meta, snapshot.content or b""
+        graph = self._definitions.graph(
+            int(meta["definition"], 16), meta["retries"].encode(), lambda: content
+        )
+        version = int(meta["version"]) if meta["version"] else None
+        return Submit(snapshot.run_id, graph, orjson.loads(meta["params"]), version)
+
+    async def unfinished(
+        self, created_before: float, limit: int = 1000, after: str | None = None
+    ) -> list[str]:
+        """A page of those that were accepted before then and are not finished, oldest first;
+        the next one comes `after` the last of this."""
+        rows = await self._pool.rows("unfinished", created_before, after, limit)
+        return [run_id for (run_id,) in rows]
+
+
+# ── a snapshot is written ────────────────────────────────────────────────────────────────
+
+
+async def _write(
+    connection: PostgresConnection, snapshots: dict[str, RunSnapshot]
+) -> dict[str, ArchiveState]:
+    rows = await _locked(connection, snapshots)
+    if unknown := [snapshots[run_id] for run_id in snapshots if run_id not in rows]:
+        for snapshot in unknown:
+            await _add_run(connection, snapshot)
+        rows = await _locked(connection, snapshots)
+    found = {run_id: row.kept for run_id, row in rows.items()}
+    pairs = [(row, snapshots[run_id]) for run_id, row in rows.items()]
+    if others := await _of_another_log(connection, pairs):
+        pairs = [pair for pair in pairs if pair[1].run_id not in others]
+        for run_id in others:  # what was read to make it is all that they have in common
+            one = snapshots[run_id]
+            found[run_id] = ArchiveState(one.generation, one.first_seq - 1, finished=False)
+    newer = [(row, snapshot) for row, snapshot in pairs if _is_newer(row, snapshot)]
+    accepted = [(row, snapshot) for row, snapshot in newer if _follows(row, snapshot)]
+    # One that leaves a gap comes again, whole. One that is refused is history all the same.
+    gaps = {snapshot.run_id for row, snapshot in newer if not _follows(row, snapshot)}
+    told = [pair for pair in pairs if pair[1].run_id not in gaps]
+    await _add_events(connection, told, accepted)
+    await _begin_generations(connection, accepted)
+    await _save_nodes(connection, accepted)
+    await _project(connection, accepted)
+    for row, snapshot in accepted:
+        finished = snapshot.finished_at is not None
+        found[row.run_id] = ArchiveState(snapshot.generation, snapshot.last_seq, finished)
+    return found
+
+
+async def _of_another_log(connection: PostgresConnection, pairs: _Accepted) -> set[str]:
+    """Those whose run was archived further since it was read, by somebody who saw events that were
+    lost and have other ones in their place now: only the log that goes on says so."""
+    overlapping = {
+        row.run_id: snapshot.events[row.last_seq - snapshot.first_seq]
+        for row, snapshot in pairs
+        if row.generation == snapshot.generation
+        and snapshot.first_seq <= row.last_seq <= snapshot.last_seq
+    }
+    if not overlapping:
+        return set()
+    rows = await connection.fetch(statements()["heads"], list(overlapping))
+    return {run_id for run_id, *_, event in rows if event != overlapping[run_id]}
+
+
+def _is_newer(row: _Row, snapshot: RunSnapshot) -> bool:
+    goes_on = snapshot.generation == row.generation or snapshot.first_seq == row.last_seq + 1
+    other_end = not goes_on or snapshot.finished_at is None
+    if row.finished_at is not None and int(snapshot.meta["epoch"]) <= row.epoch and other_end:
+        return False  # only a late event is welcome, of a log that has this end
+    return (snapshot.generation, snapshot.last_seq) >= (row.generation, row.last_seq)
+
+
+def _follows(row: _Row, snapshot: RunSnapshot) -> bool:
+    return snapshot.first_seq <= row.last_seq + 1
+
+
+async def _locked(connection: PostgresConnection, run_ids: Iterable[str]) -> dict[str, _Row]:
+    rows = await connection.fetch(statements()["lock_runs"], list(run_ids))
+    return {row["run_id"]: _Row(*row) for row in rows}
+
+
+async def _add_run(connection: PostgresConnection, snapshot: RunSnapshot) -> None:
+    """One that Redis had before there was an archive, or that a restored database lost."""
+    meta = snapshot.meta
+    if snapshot.content is not None:
+        await connection.execute(
+            statements()["add_definition"], meta["definition"], snapshot.content
+        )
+    await connection.execute(
+        statements()["add_runs"],
+        meta["workflow"],
+        int(meta["version"]) if meta["version"] else None,
+        meta["definition"],
+        meta["retries"].encode(),
+        None,
+        float(meta["created_at"]),
+        [snapshot.run_id],
+        [meta["params"].encode()],
+        [None],
+    )
+
+
+_Accepted = Sequence[tuple[_Row, RunSnapshot]]
+
+
+async def _add_events(
+    connection: PostgresConnection, pairs: _Accepted, accepted: _Accepted
+) -> None:
+    """What of the log is new; and what was refused, which is history all the same."""
+    going_on = [pair for pair in accepted if pair[0].generation in (0, pair[1].generation)]
+    for columns in _pieces(_columns(_logs(going_on, known=False)), [3]):
+        await connection.execute(statements()["add_events"], *columns)
+    others = [
+        (row, snapshot)
+        for row, snapshot in pairs
+        # Of the generation that is kept, nothing is ever beyond its last event.
+        if row.generation not in (0, snapshot.generation) and snapshot.events
+    ]
+    for columns in _pieces(_columns(_logs(others, known=True)), [3]):
+        await connection.execute(statements()["add_other_events"], *columns)
+
+
+def _logs(pairs: _Accepted, *, known: bool) -> Iterator[tuple[int, int, int, str]]:
+    """Run, generation, number of the first event, and events, one on each line.
+
+    An event is JSON, which has no line breaks. A column of single events would take longer to
+    send than to store. Those that are `known` are not left out.
+    """
+    for row, snapshot in pairs:
+        skipped = 0 if known else max(0, row.last_seq + 1 - snapshot.first_seq)
+        for at in range(skipped, len(snapshot.events), PIECE_ROWS):
+            lines = snapshot.events[at : at + PIECE_ROWS]
+            text = b"\n".join(lines)
+            if text.count(b"\n") != len(lines) - 1:
+                raise StoreError(f"run {snapshot.run_id} has an event that is no line of JSON")
+            yield row.number, snapshot.generation, snapshot.first_seq + at, text.decode()
+
+
+async def _begin_generations(connection: PostgresConnection, accepted: _Accepted) -> None:
+    """The first needs no word: a log begins with it."""
+    begun = [
+        (row.number, snapshot.generation, snapshot.first_seq)
+        for row, snapshot in accepted
+        if snapshot.generation not in (row.generation, 1)
+    ]
+    if begun:
+        columns = [list(column) for column in zip(*begun, strict=True)]
+        await connection.execute(statements()["begin_generations"], *columns)
+        await connection.execute(statements()["forget_nodes"], columns[0])
+
+
+async def _save_nodes(connection: PostgresConnection, accepted: _Accepted) -> None:
+    runs: list[int] = []
+    places: list[int] = []
+    states: list[bytes] = []
+    outputs: list[bytes | None] = []
+    ends: list[bytes | None] = []
+    for row, snapshot in accepted:
+        nodes = snapshot.nodes
+        runs += [row.number] * len(nodes)
+        places += nodes
+        states += map(str.encode, nodes.values())
+        outputs += map(snapshot.outputs.get, nodes)
+        ends += map(snapshot.ends.get, nodes)
+    for columns in _pieces([runs, places, states, outputs, ends], [2, 3, 4]):
+        await connection.execute(statements()["save_nodes"], *columns)
+
+
+async def _project(connection: PostgresConnection, accepted: _Accepted) -> None:
+    names = await _names(connection, accepted)
+    projections = [
+        (
+            row.number,
+            snapshot.generation,
+            snapshot.last_seq,
+            snapshot.meta["status"],
+            int(snapshot.meta["epoch"]),
+            float(snapshot.meta["created_at"]),
+            snapshot.finished_at,
+            _error(snapshot, names.get(row.definition, [])),
+            None if snapshot.finished_at is None else snapshot.result or b"null",
+            orjson.dumps({k: v for k, v in snapshot.meta.items() if k not in _COLUMNS}),
+        )
+        for row, snapshot in accepted
+    ]
+    for columns in _pieces(_columns(projections), [7, 8, 9]):
+        await connection.execute(statements()["project_runs"], *columns)
+
+
+async def _names(connection: PostgresConnection, accepted: _Accepted) -> dict[int, list[str]]:
+    """The nodes of those definitions that an error is to be told of."""
+    wanted = {row.definition for row, snapshot in accepted if snapshot.meta.get("error")}
+    if not wanted:
+        return {}
+    rows = await connection.fetch(statements()["read_definitions"], list(wanted))
+    return {number: [n["id"] for n in orjson.loads(content)["nodes"]] for number, content in rows}
+
+
+def _error(snapshot: RunSnapshot, names: Sequence[str]) -> bytes | None:
+    """As everybody sees it: with the name of its node, which Redis knows by its place."""
+    if not snapshot.meta.get("error"):
+        return None
+    told = orjson.loads(snapshot.meta["error"])
+    return orjson.dumps({**told["error"], "node": names[told["at"]]})
+
+
+def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _pieces(columns: list[list[Any]], large: Sequence[int]) -> Iterator[list[list[Any]]]:
+    """As many rows at a time as one statement may carry. `large` columns decide how many."""
+    count = len(columns[0]) if columns else 0
+    texts = [columns[at] for at in large] if columns else []
+    whole = ROW_BYTES * count + sum(sum(map(len, filter(None, text))) for text in texts)
+    if count <= PIECE_ROWS and whole <= PIECE_BYTES:
+        if count:
+            yield columns
+        return
+    first = weight = 0
+    for at, values in enumerate(zip(*texts, strict=True)):
+        weight += ROW_BYTES + sum(map(len, filter(None, values)))
+        if weight >= PIECE_BYTES or at + 1 - first >= PIECE_ROWS or at + 1 == count:
+            yield [column[first : at + 1] for column in columns]
+            first, weight = at + 1, 0
+
+
+# ── and read ─────────────────────────────────────────────────────────────────────────────
+
+_COLUMNS = frozenset({"workflow", "version", "definition", "retries", "params", "created_at"})
+"""Of `meta`, what the trigger said: it has columns of its own."""
+
+
+def _meta(
+    workflow: str,
+    version: int | None,
+    retries: bytes,
+    params: bytes,
+    created_at: float,
+    sha256: str,
+    meta: bytes | None,
+) -> dict[str, str]:
+    """As Redis has it, from the columns of a run's row."""
+    return {
+        "workflow": workflow,
+        "version": "" if version is None else str(version),
+        "definition": sha256,
+        "retries": retries.decode(),
+        "params": params.decode(),
+        "created_at": time_text(created_at),
+        **({} if meta is None else orjson.loads(meta)),
+    }
+
+
+async def _look(
+    connection: PostgresConnection, run_id: str, room: ReadBudget
+) -> tuple[RunSnapshot, dict[int, OutputReference]]:
+    """A run without its log, and with the outputs that there is room for; and the others."""
+    sql = statements()
+    row = await connection.fetchrow(sql["look_at_run"], run_id)
+    number, workflow, version, retries, params, created_at, *rest = row
+    generation, last_seq, meta, sha256, content = rest
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        generation=generation,
+        meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
+        nodes={},
+        outputs={},
+        ends={},
+        first_seq=last_seq + 1,
+        events=[],
+        content=content,
+    )
+    left_out: dict[int, OutputReference] = {}
+    nodes = await connection.fetch(sql["look_at_nodes"], number, *room)
+    for place, state, ends, size, output in nodes:
+        snapshot.nodes[place] = state.decode()
+        if output is not None:
+            snapshot.outputs[place] = output
+        elif size is not None:
+            left_out[place] = OutputReference(size, StoredOutput(number, place))
+        if ends is not None:
+            snapshot.ends[place] = ends
+    return snapshot, left_out
+
+
+async def _read(connection: PostgresConnection, run_id: str) -> RunSnapshot:
+    sql = statements()
+    row = await connection.fetchrow(sql["read_run"], run_id)
+    number, workflow, version, retries, params, created_at, *rest = row
+    generation, result, meta, sha256, content = rest
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        generation=generation,
+        meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
+        nodes={},
+        outputs={},
+        ends={},
+        first_seq=1,
+        events=[
+            event
+            for place, (seq, event) in enumerate(
+                await connection.fetch(sql["read_events"], number, 0, None), 1
+            )
+            if seq == place
+        ],
+        result=result,
+        content=content,
+    )
+    for place, state, output, ends in await connection.fetch(sql["read_nodes"], number):
+        snapshot.nodes[place] = state.decode()
+        if output is not None:
+            snapshot.outputs[place] = output
+        if ends is not None:
+            snapshot.ends[place] = ends
+    return snapshot

@@ -1,0 +1,510 @@
+"""What PostgreSQL keeps beside the state of runs: who asked for what, workflows, lists, limits.
+
+A trigger is here before it is answered, with its idempotency key, so that it survives the loss of
+Redis. Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.errors import Conflict, NotFound, StoreError
+from dovetail.core.transitions import Submit
+from dovetail.engine.ports import DoctorFinding, Key, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.views import event_view, receipt_view, timestamp
+from dovetail.stores.postgres.pool import (
+    MOST_CONNECTIONS,
+    SCHEMA_VERSION,
+    PostgresConnection,
+    PostgresPool,
+    statements,
+)
+from dovetail.stores.records import (
+    LATEST,
+    PAGE_BYTES,
+    Definitions,
+    StoredDefinition,
+    check_seen,
+    keep_latest,
+    long_enough,
+    no_alias,
+    page_size,
+    place_in_list,
+    run_meant,
+    summary_of,
+    until_cut,
+    version_meant,
+)
+from dovetail.stores.redis.codec import event_of
+
+LARGEST_NUMBER = (1 << 63) - 1
+OLDEST_SERVER = 120000
+MOST_APART_SECONDS = 5.0
+ACCEPT_SECONDS = 4.0
+"""Whoever triggers a run is told soon that the database is away."""
+
+
+class PostgresRecords:
+    def __init__(self, pool: PostgresPool) -> None:
+        self._pool = pool
+        self._definitions = Definitions()
+
+    # ── runs are accepted ────────────────────────────────────────────────────────────────
+
+    async def accept(self, submit: Submit, now: float) -> None:
+        """Keep a trigger: it is durable when this returns. Raises `KeyUsed`.
+
+        Safe to repeat: a known id changes nothing.
+        """
+        stored = self._definitions.stored(submit.graph)
+        if submit.key is None and submit.place is None:
+            # One statement is a transaction by itself; it adds nothing if the definition is new.
+            values = _values(stored, [submit], [None], None, now)
+            if await self._pool.rows("add_runs", *values):
+                return
+
+        async def write(connection: PostgresConnection) -> None:
+            if submit.key is not None and not await _take_key(
+                connection, submit.key, submit.run_id
+            ):
+                return
+            batch, place = submit.place or (None, None)
+            if not await _add_runs(connection, stored, [submit], [place], batch, now) and batch:
+                taken = await connection.fetchval(statements()["find_place"], batch, place)
+                if taken not in (None, submit.run_id):
+                    raise KeyUsed(taken, same_body=True)
+
+        await self._pool.transact(write, within=ACCEPT_SECONDS)
+
+    async def accept_batch(
+        self, batch_id: str, submits: Sequence[Submit], key: Key | None, now: float
+    ) -> None:
+        """Keep a batch and all its runs, or none of them. Raises `KeyUsed`. Safe to repeat."""
+        graph = submits[0].graph
+        stored = self._definitions.stored(graph)
+
+        async def write(connection: PostgresConnection) -> None:
+            number = await _add_batch(connection, batch_id, graph.name, len(submits), key, now)
+            if number is not None:
+                places = range(len(submits))
+                await _add_runs(connection, stored, submits, places, number, now)
+
+        await self._pool.transact(write, within=ACCEPT_SECONDS + len(submits) / 1000)
+
+    async def known(self, key: Key) -> KeyUsed | None:
+        """What was accepted under a key, without accepting anything."""
+        scope, name, body = key
+        found = await self._pool.row("find_key", scope, name.encode())
+        return None if found is None else KeyUsed(found["made"], found["body"] == body)
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+    ) -> WorkflowVersion:
+        async def write(connection: PostgresConnection) -> WorkflowVersion:
+            sql = statements()
+            await connection.execute(sql["claim_name"], name, now)
+            latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
+            await connection.execute(sql["add_definition"], sha256, content)
+            number = await connection.fetchval(sql["find_definition"], sha256)
+            if not deleted:
+                same = await connection.fetchrow(sql["read_version"], name, latest)
+                if same is not None and same["definition"] == number:
+                    return WorkflowVersion(name, latest, created=False)
+            found = {} if deleted or not latest else await _now_seen(connection, name, latest)
+            check_seen(name, seen, found)
+            await connection.execute(sql["save_workflow"], name, latest + 1, now)
+            await connection.execute(sql["add_version"], name, latest + 1, number, now)
+            return WorkflowVersion(name, latest + 1, created=True)
+
+        return await self._pool.transact(write)
+
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        number = await self.version_of(name, version)
+        row = await self._pool.row("read_version", name, number)
+        if row is None:
+            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
+            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+        return Registered(
+            name, row["version"], row["definition"], row["content"], row["created_at"]
+        )
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        latest: int = (await self._workflow(name))["latest"]
+        if version is None or version == LATEST:
+            return latest
+        return version_meant(name, version, await self._aliases(name, latest))
+
+    async def _workflow(self, name: str) -> Any:
+        row = await self._pool.row("read_workflow", name)
+        if row is None:
+            raise NotFound(f"no workflow '{name}' is registered in {self._pool.where}")
+        return row
+
+    async def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        return {
+            **{row[0]: row[1] for row in await self._pool.rows("aliases", name)},
+            LATEST: latest,
+        }
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
+        latest = (await self._workflow(name))["latest"]
+        return {
+            "name": name,
+            "version": found.version,
+            "definition": orjson.loads(found.content),
+            "aliases": await self._aliases(name, latest),
+            "created_at": timestamp(found.created_at),
+        }
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        limit = page_size(limit)
+        rows = await self._pool.rows("workflows", cursor or "", limit + 1)
+        items = [
+            {
+                "name": name,
+                "latest_version": latest,
+                "aliases": {**dict(zip(aliases, versions, strict=True)), LATEST: latest},
+                "created_at": timestamp(created_at),
+                "updated_at": timestamp(updated_at),
+            }
+            for name, latest, created_at, updated_at, aliases, versions in rows[:limit]
+        ]
+        return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        await self._workflow(name)
+        return {
+            "items": [
+                {"version": version, "sha256": sha256, "created_at": timestamp(created_at)}
+                for version, sha256, created_at in await self._pool.rows("versions", name)
+            ]
+        }
+
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
+        await self._workflow(name)
+
+        async def write(connection: PostgresConnection) -> int:
+            sql = statements()
+            latest, deleted = await connection.fetchrow(sql["lock_workflow"], name)
+            if not deleted:
+                check_seen(name, seen, await _now_seen(connection, name, latest))
+            active = int(await connection.fetchval(sql["active_runs"], name))
+            if not active:
+                for statement in ("delete_workflow", "drop_versions", "drop_aliases"):
+                    await connection.execute(sql[statement], name)
+            return active
+
+        active = await self._pool.transact(write)
+        if active:
+            runs = "1 run" if active == 1 else f"{active} runs"
+            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        if alias == LATEST:
+            raise Conflict("'latest' always names the newest version and cannot be set")
+        found = await self.registered(name, version)
+
+        async def write(connection: PostgresConnection) -> None:
+            sql = statements()
+            latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            now = await _now_seen(connection, name, latest)
+            if now.get(alias) != found.version:
+                check_seen(name, seen, now)
+                await connection.execute(sql["set_alias"], name, alias, found.version)
+
+        await self._pool.transact(write)
+        return {"name": name, "alias": alias, "version": found.version}
+
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        keep_latest(alias)
+        await self._workflow(name)
+
+        async def write(connection: PostgresConnection) -> None:
+            sql = statements()
+            latest, _ = await connection.fetchrow(sql["lock_workflow"], name)
+            now = await _now_seen(connection, name, latest)
+            if alias not in now:
+                raise no_alias(name, alias, now)
+            check_seen(name, seen, now)
+            await connection.execute(sql["delete_alias"], name, alias)
+
+        await self._pool.transact(write)
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        long_enough(prefix)
+        rows = await self._pool.rows("find_runs", prefix, prefix + "\U0010ffff")
+        found = [str(row[0]) for row in rows]
+        return run_meant(prefix, found, self._pool.where)
+
+    def _no_run(self, run_id: str) -> NotFound:
+        return NotFound(f"no run '{run_id}' in {self._pool.where}")
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        most: int | None = None,
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        number = None if batch is None else (await self._batch(batch))["number"]
+        wanted = {"status": status, "workflow": workflow, "batch": number}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+        rows = await self._summaries(before, limit + 1, most, given)
+        found = until_cut(rows)[:limit]
+        more = str(found[-1][0]) if len(rows) > len(found) else None
+        return {"items": [summary_of(row) for row in found], "next_cursor": more}
+
+    async def _summaries(
+        self, before: int, limit: int, most: int | None, given: dict[str, Any]
+    ) -> list[Any]:
+        """Rows of a page; with `most` only as far as an answer has room, see `until_cut`."""
+        heaviest = None if most is None else PAGE_BYTES
+        return await self._pool.rows("summaries", before, limit, most, heaviest, **given)
+
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = await self._pool.row("summary", run_id, most)
+        if row is None:
+            raise self._no_run(run_id)
+        return summary_of(row)
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        # Of our own, wherever else it may be looked for: here it is, whatever else is away.
+        return receipt_view(await PostgresRecords.summary(self, run_id))
+
+    async def entries(self, run_id: str, after: int = 0) -> None:
+        """A run that lives in Redis has a log of events, and no journal of transitions."""
+        await self.summary(run_id)
+
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """As far as they are archived."""
+        row = await self._pool.row("definition_of_run", run_id)
+        if row is None:
+            raise self._no_run(run_id)
+        number, definition, retries, content = row
+        graph = self._definitions.graph(definition, retries, lambda: content)
+        rows = await self._pool.rows("read_events", number, after, limit)
+        return [event_view(event_of(text, seq, graph)) for seq, text in rows]
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def _batch(self, batch_id: str) -> Any:
+        row = await self._pool.row("read_batch", batch_id)
+        if row is None:
+            raise NotFound(f"no batch '{batch_id}' in {self._pool.where}")
+        return row
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+        await self._pool.transact(
+            lambda connection: _add_batch(connection, batch_id, workflow, count, key, now)
+        )
+
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        rows = await self._pool.rows("find_batches", prefix, prefix + "\U0010ffff")
+        return run_meant(prefix, [str(row[0]) for row in rows], self._pool.where, "batch")
+
+    async def batch_ids(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[str], str | None]:
+        limit = page_size(limit)
+        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+        rows = await self._pool.rows("list_batches", before, limit + 1)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return [str(row[1]) for row in rows[:limit]], more
+
+    async def batch_number(self, batch_id: str) -> int:
+        return int((await self._batch(batch_id))["number"])
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        first = 0 if cursor is None else place_in_list(cursor)
+        number, batch_id, workflow, count, created_at = await self._batch(batch_id)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, 0.0
+        for status, runs, done, last in (
+            await self._pool.rows("batch_counts", number) if counts else ()
+        ):
+            by_status[status] = runs
+            finished += done
+            ended = max(ended, last or 0.0)
+        rows = await self._pool.rows("batch_runs", number, first, limit + 1)
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": by_status,
+            "created_at": timestamp(created_at),
+            "finished_at": timestamp(ended or created_at) if finished == count else None,
+            "runs": [
+                {"index": index, "run_id": run_id, "status": status}
+                for index, run_id, status in rows[:limit]
+            ],
+            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
+        }
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────
+
+    async def limits(self) -> dict[str, tuple[float, int]]:
+        rows = await self._pool.rows("limits")
+        return {tag.decode(): (rate, burst) for tag, rate, burst in rows}
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await self._pool.execute("set_limit", tag.encode(), float(rate), min(burst, LARGEST_NUMBER))
+
+    # ── the doctor ───────────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[DoctorFinding]:
+        """What is found of the database; that it cannot be reached is a finding, too."""
+        before = time.time()
+        try:
+            seen = await self._pool.row("health")
+            unfinished = (await self._pool.row("count_unfinished"))[0]
+        except StoreError as error:
+            fix = "see to it that PostgreSQL runs and DOVETAIL_DATABASE_URL names it"
+            return [DoctorFinding("database", False, str(error), fix)]
+        after = time.time()
+        found = [
+            DoctorFinding(
+                "database",
+                True,
+                f"{self._pool.where}, version {seen['version_text']}, {seen['size']:,} bytes, "
+                f"{unfinished:,} unfinished runs",
+            ),
+            DoctorFinding("schema", True, f"version {SCHEMA_VERSION}"),
+        ]
+        if self._pool.is_pooled:
+            found.append(DoctorFinding("pooler", True, "reached through a connection pooler"))
+        fix = "" if seen["version"] >= OLDEST_SERVER else "upgrade PostgreSQL to 12 or newer"
+        if fix:
+            found.append(
+                DoctorFinding("version", False, f"version {seen['version_text']} is old", fix)
+            )
+        fix = "name the primary in DOVETAIL_DATABASE_URL" if seen["read_only"] else ""
+        said = "it is read-only" if fix else "it can be written"
+        found.append(DoctorFinding("writable", not fix, said, fix))
+        found.append(_durability(seen["fsync"], seen["synchronous_commit"]))
+        free = seen["max_connections"] - seen["connections"]
+        fix = "" if free >= MOST_CONNECTIONS else "raise max_connections, or start fewer processes"
+        found.append(
+            DoctorFinding("connections", not fix, f"{free} of its connections are free", fix)
+        )
+        apart = max(before - seen["time"], seen["time"] - after, 0.0)
+        fix = "" if apart <= MOST_APART_SECONDS else "set the clocks of both machines"
+        said = f"{apart:,.1f} s apart from this machine's" if apart else "as on this machine"
+        found.append(DoctorFinding("database clock", not fix, said, fix))
+        return found
+
+
+def _durability(fsync: bool, synchronous_commit: str) -> DoctorFinding:
+    if not fsync:
+        said = "fsync is off: a power cut may destroy the database"
+        return DoctorFinding("durability", False, said, "ALTER SYSTEM SET fsync = on")
+    if synchronous_commit == "off":
+        said = "synchronous_commit is off: a crash may lose runs that were acknowledged"
+        return DoctorFinding("durability", False, said, "ALTER SYSTEM SET synchronous_commit = on")
+    return DoctorFinding("durability", True, "a commit survives a crash")
+
+
+# ── in a transaction ─────────────────────────────────────────────────────────────────────
+
+
+async def _take_key(connection: PostgresConnection, key: Key, made: str) -> bool:
+    """False if it was us who took it, before the connection broke. Raises `KeyUsed`."""
+    scope, name, body = key
+    sql = statements()
+    if await connection.fetchval(sql["add_key"], scope, name.encode(), body, made) is not None:
+        return True
+    known_body, known = await connection.fetchrow(sql["find_key"], scope, name.encode())
+    if known != made:
+        raise KeyUsed(known, known_body == body)
+    return False
+
+
+async def _add_batch(
+    connection: PostgresConnection,
+    batch_id: str,
+    workflow: str,
+    count: int,
+    key: Key | None,
+    now: float,
+) -> int | None:
+    """The number of a new batch; None if it was made before. Raises `KeyUsed`."""
+    if key is not None and not await _take_key(connection, key, batch_id):
+        return None
+    number: int | None = await connection.fetchval(
+        statements()["add_batch"], batch_id, workflow, count, now
+    )
+    return number
+
+
+async def _add_runs(
+    connection: PostgresConnection,
+    stored: StoredDefinition,
+    submits: Sequence[Submit],
+    places: Sequence[int | None],
+    batch: int | None,
+    now: float,
+) -> int:
+    """How many are new."""
+    sql = statements()
+    values = _values(stored, submits, places, batch, now)
+    added = await connection.fetch(sql["add_runs"], *values)
+    if not added:  # most definitions are known, so that is looked at only now
+        await connection.execute(sql["add_definition"], stored.sha256, stored.content)
+        added = await connection.fetch(sql["add_runs"], *values)
+    return len(added)
+
+
+def _values(
+    stored: StoredDefinition,
+    submits: Sequence[Submit],
+    places: Sequence[int | None],
+    batch: int | None,
+    now: float,
+) -> tuple[Any, ...]:
+    """What `add_runs` takes."""
+    first = submits[0]
+    return (
+        first.graph.name,
+        first.version,
+        stored.sha256,
+        stored.retries,
+        batch,
+        now,
+        [submit.run_id for submit in submits],
+        [orjson.dumps(submit.params) for submit in submits],
+        list(places),
+    )
+
+
+async def _now_seen(connection: PostgresConnection, name: str, latest: int) -> dict[str, int]:
+    """The aliases of a registered workflow in this transaction, `latest` among them."""
+    rows = await connection.fetch(statements()["aliases"], name)
+    return {**{row[0]: row[1] for row in rows}, LATEST: latest}

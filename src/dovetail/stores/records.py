@@ -1,0 +1,235 @@
+"""Graphs to keep and graphs that were kept: compiled once each, however many runs share them.
+
+What every store needs to read its SQL, to answer in pages and to find what a name means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.core.dag import Graph, build_graph
+from dovetail.core.definition.model import Workflow
+from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
+from dovetail.core.outputs import OutputReference
+from dovetail.core.states import RunStatus
+from dovetail.engine.views import damage_error, summary_view
+
+MOST_GRAPHS = 64
+
+
+class StoredDefinition(NamedTuple):
+    sha256: str
+    content: bytes
+    retries: bytes
+    """The handlers' own retries when the run was triggered: they may be others tomorrow."""
+
+
+def stored_definition(workflow: Workflow) -> tuple[str, bytes]:
+    """A definition's digest and its text. The order of keys does not make another definition."""
+    data = workflow.model_dump(mode="json", exclude_unset=True)
+    ordered = orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(ordered).hexdigest(), orjson.dumps(data)
+
+
+class Definitions:
+    def __init__(self) -> None:
+        self._stored: OrderedDict[int, tuple[Graph, StoredDefinition]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int | bytes, bytes], Graph] = OrderedDict()
+
+    def stored(self, graph: Graph) -> StoredDefinition:
+        """What a store writes of a graph."""
+        # By identity: a graph cannot be hashed cheaply, and whoever triggers often reuses it.
+        known = self._stored.get(id(graph))
+        if known is not None:
+            return known[1]
+        if graph.workflow is None:
+            raise ValueError("a graph of Python functions cannot be stored")
+        sha256, content = stored_definition(graph.workflow)
+        retries = orjson.dumps(dict(graph.default_retries), option=orjson.OPT_SORT_KEYS)
+        stored = StoredDefinition(sha256, content, retries)
+        self._stored[id(graph)] = (graph, stored)
+        if len(self._stored) > MOST_GRAPHS:
+            self._stored.popitem(last=False)
+        return stored
+
+    def known(self, number: int | bytes, retries: bytes) -> Graph | None:
+        """The graph of a stored definition, if it was asked for lately."""
+        return self._graphs.get((number, retries))
+
+    def graph(self, number: int | bytes, retries: bytes, read: Callable[[], bytes]) -> Graph:
+        """The graph of a stored definition."""
+        key = (number, retries)
+        known = self._graphs.get(key)
+        if known is None:
+            workflow = Workflow.model_validate(orjson.loads(read()))
+            known = self._graphs[key] = build_graph(workflow, orjson.loads(retries))
+            if len(self._graphs) > MOST_GRAPHS:
+                self._graphs.popitem(last=False)
+        return known
+
+
+MOST_LISTED = 1000
+SHORTEST_PREFIX = 4
+PAGE_BYTES = 4 << 20
+"""A page of runs for an answer ends early if its params and results have more bytes than this."""
+LATEST = "latest"
+
+
+def named_statements(package: str) -> dict[str, str]:
+    """The statements of the `queries.sql` of a package, by the names in its comments."""
+    text = resources.files(package).joinpath("queries.sql").read_text("utf-8")
+    found: dict[str, str] = {}
+    for piece in text.split("-- name: ")[1:]:
+        name, _, body = piece.partition("\n")
+        lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
+        found[name.strip()] = "\n".join(lines).strip()
+    return found
+
+
+def page_size(limit: int) -> int:
+    return max(1, min(limit, MOST_LISTED))
+
+
+def place_in_list(cursor: str) -> int:
+    """Where a page begins. Raises `InvalidParams` for what is no cursor of ours."""
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+        message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
+        raise InvalidParams([Problem("invalid_field", message, "cursor")])
+    return int(cursor)
+
+
+def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> int:
+    """The number of a version by its number or alias. Raises `NotFound`."""
+    if isinstance(version, int):
+        return version
+    if version in aliases:
+        return aliases[version]
+    if version.isascii() and version.isdigit():
+        return int(version[:18])
+    have = ", ".join(aliases)
+    raise NotFound(f"workflow '{name}' has no version or alias '{version}'; aliases: {have}")
+
+
+def check_seen(name: str, seen: Mapping[str, int] | None, found: Mapping[str, int]) -> None:
+    """Raises `Changed` unless a workflow's aliases are those that were seen."""
+    if seen is not None and dict(seen) != dict(found):
+        raise changed(name)
+
+
+def changed(name: str) -> Changed:
+    return Changed(f"workflow '{name}' is not as it was seen any more; read it again")
+
+
+def long_enough(prefix: str) -> None:
+    """Raises `NotFound` for a beginning of an id that could be anybody's."""
+    if prefix and len(prefix) < SHORTEST_PREFIX:
+        raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
+
+
+def run_meant(prefix: str, found: Sequence[str], where: object, what: str = "run") -> str:
+    """The one run, or batch, whose id begins so, of some that do. `NotFound`, `Conflict`."""
+    if prefix in found or len(found) == 1:
+        return prefix if prefix in found else found[0]
+    if not found or not prefix:
+        raise NotFound(f"no {what} '{prefix}' in {where}")
+    some = ", ".join(run_id[: len(prefix) + 4] for run_id in found)
+    raise Conflict(f"'{prefix}' could be any of {some}; give more characters")
+
+
+def no_alias(name: str, alias: str, aliases: Mapping[str, int]) -> NotFound:
+    have = ", ".join(aliases)
+    return NotFound(f"workflow '{name}' has no alias '{alias}'; aliases: {have}")
+
+
+def keep_latest(alias: str) -> None:
+    """Raises `Conflict` for the alias that every workflow has."""
+    if alias == LATEST:
+        raise Conflict("'latest' always names the newest version and cannot be deleted")
+
+
+def summary_of(row: Sequence[Any]) -> dict[str, Any]:
+    """A run of a list, from its row: number, id, workflow and on, as the summaries select it.
+
+    What of it cannot be read is left out, and its error says so: one damaged row must not hide
+    all others.
+    """
+    _, run_id, workflow, version, status, epoch, params, *rest = row
+    created_at, started_at, finished_at, error, result, size = rest
+    lost: list[str] = []
+    told = None if result is None else _json(result, "result", lost)
+    if result is None and size is not None:
+        told = OutputReference(size, None)
+    view = summary_view(
+        run_id=_text(run_id, "id", lost),
+        workflow=_text(workflow, "workflow", lost),
+        version=version if isinstance(version, int | None) else _left_out("version", lost),
+        status=status if status in _STATUSES else _left_out("status", lost, run_status(status)),
+        epoch=epoch if isinstance(epoch, int) else _left_out("epoch", lost, 0),
+        params=_json(params, "params", lost, {}),
+        created_at=_time(created_at, "created_at", lost) or 0.0,
+        started_at=_time(started_at, "started_at", lost),
+        finished_at=_time(finished_at, "finished_at", lost),
+        error=None if error is None else _json(error, "error", lost, None),
+        result=told,
+    )
+    if lost:
+        what = f"its record is damaged: {', '.join(lost)} cannot be read"
+        view["error"] = damage_error(what)
+    return view
+
+
+_STATUSES = frozenset(RunStatus)
+
+
+def run_status(status: Any) -> str:
+    """As it is kept; a run whose status cannot be read is no run that went well."""
+    return str(status) if status in _STATUSES else RunStatus.FAILED.value
+
+
+def _left_out(name: str, lost: list[str], instead: Any = None) -> Any:
+    lost.append(name)
+    return instead
+
+
+def _text(value: Any, name: str, lost: list[str]) -> str:
+    if isinstance(value, str):
+        return value
+    lost.append(name)
+    return repr(value)[:80]
+
+
+def _time(value: Any, name: str, lost: list[str]) -> float | None:
+    if value is None or isinstance(value, int | float):
+        return value
+    lost.append(name)
+    return None
+
+
+def _json(value: Any, name: str, lost: list[str], like: Any = ...) -> Any:
+    """`like` is what stands for it where it cannot be read; its type is the one that it has."""
+    instead = None if like is ... else like
+    try:
+        found = orjson.loads(value)
+    except (TypeError, ValueError):
+        return _left_out(name, lost, instead)
+    if like is not ... and not isinstance(found, dict):
+        return _left_out(name, lost, instead)
+    return found
+
+
+def until_cut(rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows of a page up to where it was heavy enough: those behind have no params."""
+    return rows[: next((at for at, row in enumerate(rows) if row[6] is None), len(rows))]
+
+
+def weight(view: dict[str, Any]) -> int:
+    """About how many bytes a run of a list has."""
+    result = view["result"]
+    size = 0 if result is None or isinstance(result, OutputReference) else len(orjson.dumps(result))
+    return size + len(orjson.dumps(view["params"]))

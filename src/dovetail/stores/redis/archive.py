@@ -1,0 +1,479 @@
+"""Which runs the archive may be behind with, and which ones it has for good.
+
+Hints, not truth: one too many costs a look at a run, one too few is found by the archiver's
+sweep. They have keys of their own, outside every run's slot. What it must not know: what a
+run is, or how it is archived.
+
+Whole runs out of Redis and into it: as the archive gets them, and gives them back.
+
+A snapshot is read by one script, at one moment, but for two things that cannot change under it:
+outputs, which may be large and stay the same within an epoch, and what the definition says. A run
+is put back beside its place first, in as many pieces as it takes, and then moved there at once.
+What it must not know: when a run is archived or restored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from dovetail.core.dag import Graph
+from dovetail.core.events import Event
+from dovetail.core.restore import STARTED, UNKNOWN_WORKER, counts_as_started
+from dovetail.core.transitions import Submit
+from dovetail.engine.clock import Clock
+from dovetail.engine.distributed.archiver import (
+    ArchiveClaim,
+    ArchiveEntry,
+    ArchiveHead,
+    ArchiveState,
+    HotReading,
+    RunSnapshot,
+)
+from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, RedisError
+from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import (
+    SEPARATOR,
+    UNIT,
+    node_status,
+    take_counts,
+    time_text,
+    weight_text,
+)
+from dovetail.stores.redis.definitions import definition, definition_key
+from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.scope import RedisOutputs, there
+from dovetail.stores.redis.store import PARTS, keys_of
+from dovetail.stores.redis.timers import ACTIVE
+
+UNARCHIVED, ARCHIVED = "wf:unarchived", "wf:archived"
+CLAIM_SECONDS = 5.0
+"""After so long another archiver tries what one has claimed and not settled."""
+
+
+class RedisArchiveQueue:
+    """Is told what moves, as the `Notices` of an orchestrator."""
+
+    every_move = True
+
+    def __init__(self, pipe: PipelinedRedis, clock: Clock) -> None:
+        self._pipe = pipe
+        self._clock = clock
+
+    # ── what has moved ───────────────────────────────────────────────────────────────────
+
+    async def moved(
+        self,
+        run_ids: Sequence[str],
+        turned: Sequence[str] = (),
+        ended: Mapping[str, Event | None] | None = None,
+    ) -> None:
+        """The archive is behind with these, from now on unless it was before."""
+        await self._add(ArchiveEntry(run_id, self._clock()) for run_id in run_ids)
+
+    async def begun(self, submits: Sequence[Submit], created_at: float) -> None:
+        await self.moved([submit.run_id for submit in submits])
+
+    async def _add(self, entries: Iterable[ArchiveEntry]) -> None:
+        flat = [part for run_id, since in entries for part in (repr(since), run_id)]
+        if flat:
+            # LT: a claim is later than now, and gives way to what moved during it.
+            await self._pipe.call("ZADD", UNARCHIVED, "LT", *flat)
+
+    async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
+        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        now = self._clock()
+        until = now + CLAIM_SECONDS
+        given: list[Argument] = [repr(now - rested), repr(until), limit]
+        flat = await self._pipe.script(source("hints_claim"), [UNARCHIVED], given)
+        return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
+
+    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+        """The archive has them, as they were when they were claimed."""
+        await self._strike(
+            UNARCHIVED, [ArchiveEntry(claim.run_id, claim.until) for claim in claims]
+        )
+
+    async def give_back(self, claims: Sequence[ArchiveClaim]) -> None:
+        """They wait as long as they did."""
+        await self._add(ArchiveEntry(claim.run_id, claim.since) for claim in claims)
+
+    async def lag(self) -> float:
+        """For how many seconds the archive has been behind."""
+        first = await self._pipe.call("ZRANGE", UNARCHIVED, 0, 0, "WITHSCORES")
+        return max(0.0, self._clock() - float(first[1])) if first else 0.0
+
+    # ── what is archived for good ────────────────────────────────────────────────────────
+
+    async def archived(self, entries: Sequence[ArchiveEntry]) -> None:
+        """These are finished and kept: their hot state need not be, some time from then on."""
+        if flat := [part for run_id, since in entries for part in (repr(since), run_id)]:
+            # GT: one that was brought back stays longer than its end alone would have it.
+            await self._pipe.call("ZADD", ARCHIVED, "GT", *flat)
+
+    async def archived_before(self, before: float, limit: int) -> list[ArchiveEntry]:
+        flat = await self._pipe.call(
+            *("ZRANGEBYSCORE", ARCHIVED, "-inf", repr(before)),
+            *("WITHSCORES", "LIMIT", 0, limit),
+        )
+        return [ArchiveEntry(flat[at].decode(), float(flat[at + 1])) for at in _pairs(flat)]
+
+    async def forget(self, entries: Sequence[ArchiveEntry]) -> None:
+        """They are not hot any more, or not finished; unless they were archived again since."""
+        await self._strike(ARCHIVED, entries)
+
+    async def _strike(self, key: str, entries: Sequence[ArchiveEntry]) -> None:
+        if flat := [part for run_id, score in entries for part in (run_id, repr(score))]:
+            await self._pipe.script(source("hints_settle"), [key], flat)
+
+
+def _pairs(flat: Sequence[object]) -> range:
+    return range(0, len(flat), 2)
+
+
+PIECE = 1000
+"""Of a hash or a list, in one command."""
+FEW = 64
+"""Of outputs, which may be a megabyte each."""
+TOGETHER_BYTES = 8 << 20
+"""Of outputs of several runs; what has more than its share of it is read by itself."""
+STAGED_SECONDS = 600
+"""What nobody finished putting back goes away by itself."""
+STATE, EPOCH, ATTEMPT, TOKEN_ATTEMPT, NONCE, PHASE, UNTIL, LEASE, WORKER, BEGAN = (
+    *(0, 1, 2, 4, 5, 8, 9, 10, 11, 12),
+)
+"""Of a node's fields, those that are looked at here."""
+COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
+"""The others are hashes."""
+MOST_TRIES = 5
+JSON_NULL = b"null"
+NOTHING = ArchiveState(0, 0, False)
+
+
+class RedisSnapshots:
+    def __init__(self, pipe: PipelinedRedis) -> None:
+        self._pipe = pipe
+        self._definitions = Definitions()
+        self._outputs = RedisOutputs(pipe)
+
+    # ── out of Redis ─────────────────────────────────────────────────────────────────────
+
+    async def lengths(self) -> AsyncIterator[dict[str, int]]:
+        """How many events each run on the agenda has, some runs at a time."""
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._pipe.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE)
+            run_ids = [name.decode() for name in flat[::2]]
+            logs = [("LLEN", _keys(run_id)["events"]) for run_id in run_ids]
+            counts = zip(run_ids, await self._pipe.ask(logs) if logs else (), strict=True)
+            # A log that is none says nothing of the others.
+            yield {run_id: count for run_id, count in counts if isinstance(count, int)}
+            if cursor == b"0":
+                return
+
+    async def known(self, run_ids: Sequence[str]) -> set[str]:
+        """Those of these that Redis has."""
+        asked = [("HEXISTS", _keys(run_id)["meta"], "status") for run_id in run_ids]
+        there = await self._pipe.many(asked)
+        return {run_id for run_id, found in zip(run_ids, there, strict=True) if found}
+
+    async def finished(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of these that are there, and have ended."""
+        asked = [("HGET", _keys(run_id)["meta"], "finished_at") for run_id in run_ids]
+        ended = await self._pipe.many(asked)
+        return [run_id for run_id, at in zip(run_ids, ended, strict=True) if at]
+
+    async def read(
+        self, heads: Mapping[str, ArchiveHead | None]
+    ) -> AsyncIterator[dict[str, HotReading]]:
+        """What each run has beyond a head, or everything; without those that are not there. Some
+        at a time: as many as have few outputs, and each other one by itself."""
+        todo = dict(heads)
+        while todo:
+            readings = await self._states(todo)
+            yield {one: reading for one, reading in readings.items() if not reading.continues}
+            going_on = {
+                one: reading.snapshot for one, reading in readings.items() if reading.continues
+            }
+            todo = {run_id: heads[run_id] for run_id in going_on}
+            async for some in self._with_outputs(going_on):
+                yield {snapshot.run_id: HotReading(snapshot, True) for snapshot in some}
+                for snapshot in some:
+                    del todo[snapshot.run_id]
+
+    async def _states(self, heads: Mapping[str, ArchiveHead | None]) -> dict[str, HotReading]:
+        asked = []
+        for run_id, head in heads.items():
+            keys = _keys(run_id)
+            names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
+            kept = NOTHING if head is None else head.kept
+            asked.append(
+                self._pipe.evaluation(source("snapshot"), names, [kept.last_seq, kept.generation])
+            )
+        answers = zip(heads.items(), await self._pipe.many(asked), strict=True)
+        return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
+
+    async def _with_outputs(
+        self, snapshots: Mapping[str, RunSnapshot]
+    ) -> AsyncIterator[list[RunSnapshot]]:
+        """These with their outputs, but for those that were retried, or dropped, meanwhile."""
+        if not snapshots:
+            return
+        wanted = {
+            run_id: [i for i, state in snapshot.nodes.items() if state.startswith("C|")]
+            for run_id, snapshot in snapshots.items()
+        }
+        parts = await self._outputs.first(wanted, TOGETHER_BYTES // len(wanted))
+        small: list[RunSnapshot] = []
+        large: list[tuple[RunSnapshot, list[int]]] = []
+        for run_id, part in parts.items():
+            places = wanted[run_id]
+            one = replace(snapshots[run_id], outputs=there(places, part.outputs))
+            if part.epoch != _epoch(one):
+                continue
+            if rest := places[len(part.outputs) :]:
+                large.append((one, rest))
+            elif (whole := await self._with_result(one)) is not None:
+                small.append(whole)
+        yield small
+        for one, rest in large:
+            more = await self._outputs.all(one.run_id, rest, _epoch(one))
+            if more is not None:
+                # A copy: what was given away is not to be kept until all the others are.
+                filled = replace(one, outputs=one.outputs | more)
+                if (whole := await self._with_result(filled)) is not None:
+                    yield [whole]
+
+    async def _with_result(self, snapshot: RunSnapshot) -> RunSnapshot | None:
+        """With its result, if it is finished. None if it was retried, or dropped, meanwhile."""
+        if not snapshot.finished:
+            return snapshot
+        result = await self._result(snapshot)
+        return None if result is None else replace(snapshot, result=result)
+
+    async def _result(self, snapshot: RunSnapshot) -> bytes | None:
+        """As `views.result` says it, made of the outputs as they are. None if these are of another
+        epoch by now."""
+        try:
+            graph = await self._graph(snapshot)
+        except LookupError:
+            return JSON_NULL  # nobody can say any more which output it is
+        wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
+        lacking = [place for place in wanted if place not in snapshot.outputs]
+        more = await self._outputs.all(snapshot.run_id, lacking, _epoch(snapshot))
+        if more is None:
+            return None
+        outputs = {**snapshot.outputs, **more}
+        if graph.output_node is not None:
+            return outputs.get(graph.output_node, JSON_NULL)
+        told = (
+            b'"%s":%s' % (graph.nodes[place].id.encode(), outputs.get(place, JSON_NULL))
+            for place in wanted
+        )
+        return b"{%s}" % b",".join(told)
+
+    async def _graph(self, snapshot: RunSnapshot) -> Graph:
+        number = int(snapshot.meta["definition"], 16)
+        retries = snapshot.meta.get("retries", "{}").encode()
+        try:
+            return self._definitions.graph(number, retries, _not_compiled)
+        except LookupError:
+            content = snapshot.content or await self.definition(snapshot)
+            return self._definitions.graph(number, retries, lambda: content)
+
+    async def definition(self, snapshot: RunSnapshot) -> bytes:
+        """The text of a run's definition."""
+        content = await definition(self._pipe, snapshot.meta["definition"])
+        if content is None:
+            raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
+        return content
+
+    # ── into Redis ───────────────────────────────────────────────────────────────────────
+
+    async def renumber(self, run_id: str, was: int, generation: int) -> None:
+        """Its log goes on under another generation, unless somebody else saw to that."""
+        given: list[Argument] = [was, generation]
+        await self._pipe.script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
+
+    async def put_back(
+        self,
+        snapshot: RunSnapshot,
+        lease_until: float,
+        *,
+        replacing: int | None = None,
+        now: float = 0.0,
+    ) -> bool:
+        """Make the run as it was, its workers with a lease until then. False if it is there.
+
+        At `now` those of its nodes count as started that may be: see `core/restore.py`.
+
+        `replacing` is the generation of a run in Redis whose place it takes, unless that was
+        retried since.
+        """
+        graph = await self._graph(snapshot)
+        keys = _keys(snapshot.run_id)
+        content = snapshot.content or await self.definition(snapshot)
+        parts = _parts(snapshot, graph, lease_until, now)
+        given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
+        for part in keys:
+            given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
+        for _ in range(MOST_TRIES):
+            aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
+            for commands in _writes(aside, parts):
+                await self._pipe.many(commands)
+            # Last: what nothing refers to does not stay there for ever, and this may take long.
+            key = definition_key(snapshot.meta["definition"])
+            await self._pipe.call("SET", key, content, "NX")
+            both = [*keys.values(), *(aside + part for part in keys)]
+            answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
+            if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
+                return answer == 1
+        raise RedisError(f"run {snapshot.run_id}: what is written of it does not stay in Redis")
+
+    async def drop(self, run_id: str, head: ArchiveHead) -> int:
+        """Forget a run that the archive has: 1 it is gone, 0 it goes on, -1 it has more."""
+        keys = _keys(run_id)
+        names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
+        given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
+        return int(await self._pipe.script(source("snapshot_drop"), names, given))
+
+
+def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
+    """What `snapshot.lua` answered; the outputs are read later."""
+    flat, count, *rest = answer
+    events, nodes, ends = rest or ([], [], [])
+    fields, states = dict(_field_pairs(flat)), dict(_field_pairs(nodes))
+    if states:
+        fields |= take_counts(states)
+    meta = {name.decode(): value.decode() for name, value in fields.items()}
+    kept = NOTHING if head is None else head.kept
+    continues = count >= kept.last_seq
+    if continues and kept.last_seq:
+        known, *events = events
+        continues = head is not None and known == head.event
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        generation=int(meta.pop("generation", "1")),
+        meta=meta,
+        nodes={int(place): state.decode() for place, state in states.items()},
+        outputs={},
+        ends={int(place): end for place, end in _field_pairs(ends)},
+        first_seq=kept.last_seq + 1,
+        events=events,
+    )
+    return HotReading(snapshot, continues)
+
+
+# ── a run as Redis wants it ──────────────────────────────────────────────────────────────
+
+
+def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) -> dict[str, Any]:
+    """Every key of a run, made from what is archived of it.
+
+    Some things move without an event, so the archive may not have heard: a lease is renewed, a
+    node that was held back or waited is published. Counts are therefore made anew, and:
+    - a worker that is alive may hold a lease of which nobody knows, so each gets a new one;
+    - whatever was published is offered again, and may run already: a new token makes that a
+      start of which nothing counts any more;
+    - but an at-most-once node that was queued is not: it counts as started, under its token, as
+      `core.restored.restore` has it.
+    """
+    nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
+    nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
+    active, held, started = 0, [], []
+    for place in sorted(nodes):
+        fields = nodes[place]
+        status, once = node_status(fields[STATE]), graph.nodes[place].at_most_once
+        if counts_as_started(status, once):
+            active += 1
+            started.append(_as_started(place, fields, lease_until, now))
+        elif fields[STATE] == "R":
+            active += 1
+            fields[LEASE] = time_text(max(lease_until, float(fields[LEASE] or 0)))
+        elif fields[PHASE] == "P":
+            active += 1
+            fields[NONCE] = nonce
+        elif fields[PHASE] == "H":
+            held.append(place)
+    limit = int(snapshot.meta.get("limit", 0))
+    while held and active < limit:
+        fields = nodes[held.pop(0)]
+        fields[PHASE], fields[NONCE] = "P", nonce
+        active += 1
+    meta: dict[str, Any] = {**snapshot.meta, "generation": snapshot.generation}
+    meta.pop("active", None)
+    # Not as plain: whatever happens to it next says whether it is.
+    states: dict[int | str, str] = {"counts": f"{meta.pop('unfinished')}|{active}|0"}
+    meta.pop("kept_bytes", None)
+    if (most := meta.pop("max_bytes", None)) is not None:
+        states["counts"] += weight_text(sum(map(len, snapshot.outputs.values())), int(most))
+    return {
+        "meta": meta,
+        "nodes": states | {place: SEPARATOR.join(fields) for place, fields in nodes.items()},
+        "deps": _counts(nodes, graph),
+        "out": snapshot.outputs,
+        "ends": snapshot.ends,
+        "events": [*snapshot.events, *started],
+        "held": {str(place): place for place in held},
+    }
+
+
+def _as_started(place: int, fields: list[str], lease_until: float, now: float) -> bytes:
+    """The node's fields become those of one that runs; the event that says so."""
+    fields[STATE], fields[PHASE], fields[UNTIL] = "R", "", ""
+    fields[ATTEMPT] = fields[TOKEN_ATTEMPT]
+    fields[LEASE], fields[WORKER], fields[BEGAN] = (
+        *(time_text(lease_until), UNKNOWN_WORKER, time_text(now)),
+    )
+    epoch, attempt = int(fields[EPOCH]), int(fields[TOKEN_ATTEMPT])
+    return orjson.dumps([now, "node.started", epoch, place, attempt, STARTED])
+
+
+def _counts(nodes: dict[int, list[str]], graph: Graph) -> dict[int, int]:
+    """Of each node that waits, its parents that are settled."""
+    states = [nodes[i][STATE] if i in nodes else "W" for i in range(len(graph.nodes))]
+    worth = {"C": UNIT + 1, "S": UNIT}
+    counts = {
+        place: sum(worth.get(states[parent], 0) for parent in spec.parents)
+        for place, spec in enumerate(graph.nodes)
+        if states[place] == "W"
+    }
+    return {place: count for place, count in counts.items() if count}
+
+
+def _writes(aside: str, parts: dict[str, Any]) -> Iterator[list[Command]]:
+    """The commands that write these keys, beside their place, a few at a time."""
+    verbs = {"events": "RPUSH", "held": "ZADD"}
+    for part, content in parts.items():
+        key = aside + part
+        size = FEW if part == "out" else PIECE
+        for piece in _pieces(content if part == "events" else content.items(), size):
+            flat = piece if part == "events" else [value for pair in piece for value in pair]
+            yield [(verbs.get(part, "HSET"), key, *flat), ("EXPIRE", key, STAGED_SECONDS)]
+
+
+def _pieces(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(values)
+    while piece := list(islice(rest, size)):
+        yield piece
+
+
+def _epoch(snapshot: RunSnapshot) -> bytes:
+    return snapshot.meta["epoch"].encode()
+
+
+def _keys(run_id: str) -> dict[str, str]:
+    return dict(zip(PARTS, keys_of(run_id), strict=True))
+
+
+def _field_pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _not_compiled() -> bytes:
+    raise LookupError

@@ -1,0 +1,424 @@
+"""Transitions as the scripts in `lua/` take them, and what the scripts answer as the core says it.
+
+A node is its place in the definition, and of the graph a transition carries what its rule needs:
+the children of a completed node, the retries of a failed one. What it must not know: how the
+request reaches Redis.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from dovetail.core.audit.replay import KINDS
+from dovetail.core.dag import Graph, NodeSpec
+from dovetail.core.events import Event, Token
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import NodeStatus, Reason, RunStatus
+from dovetail.core.templates import Condition
+from dovetail.core.transitions import (
+    NOTHING,
+    Cancel,
+    Complete,
+    Decision,
+    Dispatch,
+    Fail,
+    Park,
+    Progress,
+    Reap,
+    Recall,
+    Renew,
+    Retry,
+    Stop,
+    TakeOver,
+    Transition,
+    Wake,
+)
+
+Fields = dict[str, Any]
+FOREVER = float("inf")
+
+_STATUSES = {
+    "W": NodeStatus.PENDING,
+    "Q": NodeStatus.QUEUED,
+    "R": NodeStatus.RUNNING,
+    "C": NodeStatus.COMPLETED,
+    "F": NodeStatus.FAILED,
+    "S": NodeStatus.SKIPPED,
+    "X": NodeStatus.CANCELLED,
+}
+_PHASES = {
+    "": None,
+    "H": Phase.HELD,
+    "P": Phase.PUBLISHED,
+    "K": Phase.PARKED,
+    "B": Phase.BACKING_OFF,
+}
+STATUS_LETTERS = {status: letter for letter, status in _STATUSES.items()}
+PHASE_LETTERS = {phase: letter for letter, phase in _PHASES.items()}
+SEPARATOR = "|"
+UNIT = 100_000
+"""How `deps` counts: so much for a settled parent, one more for a completed one."""
+PENDING = 6
+"""Where a decision of the scripts says which nodes are left pending."""
+COUNTS = b"counts"
+"""Beside the states of the nodes: see consequences.lua."""
+
+
+def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
+    reads = [graph.index[name] for name in spec.config.reads if name in graph.index]
+    return tuple(dict.fromkeys([*spec.parents, *reads]))
+
+
+def _is_plain(graph: Graph, spec: NodeSpec, needs: Sequence[int]) -> bool:
+    return (
+        graph.max_concurrency is None  # else whether there is room is for the script to say
+        and spec.condition is None
+        and spec.cache_ttl is None
+        and len(needs) == len(spec.parents)
+    )
+
+
+def _asks(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
+    if not isinstance(spec.condition, Condition):  # it has none: functions are in no store
+        return ()
+    names = dict.fromkeys(read.name for read in spec.condition.reads)
+    return tuple(graph.index[name] for name in names if name in graph.index)
+
+
+FEW = 8
+NEARBY = 64
+"""Nodes below those that are skipped of which Redis is told at once: that must not grow with the
+graph, and a skip that goes on beyond them is carried on from there."""
+
+
+class GraphShape:
+    """A graph as the scripts see it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.names = graph.index.keys() | {None}
+        """What a transition may be about: a node, or None for the run itself."""
+        conditional = [int(spec.condition is not None) for spec in graph.nodes]
+        self._children = [
+            [
+                [child, len(graph.nodes[child].parents), conditional[child]]
+                for child in spec.children
+            ]
+            for spec in graph.nodes
+        ]
+        self._conditional = conditional
+        self._whole: bytes | None = None
+        self.children_text = [
+            "?"
+            if any(conditional[child] for child in spec.children)
+            else ",".join(f"{child}:{len(graph.nodes[child].parents)}" for child in spec.children)
+            for spec in graph.nodes
+        ]
+        """As `complete_many.lua` takes them."""
+        self.needs = [_needs(graph, spec) for spec in graph.nodes]
+        """Of each node, those whose outputs it takes to make its message."""
+        self.asks = [_asks(graph, spec) for spec in graph.nodes]
+        """Of each node, those that its condition reads."""
+        plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
+        self.foreseeable = [
+            tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
+            for spec in graph.nodes
+        ]
+        """Of each node, the children for which the outputs of their parents are enough to make
+        their messages, and how many parents they have."""
+        self.is_wide = any(len(several) > FEW for several in (graph.roots, *self._children))
+        self.roots_text = ",".join(map(str, graph.roots))
+        self.conditional_root = any(conditional[root] for root in graph.roots)
+        self.foreseeable_roots = [root for root in graph.roots if plain[root]]
+        if self.conditional_root:
+            self.foreseeable_roots = []
+
+    def children(self, place: int) -> list[list[int]]:
+        return self._children[place]
+
+    def families(self, ready: Iterable[int], skipped: Iterable[int]) -> dict[str, list[Any]]:
+        """What `settle.lua` has to know of the graph: of these nodes, and of those near below the
+        ones that will be skipped, because a skip may go on there."""
+        known = dict.fromkeys(ready)
+        todo, most = deque(skipped), len(known) + NEARBY
+        while todo and len(known) < most:
+            for child, *_ in self._children[todo.popleft()]:
+                if child not in known and len(known) < most:
+                    known[child] = None
+                    todo.append(child)
+        return {str(place): self._family(place) for place in known}
+
+    def _family(self, place: int) -> list[Any]:
+        parents = len(self.graph.nodes[place].parents)
+        return [parents, self._conditional[place], self._children[place]]
+
+    @property
+    def whole(self) -> bytes:
+        """Everything a rule may ask for. Made when one does."""
+        if self._whole is None:
+            nodes = self.graph.nodes
+            self._whole = orjson.dumps(
+                {
+                    "children": [spec.children for spec in nodes],
+                    "parents": [spec.parents for spec in nodes],
+                    "conditional": self._conditional,
+                    "once": [int(spec.at_most_once) for spec in nodes],
+                }
+            )
+        return self._whole
+
+
+# ── there ────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(64)
+def time_text(seconds: float) -> str:
+    """What is moved together is moved at one time, so it is written many times over."""
+    return "1e999" if seconds == FOREVER else repr(float(seconds))
+
+
+def encode_transition(move: Transition, shape: GraphShape, now: float, nonce: int) -> Fields:
+    """What `apply.lua` takes of a transition whose node the graph has."""
+    fields: Fields = {"kind": KINDS[type(move)], "now": time_text(now), "nonce": str(nonce)}
+    if isinstance(move, Cancel | TakeOver):
+        return fields | _MAKERS[type(move)](move, shape, -1)
+    if isinstance(move, Retry):
+        return fields | _retry(move, shape)
+    place = shape.graph.index[move.node]
+    epoch, attempt, token_nonce = move.token
+    fields |= {"i": place, "te": epoch, "ta": attempt, "n": str(token_nonce)}
+    make = _MAKERS.get(type(move))
+    return fields if make is None else fields | make(move, shape, place)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _complete(move: Complete | Recall, shape: GraphShape, place: int) -> Fields:
+    return {"output": _json(move.output), "children": shape.children(place)}
+
+
+def _fail(move: Fail, shape: GraphShape, place: int) -> Fields:
+    spec = shape.graph.nodes[place]
+    fields: Fields = {
+        "error": _json(move.error),
+        "permanent": move.permanent,
+        "unrendered": move.unrendered,
+        "max_retries": spec.max_retries,
+        "base": spec.retry.base_delay_seconds,
+        "cap": spec.retry.max_delay_seconds,
+        "jitter": spec.retry.jitter,
+        "chance": move.chance,
+    }
+    if move.after is not None:
+        fields["after"] = move.after
+    if move.at_least is not None:
+        fields["at_least"] = move.at_least
+    return fields
+
+
+def _reap(move: Reap, shape: GraphShape, place: int) -> Fields:
+    once = shape.graph.nodes[place].at_most_once
+    return {"max_crashes": move.max_crashes, "once": once}
+
+
+def _retry(move: Retry, shape: GraphShape) -> Fields:
+    if move.from_node is None:
+        return {}
+    return {"from": shape.graph.index[move.from_node], "name": _json(move.from_node)}
+
+
+def _park(move: Park, shape: GraphShape, place: int) -> Fields:
+    tag = shape.graph.nodes[place].resource_tag
+    return {"until": time_text(move.until), "tag": _json(tag)}
+
+
+def _progress(move: Progress, shape: GraphShape, place: int) -> Fields:
+    return {"data": _json({"fraction": move.fraction, "message": move.message})}
+
+
+_MAKERS: dict[type, Callable[[Any, GraphShape, int], Fields]] = {
+    Renew: lambda move, shape, place: {"lease": time_text(move.lease_until)},
+    Complete: _complete,
+    Recall: _complete,
+    Fail: _fail,
+    Reap: _reap,
+    TakeOver: lambda move, shape, _: {
+        "max_crashes": move.max_crashes,
+        "behind": repr(move.behind),
+    },
+    Cancel: lambda move, shape, _: {},
+    Park: _park,
+    Progress: _progress,
+}
+
+
+# ── and back ─────────────────────────────────────────────────────────────────────────────
+
+
+def decode_decision(answer: Sequence[Any], run: RunState, seq: int) -> Decision:
+    """`seq` is of the last event before it."""
+    changed, events, dispatch, wake, stop, ended, _ = answer
+    if not (changed or events or dispatch):
+        return NOTHING
+    names = run.graph.nodes
+    decision = Decision()
+    decision.changed = [int(place) for place in changed]
+    decision.events = [event_of(text, n, run.graph) for n, text in enumerate(events, seq + 1)]
+    decision.dispatch = [Dispatch(run, int(order[0]), _token(order[1:])) for order in dispatch]
+    decision.wake = [
+        (float(order[0]), Wake(run.id, names[int(order[1])].id, _token(order[2:])))
+        for order in wake
+    ]
+    decision.stop = [Stop(run.id, names[int(order[0])].id, _token(order[1:])) for order in stop]
+    decision.ended = bool(ended)
+    return decision
+
+
+def joined(first: Decision, then: Decision) -> Decision:
+    """Two halves of one decision: a condition had to be asked for in between."""
+    if not first:
+        return then
+    first.changed += then.changed
+    first.events += then.events
+    first.dispatch += then.dispatch
+    first.wake = [*first.wake, *then.wake]
+    first.stop = [*first.stop, *then.stop]
+    first.ended = first.ended or then.ended
+    return first
+
+
+def _token(parts: Sequence[Any]) -> Token:
+    epoch, attempt, nonce = parts
+    return Token(int(epoch), int(attempt), int(nonce))
+
+
+def event_of(text: bytes, seq: int, graph: Graph) -> Event:
+    time, kind, epoch, place, attempt, data = orjson.loads(text)
+    if data is not None:
+        if "at" in data:
+            data = {"error": {**data["error"], "node": graph.nodes[data["at"]].id}}
+        if "cause" in data:
+            data = {**data, "cause": graph.nodes[data["cause"]].id}
+    name = None if place is None else graph.nodes[place].id
+    return Event(seq, float(time), kind, epoch, name, attempt, data)
+
+
+def run_of(
+    run: RunState,
+    meta: dict[bytes, bytes],
+    states: dict[bytes, bytes],
+    counts: dict[bytes, bytes],
+    outputs: Mapping[int, bytes],
+    ends: dict[bytes, bytes],
+    seq: int,
+) -> RunState:
+    """Fill a run that was just made with what its keys say."""
+    run.status = RunStatus(meta[b"status"].decode())
+    run.epoch = int(meta[b"epoch"])
+    run.started_at = float(meta[b"created_at"])
+    run.finished_at = float(meta[b"finished_at"]) if meta[b"finished_at"] else None
+    run.seq = seq
+    run.unfinished, run.active = int(meta[b"unfinished"]), int(meta[b"active"])
+    run.failed, run.cancelled = int(meta.get(b"failed", 0)), int(meta.get(b"cancelled", 0))
+    if b"max_bytes" in meta:
+        run.kept_bytes, run.max_bytes = int(meta[b"kept_bytes"]), int(meta[b"max_bytes"])
+    if error := meta.get(b"error"):
+        told = orjson.loads(error)
+        run.error = {**told["error"], "node": run.graph.nodes[told["at"]].id}
+    for key, text in states.items():
+        run.nodes[int(key)] = node_of(text.decode())
+    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if node.status is NodeStatus.PENDING:
+            settled, completed = divmod(int(counts.get(b"%d" % place, 0)), UNIT)
+            node.waiting = len(spec.parents) - settled
+            node.fed = completed > 0
+    for place, output in outputs.items():
+        run.nodes[place].output = orjson.loads(output)
+        if run.max_bytes is not None:
+            run.nodes[place].size = len(output)
+    for key, ending in ends.items():
+        _end(run.nodes[int(key)], ending, run.graph)
+    run.held = [i for i, node in enumerate(run.nodes) if node.phase is Phase.HELD]
+    return run
+
+
+def take_counts(states: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """What is counted of a run, out of what Redis has of its nodes."""
+    unfinished, active, rest = states.pop(COUNTS).split(SEPARATOR.encode())
+    found = {b"unfinished": unfinished, b"active": active}
+    _, *weight = rest.split(b":")
+    if weight:  # a run that an earlier version made has no limit
+        found[b"kept_bytes"], found[b"max_bytes"] = weight
+    return found
+
+
+def weight_text(kept: int, most: int) -> str:
+    """Behind the counts of a run that may keep only so many bytes."""
+    return f":{kept}:{most}"
+
+
+def nodes_of(
+    graph: Graph,
+    places: Iterable[int],
+    states: Sequence[bytes | None],
+    outputs: Sequence[bytes | None],
+    ends: Sequence[bytes | None],
+) -> dict[int, NodeState]:
+    """These nodes from what their hashes answered; one that is not there is untouched."""
+    found = {}
+    for place, state, output, ending in zip(places, states, outputs, ends, strict=True):
+        node = NodeState(1, 0) if state is None else node_of(state.decode())
+        if output is not None:
+            node.output = orjson.loads(output)
+        if ending is not None:
+            _end(node, ending, graph)
+        found[place] = node
+    return found
+
+
+def _end(node: NodeState, ending: bytes, graph: Graph) -> None:
+    reason, cause, error = orjson.loads(ending)
+    node.reason = Reason(reason) if reason else None
+    node.cause = graph.nodes[cause].id if cause >= 0 else None
+    node.error = orjson.loads(error) if error else None
+
+
+def held_of(states: Sequence[bytes]) -> list[tuple[int, Token, float]]:
+    """Of the hash of a run's nodes, as Redis answers it: what runs, and until when it is held."""
+    found = []
+    for place, state in zip(states[::2], states[1::2], strict=True):
+        if state.startswith(b"R|") and place.isdigit():
+            node = node_of(state.decode())
+            if node.lease_until is not None:
+                found.append((int(place), node.token, node.lease_until))
+    return found
+
+
+def node_status(letter: str) -> NodeStatus:
+    """The status that the first field of a node stands for."""
+    return _STATUSES[letter]
+
+
+def node_of(text: str) -> NodeState:
+    s, e, a, c, ta, n, aa, an, p, u, lease, w, st, fi = text.split(SEPARATOR)
+    node = NodeState(int(e), 0)
+    node.status = _STATUSES[s]
+    node.attempt, node.crashes = int(a), int(c)
+    if n != "0":
+        node.token = Token(int(e), int(ta), int(n))
+    if an != "0":
+        node.answered = Token(int(e), int(aa), int(an))
+    node.phase = _PHASES[p]
+    node.until = float(u) if u else None
+    node.lease_until = float(lease) if lease else None
+    node.worker = w or None
+    node.started_at = float(st) if st else None
+    node.finished_at = float(fi) if fi else None
+    return node

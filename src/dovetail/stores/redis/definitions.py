@@ -1,0 +1,122 @@
+"""Definitions in Redis: each is there once, under its digest, for all that refer to it.
+
+Runs, registered versions and what was accepted refer to it, and all of these are in other slots.
+Nobody counts them, so nobody can miscount: now and then all of them are looked at. A definition
+that none refers to is put aside. Whoever makes a run of it then writes it anew, as it would for
+the first time, and whoever reads it brings it back; if for long nobody did, and still none refers
+to it, it is forgotten. So only one whose maker stood still for all that time could miss it, and
+that one looks again (`RedisStore.create_many`).
+
+What it must not know: what a definition says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.engine.supervisor import bisect_failures
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, scanned
+from dovetail.stores.redis.run_index import WORKFLOWS, source, workflow_key
+
+GRACE_SECONDS = 600.0
+"""So long a definition stays aside before it is forgotten."""
+ACCEPTED = "wf:accepted"
+"""What was accepted and may not be made yet, by time: names of keys that have a `todo`."""
+BATCH_SIZE = 500
+_KEPT, _ASIDE = "wf:def:", "wf:unused:{wf:def:"
+
+
+def definition_key(digest: str) -> str:
+    return f"{_KEPT}{digest}"
+
+
+def aside_key(digest: str) -> str:
+    return f"{_ASIDE}{digest}}}"
+
+
+async def definition(pipe: PipelinedRedis, digest: str) -> bytes | None:
+    """What it says; it need not have been seen that somebody refers to it."""
+    content: bytes | None = await pipe.call("GET", definition_key(digest))
+    return await _bring_back(pipe, digest) if content is None else content
+
+
+async def _bring_back(pipe: PipelinedRedis, digest: str) -> bytes | None:
+    keys = [definition_key(digest), aside_key(digest)]
+    content: bytes | None = await pipe.script(source("definition_back"), keys, [])
+    return content
+
+
+class UnusedDefinitions:
+    def __init__(self, pipe: PipelinedRedis, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._pipe = pipe
+        self._grace_seconds = grace_seconds
+
+    async def look(self, now: float) -> None:
+        """Put aside what none refers to, and forget what has been aside for long. Any number of
+        processes may do so at once."""
+        kept, aside = await self._there()
+        used = await self._registered()
+        if not kept | aside.keys() <= used:  # else there is no need to look at all runs
+            # In this order: what was accepted is a run before it is accepted no longer.
+            used |= await self._accepted()
+            used |= await self._of_runs()
+        for digest, since in aside.items():
+            if digest in used:
+                await _bring_back(self._pipe, digest)
+            elif float(since) <= now - self._grace_seconds:
+                await self._pipe.script(source("definition_forget"), [aside_key(digest)], [since])
+        for digest in kept - used:
+            keys = [definition_key(digest), aside_key(digest)]
+            await self._pipe.script(source("definition_aside"), keys, [repr(now)])
+
+    async def _there(self) -> tuple[set[str], dict[str, bytes]]:
+        """What there is, and what is aside since when."""
+        kept: set[str] = set()
+        aside: list[str] = []
+        async for names in scanned(self._pipe, "wf:*def:*"):
+            kept |= {name.removeprefix(_KEPT) for name in names if name.startswith(_KEPT)}
+            aside += [name[len(_ASIDE) : -1] for name in names if name.startswith(_ASIDE)]
+        asked = [("HGET", aside_key(digest), "since") for digest in aside]
+        times = zip(aside, await self._answers(asked), strict=True)
+        return kept, {digest: since for digest, since in times if since is not None}
+
+    # ── who refers to it ─────────────────────────────────────────────────────────────────
+
+    async def _registered(self) -> set[str]:
+        names = await self._pipe.call("ZRANGE", WORKFLOWS, 0, -1)
+        asked = [("HVALS", f"{workflow_key(name.decode())}:versions") for name in names]
+        found = await self._answers(asked)
+        return {version.decode().split(" ")[0] for versions in found for version in versions}
+
+    async def _accepted(self) -> set[str]:
+        names = await self._pipe.call("ZRANGE", ACCEPTED, 0, -1)
+        found = await self._answers([("HGET", name.decode(), "todo") for name in names])
+        return {orjson.loads(todo)["definition"] for todo in found if todo is not None}
+
+    async def _of_runs(self) -> set[str]:
+        used: set[str] = set()
+        async for names in scanned(self._pipe, "wf:{*}:meta"):
+            if names:
+                used |= set(await bisect_failures(self._of_some, names, _of_none))
+        return used
+
+    async def _of_some(self, names: Sequence[str]) -> Sequence[str]:
+        found = await self._answers([("HGET", name, "definition") for name in names])
+        return [digest.decode() for digest in found if digest is not None]
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────
+
+    async def _answers(self, commands: Iterable[Command]) -> list[Any]:
+        """Some at a time: there may be many, and others wait meanwhile."""
+        asked, found = list(commands), []
+        for at in range(0, len(asked), BATCH_SIZE):
+            found += await self._pipe.many(asked[at : at + BATCH_SIZE])
+        return found
+
+
+async def _of_none(_: str, problem: Exception) -> Sequence[str]:
+    """What is left of such a run is no run."""
+    return ()

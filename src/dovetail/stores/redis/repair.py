@@ -1,0 +1,251 @@
+"""A run in Redis, made again from its own log: where somebody or something changed its state.
+
+The log says what happened; the core tells it again, and what comes of that takes the place of what
+is kept, unless somebody moves the run meanwhile. Two things are in no log, and are taken from what
+is kept where that agrees with it: outputs, and the nonces of tokens. A start whose nonce is lost is
+a lost start: its lease ends at once. What it must not know: who drives the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.audit.event_check import RebuiltRun, rebuild
+from dovetail.core.dag import Graph
+from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.events import Event
+from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.states import NodeStatus
+from dovetail.core.transitions import Submit
+from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.redis.codec import (
+    PHASE_LETTERS,
+    SEPARATOR,
+    STATUS_LETTERS,
+    UNIT,
+    event_of,
+    node_of,
+    time_text,
+)
+from dovetail.stores.redis.run_cache import RunHeader
+from dovetail.stores.redis.run_index import source
+
+MOST_TRIES = 8
+WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"
+
+
+class DamagedLog(BrokenRun):
+    """The log of a run cannot be told again, so nothing can be rebuilt from it."""
+
+
+async def rebuilt_from_log(
+    pipe: PipelinedRedis, shell: RunHeader, keys: Sequence[str]
+) -> RebuiltRun:
+    """The run as its log in Redis says. Raises `DamagedLog`, or `NotFound` without a log."""
+    run = shell.run
+    asked: list[Command] = [("LRANGE", keys[5], 0, -1), ("HGETALL", keys[3])]
+    texts, flat = await pipe.ask(asked)
+    if not isinstance(texts, list):
+        raise _damaged(run.id, f"its log is of another kind ({texts})")
+    if not texts:
+        raise _damaged(run.id, "its log is empty")
+    outputs = _outputs(run.graph, flat if isinstance(flat, list) else ())
+    events: list[Event] = []
+    for seq, text in enumerate(texts, 1):
+        try:
+            events.append(event_of(text, seq, run.graph))
+        except (LookupError, TypeError, ValueError) as error:
+            raise _damaged(run.id, f"event {seq} cannot be read ({error})") from None
+    submit = Submit(run.id, run.graph, run.params, run.version)
+    made = rebuild(submit, events, outputs)
+    if made.difference is not None:
+        raise _damaged(run.id, made.difference)
+    return made
+
+
+def _damaged(run_id: str, why: str) -> DamagedLog:
+    return DamagedLog(f"run {run_id}: the log itself is damaged: {why}; {WHAT_TO_DO}")
+
+
+def _outputs(graph: Graph, flat: Sequence[bytes]) -> dict[str, Any]:
+    found = {}
+    for place, output in zip(flat[::2], flat[1::2], strict=False):
+        if place.isdigit() and int(place) < len(graph.nodes):
+            try:
+                found[graph.nodes[int(place)].id] = orjson.loads(output)
+            except ValueError:
+                continue  # as if it were not there, which is said if somebody needs it
+    return found
+
+
+async def strays(
+    pipe: PipelinedRedis, made: RebuiltRun, kept: RunState, keys: Sequence[str]
+) -> list[str]:
+    """What is kept beside the nodes, of which a loaded run says nothing, where it is wrong."""
+    asked: list[Command] = [("HGET", keys[0], "pending"), ("ZRANGE", keys[6], 0, -1)]
+    pending, held = await pipe.ask(asked)
+    found = []
+    try:
+        left = orjson.loads(pending) if pending else {"ready": [], "queue": []}
+        waiting = {int(place) for place in (*left["ready"], *left["queue"])}
+    except (LookupError, TypeError, ValueError):
+        waiting = {-1}
+    if waiting != set(made.undecided):
+        found.append("the run waits for verdicts of other nodes than its log says")
+    members = sorted(int(place) for place in held) if isinstance(held, list) else [-1]
+    if members != sorted(kept.held):
+        found.append(f"the run holds the nodes {members} back; held are {sorted(kept.held)}")
+    return found
+
+
+async def write_back(
+    pipe: PipelinedRedis, made: RebuiltRun, keys: Sequence[str], now: float
+) -> bool:
+    """Put the rebuilt run in the place of what is kept; False if somebody has moved it."""
+    (flat,) = await pipe.ask([("HGETALL", keys[1])])
+    kept = _nodes(flat if isinstance(flat, list) else ())
+    right = _parts(made, kept, now)
+    given: list[Argument] = [made.run.seq, orjson.dumps(right)]
+    return bool(await pipe.script(source("repair"), keys, given))
+
+
+def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
+    """What of the nodes' states can be read."""
+    found = {}
+    for place, text in zip(flat[::2], flat[1::2], strict=False):
+        if place.isdigit():
+            try:
+                found[int(place)] = node_of(text.decode())
+            except (LookupError, ValueError):
+                continue
+    return found
+
+
+def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[str, list[Any]]:
+    run = made.run
+    nonce = int.from_bytes(os.urandom(6), "big") | 1
+    limit = run.graph.max_concurrency
+    # Whatever was published is offered again, under a token of its own.
+    active = sum(node.status is NodeStatus.RUNNING for node in run.nodes)
+    held: list[int] = []
+    for place, node in enumerate(run.nodes):
+        if node.status is NodeStatus.QUEUED and node.until is None:
+            if limit is not None and active >= limit:
+                node.phase = Phase.HELD
+                held.append(place)
+            else:
+                node.phase = Phase.PUBLISHED
+                active += 1
+    nodes: list[Any] = ["counts", f"{run.unfinished}|{active}|0"]
+    deps: list[Any] = []
+    ends: list[Any] = []
+    for place, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if node.status is NodeStatus.PENDING:
+            states = [run.nodes[parent].status for parent in spec.parents]
+            settled = UNIT * sum(s in (NodeStatus.COMPLETED, NodeStatus.SKIPPED) for s in states)
+            if count := settled + states.count(NodeStatus.COMPLETED):
+                deps += (place, str(count))
+            if node.epoch == 1:
+                continue  # as if nothing had happened to it
+        nodes += (place, _text(node, kept.get(place), nonce, now))
+        if node.reason is not None or node.cause is not None or node.error is not None:
+            cause = -1 if node.cause is None else run.graph.index[node.cause]
+            error = "" if node.error is None else orjson.dumps(node.error).decode()
+            ends += (place, orjson.dumps([node.reason or "", cause, error]).decode())
+    completed = {i for i, n in enumerate(run.nodes) if n.status is NodeStatus.COMPLETED}
+    return {
+        "meta": _meta(made),
+        "nodes": nodes,
+        "deps": deps,
+        "ends": ends,
+        "held": [value for place in held for value in (place, place)],
+        "outputs": [place for place in range(len(run.nodes)) if place not in completed],
+    }
+
+
+def _meta(made: RebuiltRun) -> list[Any]:
+    run = made.run
+    error = ""
+    if run.error is not None:
+        at = run.graph.index[str(run.error["node"])]
+        error = orjson.dumps({"error": run.nodes[at].error, "at": at}).decode()
+    pending = ""
+    if made.undecided:
+        pending = orjson.dumps({"ready": list(made.undecided), "queue": []}).decode()
+    finished_at = "" if run.finished_at is None else time_text(run.finished_at)
+    fields = {
+        "status": run.status.value,
+        "epoch": str(run.epoch),
+        "failed": str(run.failed),
+        "cancelled": str(run.cancelled),
+        "finished_at": finished_at,
+        "error": error,
+        "pending": pending,
+        "size": str(len(run.nodes)),
+        "created_at": time_text(run.created_at),
+    }
+    return [part for item in fields.items() for part in item]
+
+
+def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> str:
+    """As the scripts keep a node; see `node_of`."""
+    token, answered, lease = node.token, node.answered, ""
+    known = kept is not None and kept.epoch == node.epoch
+    own = token.nonce
+    if node.status is NodeStatus.RUNNING:
+        if kept is not None and known and kept.token[:2] == token[:2] and kept.token.nonce:
+            own = kept.token.nonce
+        else:
+            own = nonce
+        # Of a start that is kept as it was, the lease is; of any other nobody can tell.
+        runs = kept is not None and kept.status is node.status and own == kept.token.nonce
+        until = kept.lease_until if runs and kept is not None else None
+        lease = time_text(now if until is None else until)
+    elif node.status is NodeStatus.QUEUED:
+        own = nonce
+    elif known and kept is not None and kept.token[:2] == token[:2]:
+        own = kept.token.nonce
+    last = answered.nonce
+    if known and kept is not None and kept.answered[:2] == answered[:2]:
+        last = kept.answered.nonce
+    return SEPARATOR.join(
+        (
+            STATUS_LETTERS[node.status],
+            *map(str, (node.epoch, node.attempt, node.crashes, token.attempt)),
+            str(own if token.nonce else 0),
+            str(answered.attempt),
+            str(last if answered.nonce else 0),
+            PHASE_LETTERS[node.phase],
+            "" if node.until is None else time_text(node.until),
+            lease,
+            node.worker or "",
+            "" if node.started_at is None else time_text(node.started_at),
+            "" if node.finished_at is None else time_text(node.finished_at),
+        )
+    )
+
+
+async def end_by_force(
+    pipe: PipelinedRedis, run_id: str, keys: Sequence[str], size: int, now: float
+) -> bool:
+    """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
+    given: list[Argument] = [time_text(now), size]
+    answer = int(await pipe.script(source("cancel_damaged"), keys, given))
+    if answer < 0:
+        raise NotFound(f"no run '{run_id}' can be read in Redis: nothing is left of its record")
+    return answer == 1
+
+
+def loses_output(made: RebuiltRun) -> str | None:
+    """The sentence for a run whose log is whole, and of which an output is lost."""
+    if not made.lost:
+        return None
+    names = ", ".join(f"'{name}'" for name in made.lost[:5])
+    return (
+        f"the output of {names} is lost, and no log has outputs; cancel the run, then "
+        f"`dovetail runs retry --from {made.lost[0]}`"
+    )

@@ -1,0 +1,389 @@
+"""Outputs of runs in Redis, read in parts: each may be a megabyte, and a run may have thousands.
+
+Whoever else wants something of Redis waits for as long as one answer takes, so no answer has much
+more than `PART_BYTES`. The parts are of different moments. That does no harm within one epoch of
+their run: who is completed in it stays so, with the output that it has. What it must not know: who
+wants them.
+
+Some nodes of a run in Redis as they are, without all of it: enough to render others.
+
+What it must not know: any rule.
+
+The verdicts on conditions of nodes that became ready in Redis, made of what they read.
+
+Nothing else of their run is read, and nothing else of the graph is told: so what a node costs does
+not grow with its run. It is not read at one moment, but for the epoch first: within that neither an
+output changes any more nor what fed a ready node, and a verdict counts only in the epoch that it
+was made in. What it must not know: what follows from a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.core.effects import new_tuple
+from dovetail.core.errors import TemplateError, TooLarge
+from dovetail.core.outputs import MAX_INPUT_BYTES, PART_BYTES, check_rendering, parts
+from dovetail.core.run import RunState
+from dovetail.core.states import NodeStatus
+from dovetail.core.templates import NodeValue, Scope
+from dovetail.core.transitions import Complete, Dispatch
+from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.redis.codec import UNIT, Fields, nodes_of
+from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
+from dovetail.stores.redis.run_index import source
+
+OUTPUT_PART_BYTES = 4 << 20
+MOST_PLACES = 4000
+"""That are asked for at once."""
+
+
+class OutputPart(NamedTuple):
+    epoch: bytes | None
+    """That they are of. None if the run is not there."""
+    outputs: list[bytes | None]
+    """Of the first of the places that were asked for."""
+
+
+@cache
+def bounded(name: str) -> str:
+    """A script that gives as many outputs as are `within` bounds."""
+    return "\n".join([source("within"), source(name)])
+
+
+class RedisOutputs:
+    def __init__(self, pipe: PipelinedRedis) -> None:
+        self._pipe = pipe
+
+    async def first(self, wanted: Mapping[str, Sequence[int]], most: int) -> dict[str, OutputPart]:
+        """By run, as many of the wanted ones as have together so many bytes; maybe none."""
+        asked = [self._asking(run_id, places, most, 0) for run_id, places in wanted.items()]
+        answers = await self._pipe.many(asked)
+        return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
+
+    async def all(
+        self, run_id: str, places: Sequence[int], epoch: bytes
+    ) -> dict[int, bytes] | None:
+        """Those of these places that are there. None if the run has left this epoch."""
+        found: dict[int, bytes] = {}
+        while places:
+            (answer,) = await self._pipe.many([self._asking(run_id, places, OUTPUT_PART_BYTES, 1)])
+            part = OutputPart(*answer)
+            if part.epoch != epoch:
+                return None
+            found |= there(places, part.outputs)
+            places = places[len(part.outputs) :]
+        return found
+
+    def _asking(self, run_id: str, places: Sequence[int], most: int, least: int) -> Command:
+        own = f"wf:{{{run_id}}}:"
+        args: list[Argument] = [most, least, *places[:MOST_PLACES]]
+        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+
+
+def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
+    """Outputs by place, of the first of these places."""
+    pairs = zip(places, outputs, strict=False)
+    return {place: output for place, output in pairs if output is not None}
+
+
+MOST_RUNS = 4096
+FEW_PLACES = 4
+"""Outputs that are asked for with one command, whatever they are: that is as cheap as can be, and
+each is at most what a node may return."""
+LEAST_BYTES = 256 << 10
+"""Of one run, where outputs of many runs are read together."""
+
+
+class RedisTemplateScope:
+    __slots__ = ("_inputs", "_nodes", "run", "unread")
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.unread: set[str] = set()
+        """Nodes that were asked for, and were too large to be read with the others."""
+        self._nodes: dict[str, NodeValue] = {}
+        self._inputs: tuple[Sequence[int], dict[str, Any]] | None = None
+
+    def add(self, place: int, status: NodeStatus, output: Any, error: Any) -> None:
+        self._inputs = None
+        name = self.run.graph.nodes[place].id
+        self._nodes[name] = new_tuple(NodeValue, (name, status, output, error))
+
+    def add_completed(self, places: Sequence[int], outputs: Sequence[bytes]) -> None:
+        """Add these nodes, from what was stored of them; a join may have thousands of parents."""
+        self._inputs = None
+        nodes, known, completed = self.run.graph.nodes, self._nodes, NodeStatus.COMPLETED
+        for place, output in zip(places, orjson.loads(b"[%b]" % b",".join(outputs)), strict=True):
+            name = nodes[place].id
+            known[name] = new_tuple(NodeValue, (name, completed, output, None))
+
+    def get(self, name: str) -> Any:
+        found = self._nodes.get(name)
+        if found is not None:
+            return found
+        if name in self.run.graph.index:
+            raise KeyError(name)
+        return self.run.get(name)
+
+    def leave_unread(self, places: Iterable[int]) -> None:
+        nodes = self.run.graph.nodes
+        self.unread.update(nodes[place].id for place in places)
+
+    def inputs(self, place: int) -> dict[str, Any] | None:
+        """Outputs of the completed parents by id: the very same for siblings. None if one of them
+        was not read: together they are too large to travel."""
+        names = self.run.graph.nodes
+        parents = names[place].parents
+        if self.unread and any(names[parent].id in self.unread for parent in parents):
+            return None
+        if self._inputs is None or self._inputs[0] != parents:
+            known, completed, found = self._nodes, NodeStatus.COMPLETED, {}
+            for parent in parents:
+                name, status, output, _ = known[names[parent].id]
+                if status is completed:
+                    found[name] = output
+            self._inputs = (parents, found)
+        return self._inputs[1]
+
+
+class OutputCache:
+    """Outputs that were just stored, for the nodes that are about to be published for them.
+
+    No longer: Redis may lose what it had, and a node may have another output then.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[int, Any]] = {}
+
+    def keep(self, run: RunState, moves: Sequence[Complete]) -> None:
+        if len(self._runs) >= MOST_RUNS:  # of publishes that failed
+            self._runs.clear()
+        index = run.graph.index
+        self._runs[run.id] = {index[move.node]: move.output for move in moves}
+
+    def forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+
+    def taken(self, run_id: str) -> Mapping[int, Any]:
+        """Outputs by place. Whatever is missing is read."""
+        return self._runs.pop(run_id, {})
+
+
+class RedisScopes:
+    """What it takes to render nodes, read for those that are about to be published."""
+
+    def __init__(
+        self, pipe: PipelinedRedis, shells: RunHeaderCache, max_input_bytes: int = MAX_INPUT_BYTES
+    ) -> None:
+        self._pipe = pipe
+        self._shells = shells
+        self.max_input_bytes = max_input_bytes
+        """What one node may read."""
+        self.at_hand = OutputCache()
+
+    async def read(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
+        """For these nodes of each run: their parents, and whatever their templates read.
+
+        As far as that is not large: one request shall not fill the memory of an orchestrator. What
+        a template reads and was left out is read for its node alone, see `only`; parents that were
+        left out are read by a handler that asks for them.
+        """
+        made: list[RedisTemplateScope] = []
+        commands: list[Command] = []
+        missing: list[tuple[RedisTemplateScope, list[int]]] = []
+        most = max(PART_BYTES // max(1, len(orders)), LEAST_BYTES)
+        for run_id, dispatches in orders.items():
+            run = dispatches[0].run
+            needs = self._shells.shape(run.graph).needs
+            at_hand = self.at_hand.taken(run_id)
+            scene = RedisTemplateScope(run)
+            made.append(scene)
+            lacking = []
+            for need in {need for _, place, _ in dispatches for need in needs[place]}:
+                if need in at_hand:
+                    scene.add(need, NodeStatus.COMPLETED, at_hand[need], None)
+                else:
+                    lacking.append(need)
+            if lacking:
+                commands.append(self._reading(run_id, lacking, most))
+                missing.append((scene, lacking))
+        answers = await self._pipe.many(commands)
+        await self._add(
+            missing, [_outputs(one[1], a) for one, a in zip(missing, answers, strict=True)]
+        )
+        return made
+
+    def _reading(self, run_id: str, places: Sequence[int], most: int) -> Command:
+        """Asks for the outputs of these; if they are many, for as many as fit into `most`."""
+        own = f"wf:{{{run_id}}}:"
+        if len(places) <= FEW_PLACES:
+            return ("HMGET", own + "out", *places)
+        args = [most, 0, *places[:MOST_PLACES]]
+        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+
+    async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
+        """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""
+        scene = RedisTemplateScope(run)
+        index = run.graph.index
+        places = {name: index[name] for name in names if name in index}
+        sizes = await self.sizes(run.id, places)
+        check_rendering(sizes, self.max_input_bytes)
+        for part in parts(sizes):
+            wanted = [places[name] for name in part]
+            answer = await self._pipe.call("HMGET", f"wf:{{{run.id}}}:out", *wanted)
+            await self._add([(scene, wanted)], [answer])
+        return scene
+
+    async def sizes(self, run_id: str, places: Mapping[str, int]) -> dict[str, int]:
+        """The bytes of these outputs, 0 for one that is not there."""
+        wanted = [*places.values()]
+        asked = [
+            self._pipe.evaluation(
+                source("input_sizes"), [f"wf:{{{run_id}}}:out"], wanted[at : at + MOST_PLACES]
+            )
+            for at in range(0, len(wanted), MOST_PLACES)
+        ]
+        answers = await self._pipe.many(asked)
+        return dict(zip(places, (size for answer in answers for size in answer), strict=True))
+
+    async def of(
+        self, run: RunState, places: list[int], *, behind: Sequence[Command]
+    ) -> tuple[RedisTemplateScope, list[Any]]:
+        """These nodes, read behind what is asked first, with the answers to that."""
+        scene = RedisTemplateScope(run)
+        reading: list[Command] = [self._reading(run.id, places, PART_BYTES)] if places else []
+        answers = await self._pipe.many([*behind, *reading])
+        if places:
+            await self._add([(scene, places)], [_outputs(places, answers[-1])])
+        return scene, answers[: len(behind)]
+
+    async def _add(
+        self, missing: Sequence[tuple[RedisTemplateScope, list[int]]], answers: Sequence[Any]
+    ) -> None:
+        """Add nodes to scenes, from what was answered when their outputs were asked for."""
+        doubtful: list[tuple[RedisTemplateScope, list[int]]] = []
+        for (scene, places), answer in zip(missing, answers, strict=True):
+            if len(answer) < len(places):  # as many as fitted
+                scene.leave_unread(places[len(answer) :])
+            known = [output for output in answer if output is not None]
+            if len(known) == len(places):  # who has an output is completed, and nobody else
+                scene.add_completed(places, known)
+                continue
+            pairs = [*zip(places, answer, strict=False)]
+            scene.add_completed([place for place, output in pairs if output is not None], known)
+            if lacking := [place for place, output in pairs if output is None]:
+                doubtful.append((scene, lacking))
+        await self._look_closer(doubtful)
+
+    async def _look_closer(self, doubtful: Sequence[tuple[RedisTemplateScope, list[int]]]) -> None:
+        """Add nodes that had no output: they were skipped, or failed, or run again since a retry.
+        The outputs last: one that completes in between has its output then."""
+        commands: list[Command] = [
+            ("HMGET", f"wf:{{{scene.run.id}}}:{part}", *places)
+            for scene, places in doubtful
+            for part in ("nodes", "ends", "out")
+        ]
+        answers = iter(await self._pipe.many(commands))
+        for scene, places in doubtful:
+            states, ends, outputs = next(answers), next(answers), next(answers)
+            found = nodes_of(scene.run.graph, places, states, outputs, ends)
+            for place, node in found.items():
+                output = node.output if node.status is NodeStatus.COMPLETED else None
+                scene.add(place, node.status, output, node.error)
+
+
+def _outputs(places: Sequence[int], answer: Any) -> Sequence[bytes | None]:
+    """Of the first of these places, from what `_reading` was answered."""
+    found: Sequence[bytes | None] = answer if len(places) <= FEW_PLACES else answer[1]
+    return found
+
+
+class ConditionResults(NamedTuple):
+    fields: Fields
+    """As `settle.lua` takes them."""
+    graph: bytes
+    """The whole, if that has to come with them."""
+
+
+class ConditionEvaluator:
+    def __init__(self, pipe: PipelinedRedis, shells: RunHeaderCache, scenes: RedisScopes) -> None:
+        self._pipe = pipe
+        self._shells = shells
+        self._scenes = scenes
+
+    async def verdicts(self, shell: RunHeader, ready: Sequence[int]) -> ConditionResults | None:
+        """On what is pending in a run: `ready`, as far as is known. None if nothing is."""
+        run, shape = shell.run, shell.shape
+        own = f"wf:{{{run.id}}}:"
+        while True:
+            reads = {place: None for node in ready for place in shape.asks[node]}
+            commands: list[Command] = [("HMGET", own + "meta", "status", "epoch", "pending")]
+            if ready:
+                commands.append(("HMGET", own + "deps", *ready))
+            scene, told = await self._scenes.of(run, [*reads], behind=commands)
+            status, epoch, pending = told[0]
+            if status is None:  # dropped, or lost with Redis
+                self._shells.forget(run.id)
+            if not pending:
+                return None
+            named = orjson.loads(pending)["ready"]
+            if {*named} <= {*ready}:
+                break
+            ready = named
+        fed = _fed(shell, ready, told[1])
+        verdicts = {
+            place: await self._verdict(shell, place, scene)
+            for place in named
+            if place in fed and run.graph.nodes[place].condition is not None
+        }
+        fields: Fields = {
+            "epoch": int(epoch),
+            "verdicts": {str(place): verdict for place, verdict in verdicts.items()},
+            "families": {},
+        }
+        if any(isinstance(verdict, str) for verdict in verdicts.values()):
+            return ConditionResults(fields, shape.whole)
+        skipped = [place for place in named if place not in fed or verdicts.get(place) is False]
+        return ConditionResults(fields | {"families": shape.families(named, skipped)}, b"")
+
+    async def _verdict(self, shell: RunHeader, place: int, scene: RedisTemplateScope) -> bool | str:
+        nodes = shell.run.graph.nodes
+        names = [nodes[asked].id for asked in shell.shape.asks[place]]
+        if scene.unread.isdisjoint(names):
+            return _verdict(shell, place, scene)
+        try:  # it names many, or large ones
+            return _verdict(shell, place, await self._scenes.only(shell.run, names))
+        except TooLarge as problem:
+            return _failed(nodes[place].id, problem)
+
+
+def _fed(shell: RunHeader, ready: Iterable[int], counts: Iterable[bytes | None]) -> set[int]:
+    """Those of these that run if their condition says so: a parent completed, or there is none."""
+    nodes = shell.run.graph.nodes
+    return {
+        place
+        for place, count in zip(ready, counts, strict=True)
+        if not nodes[place].parents or int(count or 0) % UNIT
+    }
+
+
+def _verdict(shell: RunHeader, place: int, scope: Scope) -> bool | str:
+    spec = shell.run.graph.nodes[place]
+    assert spec.condition is not None  # noqa: S101
+    try:
+        return bool(spec.condition(scope))
+    except TemplateError as problem:
+        return _failed(spec.id, problem)
+
+
+def _failed(name: str, problem: TemplateError) -> str:
+    error: dict[str, Any] = {
+        "type": problem.type,
+        "message": f"node '{name}': condition {problem}",
+    }
+    return orjson.dumps(error).decode()

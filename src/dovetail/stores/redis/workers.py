@@ -1,0 +1,389 @@
+"""Who runs nodes, and which messages nobody could read, as workers leave it in Redis.
+
+A worker is alive while its own key is there; the key goes if the worker falls silent. What it was
+is remembered for a day: a worker that died shall be seen, and what handlers there are is known
+also while all workers are away. What it must not know: what a worker does.
+
+Which services are alive on a Redis, and what carries their tasks.
+
+All of them must have the same transport: a node that is sent to Celery's broker is never seen by a
+worker that reads streams. So each says which one it has, and a service with another one is refused
+while they live. What it must not know: how any transport works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple
+
+import orjson
+
+from dovetail.config import env_name
+from dovetail.core.errors import StoreError
+from dovetail.core.redaction import SecretFields
+from dovetail.engine.supervisor import supervise
+from dovetail.engine.views import timestamp
+from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
+from dovetail.stores.redis.run_index import source
+
+WORKERS = "wf:workers"
+DEAD = "wf:dead"
+TASKS = "tasks:"
+REMEMBERED_SECONDS = 86400.0
+MOST_SHOWN = 1000
+VERSION_SECONDS = 2.0
+MOST_OPENED = 100
+"""Messages of a stream of which it is asked how many tasks each holds."""
+
+
+class WorkerFacts(NamedTuple):
+    """What a worker says of itself with every heartbeat."""
+
+    worker_id: str
+    host: str
+    pid: int
+    started_at: float
+    handlers: Sequence[str]
+    running: int
+    concurrency: int
+    retries: Mapping[str, int] = {}
+    """Of those handlers that have some of their own."""
+    secrets: Mapping[str, bool | Sequence[str]] = {}
+    """Of those handlers that take secrets: true, or the fields of the config that may have some."""
+    quick: Sequence[str] = ()
+    """Handlers that took but a moment for many tasks."""
+    versions: Mapping[str, int] = {}
+    """Of those handlers that are not in their first version."""
+
+
+class Announced(NamedTuple):
+    """What is known of a handler that a worker has."""
+
+    retries: int
+    secrets: SecretFields | None
+    """Where its config may have secrets; None: the worker did not say, as old ones do not."""
+
+
+class WorkerRegistry:
+    def __init__(self, pipe: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
+        self._pipe = pipe
+        self._heartbeat_timeout = heartbeat_timeout
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────
+
+    async def beat(self, worker: WorkerFacts) -> None:
+        """It is alive, for as long as a heartbeat may take."""
+        fields: list[Argument] = [
+            *("worker_id", worker.worker_id, "host", worker.host, "pid", worker.pid),
+            *("started_at", repr(worker.started_at), "handlers", orjson.dumps(worker.handlers)),
+            *("running", worker.running, "concurrency", worker.concurrency),
+        ]
+        life = max(1, int(self._heartbeat_timeout * 1000))
+        now = await self._pipe.script(
+            source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
+        )
+        await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
+
+    async def leave(self, worker_id: str) -> None:
+        """It has ended as it should: nobody need look for it. Its handlers are still known."""
+        await self._pipe.call("DEL", _worker(worker_id))
+        kept = await self._pipe.call("HGET", WORKERS, worker_id)
+        if kept is not None:
+            await self._remember(worker_id, {**orjson.loads(kept), "running": 0, "left": True})
+
+    async def _remember(self, worker_id: str, known: dict[str, Any]) -> None:
+        await self._pipe.call("HSET", WORKERS, worker_id, orjson.dumps(known))
+
+    async def workers(self) -> list[dict[str, Any]]:
+        """In the fields of `GET /workers`; those that died within a day included."""
+        known = [one for one in await self._remembered() if "left" not in one]
+        alive = await self._alive(known)
+        return [
+            {
+                "worker_id": one["worker_id"],
+                "host": one["host"],
+                "pid": one["pid"],
+                "started_at": timestamp(one["started_at"]),
+                "last_heartbeat": timestamp(one["last_heartbeat"]),
+                "handlers": sorted(one["handlers"]),
+                "running": one["running"] if is_alive else 0,
+                "concurrency": one["concurrency"],
+                "alive": bool(is_alive),
+            }
+            for one, is_alive in zip(known, alive, strict=True)
+        ]
+
+    async def _alive(self, known: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        return await asyncio.gather(
+            *(self._pipe.call("EXISTS", _worker(one["worker_id"])) for one in known)
+        )
+
+    async def handlers(self) -> frozenset[str]:
+        """Every handler that a worker announced within the last day."""
+        return frozenset(await self.announced())
+
+    async def served(self) -> frozenset[str]:
+        """Those of a worker that is alive."""
+        alive = [one for one in await self.workers() if one["alive"]]
+        return frozenset(name for one in alive for name in one["handlers"])
+
+    async def quick(self) -> frozenset[str]:
+        """Those for which a worker that is alive took but a moment lately."""
+        known = [one for one in await self._remembered() if "left" not in one and one.get("quick")]
+        told = zip(known, await self._alive(known), strict=True)
+        return frozenset(name for one, is_alive in told if is_alive for name in one["quick"])
+
+    async def announced(self) -> dict[str, Announced]:
+        """The same with what is known of each, as the worker that was started last has them."""
+        return {
+            name: Announced(int(one.get("retries", {}).get(name, 0)), _secret_fields(one, name))
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+
+    async def versions(self) -> dict[str, int]:
+        """Of every handler, as the worker that was started last has it."""
+        return {
+            name: int(one.get("versions", {}).get(name, 1))
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+
+    async def catalogue(self) -> list[dict[str, Any]]:
+        """Every handler that was announced within the last day, as the worker that was started
+        last has it, with the workers that are alive and have it."""
+        serving: dict[str, list[str]] = {}
+        for worker in await self.workers():
+            for name in worker["handlers"] if worker["alive"] else ():
+                serving.setdefault(name, []).append(worker["worker_id"])
+        versions = await self.versions()
+        return [
+            {
+                "name": name,
+                "max_retries": told.retries,
+                "secrets": sorted(told.secrets)
+                if isinstance(told.secrets, frozenset)
+                else told.secrets,
+                "version": versions.get(name, 1),
+                "workers": serving.get(name, []),
+            }
+            for name, told in sorted((await self.announced()).items())
+        ]
+
+    async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
+        """How many tasks of each lie in its stream; where many messages do, about how many."""
+        depth = source("fleet_depth")
+        asked = [self._pipe.evaluation(depth, [TASKS + name], [MOST_OPENED]) for name in handlers]
+        return dict(zip(handlers, await self._pipe.many(asked), strict=True))
+
+    async def _remembered(self) -> list[dict[str, Any]]:
+        seconds, _ = await self._pipe.call("TIME")
+        since = int(seconds) - REMEMBERED_SECONDS
+        told = [orjson.loads(text) for text in await self._pipe.call("HVALS", WORKERS)]
+        old = [one["worker_id"] for one in told if one["last_heartbeat"] < since]
+        if old:
+            await self._pipe.call("HDEL", WORKERS, *old)
+        recent = [one for one in told if one["last_heartbeat"] >= since]
+        return sorted(recent, key=lambda one: (one["started_at"], one["worker_id"]))
+
+    # ── dead letters ─────────────────────────────────────────────────────────────────────
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """Messages that were refused as malformed or poison, the newest first."""
+        texts = await self._pipe.call("LRANGE", DEAD, 0, MOST_SHOWN - 1)
+        letters = [orjson.loads(text) for text in texts]
+        return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+
+
+def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
+    told = worker.get("secrets")
+    if not isinstance(told, dict):
+        return None
+    fields = told.get(name, False)
+    return fields if isinstance(fields, bool) else frozenset(map(str, fields))
+
+
+def _unknown(name: str) -> SecretFields | None:
+    return None
+
+
+class Handlers:
+    """Those that are known here, and those that workers have announced within a day."""
+
+    def __init__(
+        self,
+        own: Mapping[str, int],
+        fleet: WorkerRegistry,
+        own_secrets: Callable[[str], SecretFields | None] = _unknown,
+    ) -> None:
+        """`own` are those known here, with their retries; `own_secrets` says where each of them
+        takes secrets."""
+        self._own = dict(own)
+        self._own_secrets = own_secrets
+        self._fleet = fleet
+        self._heard: dict[str, tuple[float, Announced]] = {}
+        """When of each, and what: a Redis that was emptied knows of none for a moment."""
+        self.retries = dict(self._own)
+
+    async def learn(self) -> None:
+        now = time.monotonic()
+        told = {name: (now, said) for name, said in (await self._fleet.announced()).items()}
+        kept = {name: at for name, at in self._heard.items() if now - at[0] < REMEMBERED_SECONDS}
+        self._heard = kept | told
+        self.retries.clear()
+        heard = {name: said.retries for name, (_, said) in self._heard.items()}
+        self.retries.update(heard | self._own)
+
+    def secret_fields(self, name: str) -> SecretFields | None:
+        """Where the config of a handler may have secrets; None: no worker has said so."""
+        if name in self._own:
+            return self._own_secrets(name)
+        heard = self._heard.get(name)
+        return None if heard is None else heard[1].secrets
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.retries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.retries)
+
+
+class AnnouncedVersions:
+    """The versions of handlers that workers announce, asked for now and then."""
+
+    def __init__(self, fleet: WorkerRegistry) -> None:
+        self._fleet = fleet
+        self._known: dict[str, int] = {}
+        self._ask_at = -math.inf
+
+    async def of(self, handler: str) -> int:
+        now = time.monotonic()
+        if now >= self._ask_at:
+            self._ask_at = now + VERSION_SECONDS
+            # Over what was known: a Redis that was emptied knows of none for a moment.
+            self._known |= await self._fleet.versions()
+        return self._known.get(handler, 1)
+
+
+def _worker(worker_id: str) -> str:
+    return f"wf:worker:{worker_id}"
+
+
+SERVICES = "wf:services"
+SEPARATOR = "|"
+FAREWELL_SECONDS = 1.0
+
+log = logging.getLogger("dovetail.redis")
+
+
+class AnnouncedService(NamedTuple):
+    transport: str
+    kind: str
+    """`api`, `orchestrator` or `worker`."""
+    service_id: str
+
+
+class OtherTransport(RedisError):
+    """Services with another transport are alive on this Redis."""
+
+
+class ServiceRegistry:
+    def __init__(self, pipe: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
+        self._pipe = pipe
+        self._timeout = heartbeat_timeout
+
+    async def alive(self) -> list[AnnouncedService]:
+        """Writes nothing: a replica, or a Redis that is full, can be asked, too."""
+        seconds, micros = await self._pipe.call("TIME")
+        now = int(seconds) + int(micros) / 1e6
+        return _read(await self._pipe.call("ZRANGEBYSCORE", SERVICES, f"({now:.3f}", "+inf"))
+
+    async def join(self, me: AnnouncedService) -> None:
+        """Raises `OtherTransport` if live services have another one."""
+        refused = conflict(me.transport, await self._asked(SEPARATOR.join(me), beside=False))
+        if refused is not None:
+            raise OtherTransport(refused)
+
+    async def beat(self, me: AnnouncedService) -> str | None:
+        """It is alive; says what is wrong if others came with another transport."""
+        return conflict(me.transport, await self._asked(SEPARATOR.join(me), beside=True))
+
+    async def leave(self, me: AnnouncedService) -> None:
+        await self._pipe.call("ZREM", SERVICES, SEPARATOR.join(me))
+
+    async def _asked(self, member: str, *, beside: bool) -> list[AnnouncedService]:
+        given: list[Argument] = [member, repr(self._timeout), int(beside)]
+        told = await self._pipe.script(source("services_join"), [SERVICES], given)
+        return _read(told)
+
+
+def _read(members: Iterable[bytes]) -> list[AnnouncedService]:
+    parts = [text.decode().split(SEPARATOR, 2) for text in members]
+    return [AnnouncedService(*part) for part in parts if len(part) == len(AnnouncedService._fields)]
+
+
+@asynccontextmanager
+async def announced(
+    pipe: PipelinedRedis, me: AnnouncedService, *, heartbeat_timeout: float, pause: float
+) -> AsyncIterator[None]:
+    """A service that others can see while it works. Raises `OtherTransport`."""
+    services = ServiceRegistry(pipe, heartbeat_timeout=heartbeat_timeout)
+    await services.join(me)
+
+    async def beat() -> None:
+        told: str | None = None
+        while True:
+            await asyncio.sleep(pause)
+            wrong = await services.beat(me)
+            if wrong is not None and wrong != told:
+                log.warning("%s", wrong)
+            told = wrong
+
+    beating = asyncio.create_task(supervise("announcing", beat))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        with suppress(StoreError, TimeoutError):  # silence says the same, a little later
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await services.leave(me)
+
+
+def conflict(transport: str, alive: Iterable[AnnouncedService]) -> str | None:
+    """Why one with this transport cannot work beside these services, as a sentence."""
+    others = [one for one in alive if one.transport != transport]
+    if not others:
+        return None
+    theirs, name = others[0].transport, env_name("transport")
+    return (
+        f"services on this Redis have the transport {theirs} ({_named(others)}), and this one has "
+        f"{transport}: their tasks would never meet. Set {name}={theirs}, or stop them first"
+    )
+
+
+def mixture(alive: Sequence[AnnouncedService]) -> str | None:
+    """That live services have different transports, as a sentence."""
+    transports = sorted({one.transport for one in alive})
+    if len(transports) < 2:
+        return None
+    told = [
+        f"{transport} ({_named([one for one in alive if one.transport == transport])})"
+        for transport in transports
+    ]
+    return f"services with different transports are alive on this Redis: {' and '.join(told)}"
+
+
+def _named(services: Iterable[AnnouncedService]) -> str:
+    """`1 orchestrator, 2 workers`."""
+    kinds = Counter(one.kind for one in services)
+    return ", ".join(
+        f"{count} {kind if kind == 'api' or count == 1 else kind + 's'}"
+        for kind, count in sorted(kinds.items())
+    )

@@ -1,0 +1,530 @@
+"""What the file keeps beside runs: registered workflows, lists, batches, limits, its health.
+
+Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from dovetail.core.audit.replay import JournalEntry
+from dovetail.core.errors import BrokenRecord, Conflict, NotFound, StoreError
+from dovetail.core.text import counted
+from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.ports import DoctorFinding, Key, Registered, Seen, WorkflowVersion
+from dovetail.engine.views import event_view, receipt_view, timestamp
+from dovetail.stores.records import (
+    LATEST,
+    PAGE_BYTES,
+    check_seen,
+    keep_latest,
+    long_enough,
+    no_alias,
+    page_size,
+    place_in_list,
+    run_meant,
+    run_status,
+    summary_of,
+    version_meant,
+)
+from dovetail.stores.sqlite.file import (
+    SCHEMA_VERSION,
+    readable_by_others,
+    split_statements,
+    statements,
+)
+from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.stores.sqlite.writer import PIECES, add_batch, definition_number, piece
+
+_LAST_NUMBER = 1 << 62
+LEAST_FREE_BYTES = 64 << 20
+MOST_NEWEST = 200
+MOST_LOOKED_AT = 10_000
+MOST_NAMED = 20
+"""What the doctor looks at, and tells of; `runs verify --all` looks at everything."""
+
+log = logging.getLogger("dovetail.store")
+
+MOST_AHEAD_SECONDS = 60.0
+
+
+class SqliteRecords:
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._aside: set[Any] = set()
+        """Tags whose limits cannot be read, and that the log has told of."""
+
+    def _one(self, name: str, *values: Any) -> Any:
+        rows = self._store.rows(name, *values)
+        return rows[0] if rows else None
+
+    # ── registered workflows ─────────────────────────────────────────────────────────────
+
+    async def register(
+        self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
+    ) -> WorkflowVersion:
+        def write(connection: sqlite3.Connection) -> WorkflowVersion:
+            sql = statements()
+            known = connection.execute(sql["read_workflow"], (name,)).fetchone()
+            latest = known[1] if known else 0
+            number = definition_number(connection, sha256, content)
+            if known and not known[4]:
+                same = connection.execute(sql["read_version"], (name, latest)).fetchone()
+                if same is not None and same[1] == number:
+                    return WorkflowVersion(name, latest, created=False)
+            check_seen(name, seen, _now_seen(connection, name))
+            connection.execute(sql["save_workflow"], (name, latest + 1, now, now))
+            connection.execute(sql["add_version"], (name, latest + 1, number, now))
+            return WorkflowVersion(name, latest + 1, created=True)
+
+        made: WorkflowVersion = await self._store.transact(write)
+        return made
+
+    async def registered(self, name: str, version: int | str | None = None) -> Registered:
+        """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
+        workflow = self._workflow(name)
+        number = self._version_number(name, workflow[1], version)
+        row = self._one("read_version", name, number)
+        if row is not None and not _is_version(row):
+            raise self._damaged(f"version {number} of workflow '{name}'", "register it again")
+        if row is None:
+            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
+            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+        return Registered(name, row[0], row[1], row[3], row[2])
+
+    async def version_of(self, name: str, version: int | str | None = None) -> int:
+        """The number of a version by its number or alias. Raises `NotFound`."""
+        return self._version_number(name, self._workflow(name)[1], version)
+
+    def _workflow(self, name: str) -> Any:
+        row = self._one("read_workflow", name)
+        if row is None or row[4]:
+            raise NotFound(f"no workflow '{name}' is registered in {self._store.file.path}")
+        if not isinstance(row[1], int):
+            raise self._damaged(f"workflow '{name}'", "delete it and register it again")
+        return row
+
+    def _damaged(self, what: str, fix: str) -> BrokenRecord:
+        return BrokenRecord(
+            f"{what} in {self._store.file.path} cannot be read, and all others can: restore the "
+            f"file from a copy, or {fix}"
+        )
+
+    def _version_number(self, name: str, latest: int, version: int | str | None) -> int:
+        if version is None or version == LATEST:
+            return latest
+        return version_meant(name, version, self._aliases(name, latest))
+
+    def _aliases(self, name: str, latest: int) -> dict[str, int]:
+        return {**_aliases(self._store.rows("aliases", name)), LATEST: latest}
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        found = await self.registered(name, version)
+        try:
+            definition = orjson.loads(found.content)
+        except orjson.JSONDecodeError:
+            what = f"version {found.version} of workflow '{name}'"
+            raise self._damaged(what, "register it again") from None
+        return {
+            "name": name,
+            "version": found.version,
+            "definition": definition,
+            "aliases": self._aliases(name, self._workflow(name)[1]),
+            "created_at": timestamp(found.created_at),
+        }
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        limit = page_size(limit)
+        rows = self._store.rows("workflows", cursor or "", limit + 1)
+        items = [
+            {
+                "name": name,
+                "latest_version": latest,
+                "aliases": self._aliases(name, latest),
+                "created_at": _time(created_at),
+                "updated_at": _time(updated_at),
+            }
+            for name, latest, created_at, updated_at in rows[:limit]
+            if isinstance(name, str) and isinstance(latest, int)  # else the doctor tells of it
+        ]
+        return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        self._workflow(name)
+        return {
+            "items": [
+                {"version": version, "sha256": str(sha256), "created_at": _time(created_at)}
+                for version, sha256, created_at in self._store.rows("versions", name)
+            ]
+        }
+
+    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
+        self._workflow(name)
+
+        def write(connection: sqlite3.Connection) -> int:
+            sql = statements()
+            check_seen(name, seen, _now_seen(connection, name))
+            active = int(connection.execute(sql["active_runs"], (name,)).fetchone()[0])
+            if not active:
+                connection.execute(sql["delete_workflow"], (name,))
+                connection.execute(sql["drop_versions"], (name,))
+                connection.execute(sql["drop_aliases"], (name,))
+            return active
+
+        active = await self._store.transact(write)
+        if active:
+            runs = "1 run" if active == 1 else f"{active} runs"
+            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        if alias == LATEST:
+            raise Conflict("'latest' always names the newest version and cannot be set")
+        found = await self.registered(name, version)
+
+        def write(connection: sqlite3.Connection) -> None:
+            now = _now_seen(connection, name)
+            if now.get(alias) != found.version:
+                check_seen(name, seen, now)
+                connection.execute(statements()["set_alias"], (name, alias, found.version))
+
+        await self._store.transact(write)
+        return {"name": name, "alias": alias, "version": found.version}
+
+    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
+        keep_latest(alias)
+        self._workflow(name)
+
+        def write(connection: sqlite3.Connection) -> None:
+            now = _now_seen(connection, name)
+            if alias not in now:
+                raise no_alias(name, alias, now)
+            check_seen(name, seen, now)
+            connection.execute(statements()["delete_alias"], (name, alias))
+
+        await self._store.transact(write)
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def find_run(self, prefix: str) -> str:
+        """The one run whose id begins so."""
+        long_enough(prefix)
+        found = [row[0] for row in self._store.rows("find_runs", prefix, prefix + "\U0010ffff")]
+        return run_meant(prefix, found, self._store.file.path)
+
+    async def list_runs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        batch: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        most: int | None = None,
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        number = None if batch is None else self._batch(batch)[0]
+        wanted = {"status": status, "workflow": workflow, "batch": number}
+        given = {column: value for column, value in wanted.items() if value is not None}
+        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
+        stop = None if most is None else _is_enough()
+        rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
+        items = rows[:limit]
+        # Where the page was heavy enough, only the next one tells whether there are more.
+        more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
+        last = str(items[-1][0]) if more else None
+        return {"items": [summary_of(row) for row in items], "next_cursor": last}
+
+    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
+        row = self._one("summary", run_id, most)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+        return summary_of(row)
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self.summary(run_id))
+
+    async def entries(self, run_id: str, after: int = 0) -> list[JournalEntry]:
+        """The journal of a run, from the piece that has the event `after` + 1 on."""
+        rows = self._store.rows("read_entries", *self._pieces(run_id, after))
+        return self._store.entries_of(run_id, rows)
+
+    def _pieces(self, run_id: str, after: int) -> tuple[int, int]:
+        """The first and the last piece that may have events after this one."""
+        row = self._one("is_finished", run_id)
+        if row is None:
+            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+        first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
+        found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
+        return (first if found is None or found[0] is None else found[0]), last
+
+    async def events(
+        self, run_id: str, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        at, last = self._pieces(run_id, after)
+        found: list[dict[str, Any]] = []
+        while rows := self._store.part(at, last):
+            found += [
+                event_view(event)
+                for entry in self._store.entries_of(run_id, rows)
+                for event in entry.events
+                if event.seq > after
+            ]
+            if not rows.is_full or (limit is not None and len(found) >= limit):
+                break
+            at = rows[-1][0] + 1
+            await asyncio.sleep(0)
+        return found[:limit]
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    def _batch(self, batch_id: str) -> Any:
+        row = self._one("read_batch", batch_id)
+        if row is None:
+            raise NotFound(f"no batch '{batch_id}' in {self._store.file.path}")
+        if not isinstance(row[2], str) or not isinstance(row[3], int):
+            raise self._damaged(f"batch '{batch_id}'", "make another one of its items")
+        return row
+
+    async def open_batch(
+        self, batch_id: str, workflow: str, count: int, key: Key | None, now: float
+    ) -> None:
+        """Make a batch whose runs come later. Raises `KeyUsed`."""
+
+        await self._store.transact(
+            lambda connection: add_batch(connection, batch_id, workflow, count, key, now)
+        )
+
+    async def find_batch(self, prefix: str) -> str:
+        """The one batch whose id begins so."""
+        long_enough(prefix)
+        found = [row[0] for row in self._store.rows("find_batches", prefix, prefix + "\U0010ffff")]
+        return run_meant(prefix, found, self._store.file.path, "batch")
+
+    async def batch_ids(
+        self, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[list[str], str | None]:
+        limit = page_size(limit)
+        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
+        rows = self._store.rows("list_batches", before, limit + 1)
+        more = str(rows[limit - 1][0]) if len(rows) > limit else None
+        return [str(row[1]) for row in rows[:limit]], more
+
+    async def batch_number(self, batch_id: str) -> int:
+        return int(self._batch(batch_id)[0])
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        limit = page_size(limit)
+        number, batch_id, workflow, count, created_at = self._batch(batch_id)
+        by_status: dict[str, int] = {}
+        finished, ended = 0, 0.0
+        for status, runs, done, last in self._store.rows("batch_counts", number) if counts else ():
+            known = run_status(status)
+            by_status[known] = by_status.get(known, 0) + runs
+            finished += done
+            ended = max(ended, last if isinstance(last, float) else 0.0)
+        first = 0 if cursor is None else place_in_list(cursor)
+        rows = self._store.rows("batch_runs", number, first, limit + 1)
+        return {
+            "batch_id": batch_id,
+            "workflow": workflow,
+            "count": count,
+            "counts": by_status,
+            "created_at": _time(created_at),
+            "finished_at": _time(ended or created_at) if finished == count else None,
+            "runs": [
+                {"index": index, "run_id": run_id, "status": run_status(status)}
+                for index, run_id, status in rows[:limit]
+                if isinstance(index, int) and isinstance(run_id, str)
+            ],
+            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
+        }
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────
+
+    async def limits(self) -> dict[str, tuple[float, int]]:
+        found = {}
+        for tag, rate, burst in self._store.rows("limits"):
+            if _is_limit(tag, rate, burst):
+                found[tag] = (float(rate), burst)
+            elif tag not in self._aside:
+                self._aside.add(tag)
+                log.error(
+                    "the rate limit of %r in %s cannot be read and does not hold; set it again: "
+                    "dovetail limits set",
+                    tag,
+                    self._store.file.path,
+                )
+        return found
+
+    async def set_limit(self, tag: str, rate: float, burst: int) -> None:
+        await self._store.transact(
+            lambda c: c.execute(statements()["set_limit"], (tag, rate, burst))
+        )
+
+    def _schema_findings(self) -> Iterable[DoctorFinding]:
+        """Tables and indexes that somebody has dropped."""
+        there = {name for (name,) in self._store.rows("things")}
+        for statement in split_statements(statements()["schema_1"]):
+            name = _named(statement)
+            if name not in there:
+                kind = "table" if statement.startswith("CREATE TABLE") else "index"
+                fix = "restore the file from a copy"
+                if kind == "index":
+                    sql = " ".join(statement.split())
+                    fix = f'sqlite3 {self._store.file.path} "{sql}"'
+                yield DoctorFinding("schema", False, f"the {kind} {name} is missing", fix)
+
+    def _damage_findings(self) -> Iterable[DoctorFinding]:
+        """Runs and records that cannot be read: each is left alone, and all others go on."""
+        found = list(self._store.unreadable(MOST_NEWEST, MOST_LOOKED_AT))
+        for run_id, why in found[:MOST_NAMED]:
+            fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
+            yield DoctorFinding("damaged", False, f"run {run_id}: {why}", fix)
+        if len(found) > MOST_NAMED:
+            what = f"and {len(found) - MOST_NAMED:,} more runs cannot be read"
+            yield DoctorFinding("damaged", False, what, "dovetail runs verify --all")
+        for tag, rate, burst in self._store.rows("limits"):
+            if not _is_limit(tag, rate, burst):
+                what = f"the rate limit of '{tag}' cannot be read and does not hold"
+                yield DoctorFinding("damaged", False, what, "set it again: dovetail limits set")
+        for name, latest, *_ in self._store.rows("workflows", "", MOST_LOOKED_AT):
+            if not isinstance(name, str) or not isinstance(latest, int):
+                what = f"workflow {name!r} cannot be read"
+                yield DoctorFinding("damaged", False, what, "restore the file from a copy")
+
+    # ── the doctor ───────────────────────────────────────────────────────────────────────
+
+    async def doctor(self) -> list[DoctorFinding]:
+        """What is found of the file."""
+        file = self._store.file
+        path = file.path
+        mode, damage = self._store.pragma("journal_mode"), self._store.pragma("quick_check(1)")
+        free = shutil.disk_usage(path.parent).free
+        runs, unfinished = self._one("counts")
+        newest = self._one("newest_run")[0]
+        ahead = (newest if isinstance(newest, float) else 0.0) - time.time()
+        orphans = await self._store.orphans()
+        weight, many = counted(path.stat().st_size, "byte"), counted(runs, "run")
+        size = f"{path}, {weight}, {many}, {unfinished:,} unfinished"
+        found = [
+            DoctorFinding("file", True, size),
+            DoctorFinding("schema", True, f"version {SCHEMA_VERSION}, sync {file.sync}"),
+        ]
+        try:
+            await self._store.transact(_touch)
+            found.append(DoctorFinding("writable", True, "it can be written"))
+        except StoreError as error:
+            fix = f"give this user write access to {path} and its folder, and space on the disk"
+            found.append(DoctorFinding("writable", False, str(error), fix))
+        if damage == "ok":
+            found.append(DoctorFinding("integrity", True, "no damage found"))
+        else:
+            found.append(DoctorFinding("integrity", False, damage, "restore the file from a copy"))
+        found += [*self._schema_findings(), *self._damage_findings()]
+        if mode != "wal":
+            fix = f"sqlite3 {path} 'PRAGMA journal_mode = WAL'"
+            found.append(
+                DoctorFinding("journal", False, f"its journal mode is {mode}, not wal", fix)
+            )
+        if exposed := readable_by_others(path):
+            names = " ".join(map(str, exposed))
+            what = f"others on this machine may read or write {names}"
+            # A warning: it may be shared on purpose, and is left as it is.
+            found.append(DoctorFinding("access", True, what, f"chmod 600 {names}"))
+        fix = "" if free > LEAST_FREE_BYTES else "free some space, or move the file: DOVETAIL_DB"
+        found.append(DoctorFinding("disk", not fix, f"{free >> 20:,} MiB free", fix))
+        if ahead > MOST_AHEAD_SECONDS:
+            what = f"the newest run was made {ahead:,.0f} s in the future"
+            found.append(DoctorFinding("clock", False, what, "set the clock of this machine"))
+        else:
+            found.append(DoctorFinding("clock", True, "not behind the newest run"))
+        if orphans:
+            some = ", ".join(run_id[:6] for run_id in orphans[:5])
+            many = counted(len(orphans), "run is", "runs are")
+            what = f"{many} interrupted, no process is running: {some}"
+            found.append(DoctorFinding("drivers", False, what, "dovetail runs resume"))
+        else:
+            found.append(
+                DoctorFinding(
+                    "drivers", True, "no run is interrupted: each unfinished one has its process"
+                )
+            )
+        return found
+
+
+def _named(statement: str) -> str:
+    """What a statement of the schema makes: its name is the third word, or the fourth."""
+    words = statement.split()
+    return words[3] if words[1] == "UNIQUE" else words[2]
+
+
+def _weight(rows: Iterable[Any]) -> int:
+    """Bytes of params and results."""
+    values = (value for row in rows for value in (row[6], row[11]))
+    return sum(len(value) for value in values if isinstance(value, bytes | str))
+
+
+def _is_enough() -> Callable[[Any], bool]:
+    """Asked of each row in turn: whether the page is heavy enough with it."""
+    weight = 0
+
+    def enough(row: Any) -> bool:
+        nonlocal weight
+        weight += _weight([row])
+        return weight > PAGE_BYTES
+
+    return enough
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    """A write that changes nothing."""
+    connection.execute("UPDATE owners SET pid = pid WHERE owner = ''")
+
+
+def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
+    """Its aliases in this transaction, `latest` among them; none if it is not registered."""
+    known = connection.execute(statements()["read_workflow"], (name,)).fetchone()
+    if known is None or known[4]:
+        return {}
+    return {**_aliases(connection.execute(statements()["aliases"], (name,))), LATEST: known[1]}
+
+
+def _aliases(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
+    """Without those that cannot be read: set again, they are as they should be."""
+    return {name: to for name, to in rows if isinstance(name, str) and isinstance(to, int)}
+
+
+def _is_version(row: Sequence[Any]) -> bool:
+    version, definition, created_at, content = row
+    return (
+        isinstance(version, int)
+        and isinstance(definition, int)
+        and isinstance(created_at, float)
+        and isinstance(content, bytes)
+    )
+
+
+def _is_limit(tag: Any, rate: Any, burst: Any) -> bool:
+    return (
+        isinstance(tag, str)
+        and isinstance(rate, float)
+        and isinstance(burst, int)
+        and SLOWEST <= rate <= FASTEST
+        and 1 <= burst <= LARGEST_BURST
+    )
+
+
+def _time(seconds: Any) -> str | None:
+    return timestamp(seconds) if isinstance(seconds, int | float) else None

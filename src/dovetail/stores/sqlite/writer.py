@@ -1,0 +1,383 @@
+"""How a process writes to the file: in a thread of its own, or right here where that is quicker.
+
+A round is everything that was staged while the round before it was being written: one
+transaction, one sync to the disk, however many runs it moves. On a disk that syncs within
+milliseconds a small round is written by whoever began it: handing it to a thread and back would
+take as long again. What it must not know: any rule, or who waits for what it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from dovetail.core.errors import BrokenRecord, StoreError
+from dovetail.engine.ports import KeyUsed
+from dovetail.stores.sqlite.file import SqliteFile, statements
+from dovetail.stores.sqlite.journal import Staged, encoded
+
+T = TypeVar("T")
+
+QUICK_SECONDS = 0.002
+"""A commit that takes longer is left to the thread; the event loop has other things to do."""
+COMMITS_PER_CHECKPOINT = 500
+PIECES = 1 << 24
+"""How many pieces a run's log may have; its number is the rest of a piece's id."""
+
+
+def piece(number: int, place: int) -> int:
+    return number * PIECES + place
+
+
+class Writer:
+    """Runs pieces of work on a connection of its own, one after the other."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._work: SimpleQueue[tuple[Callable[[Any], Any], Callable[..., None]] | None]
+        self._work = SimpleQueue()
+        self._connection = file.connect()
+        # For commits in the event loop. It never waits for a lock: then the thread does.
+        self._here = file.connect(wait=False)
+        self._here.execute("PRAGMA wal_autocheckpoint = 0")
+        self._since_checkpoint = 0
+        self._usual_seconds = 1.0
+        self.commits = 0
+        """Transactions that were committed, for tests that count them."""
+        self._thread = threading.Thread(target=self._run, name="dovetail-writer", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        then: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        """Do `work` in the thread; `then` is called in the event loop with what came of it."""
+        self._work.put((work, then))
+
+    def perform(self, work: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def then(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+
+        self.submit(work, then)
+        return future
+
+    def commit(self, round_: CommitRound) -> CommitOutcome | None:
+        """Write a round in the calling thread, if that is quick; None if it was left alone."""
+        if self._usual_seconds > QUICK_SECONDS:
+            return None
+        began = time.perf_counter()
+        try:
+            outcome = commit(self, self._here, round_)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                return None
+            raise self._file.explained(error) from error
+        except sqlite3.Error as error:
+            raise self._file.explained(error) from error
+        self._note_time(time.perf_counter() - began)
+        self._since_checkpoint += 1
+        if self._since_checkpoint >= COMMITS_PER_CHECKPOINT:
+            self._since_checkpoint = 0
+            self.submit(_checkpoint, lambda result, error: None)
+        return outcome
+
+    def commit_in_thread(
+        self,
+        round_: CommitRound,
+        then: Callable[[CommitOutcome | None, BaseException | None], None],
+    ) -> None:
+        def work(connection: sqlite3.Connection) -> CommitOutcome:
+            began = time.perf_counter()
+            outcome = commit(self, connection, round_)
+            self._note_time(time.perf_counter() - began)
+            return outcome
+
+        self.submit(work, then)
+
+    def _note_time(self, seconds: float) -> None:
+        self._usual_seconds += (seconds - self._usual_seconds) / 4
+
+    def close(self) -> None:
+        """After everything that was submitted."""
+        self._work.put(None)
+        self._thread.join()
+        self._here.close()
+        self._connection.close()
+
+    def transaction(
+        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
+    ) -> T:
+        """All of it or nothing. To be called from `work`."""
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self.commits += 1
+        self._file.check()  # before anybody is answered: others must find what was written
+        return result
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            work, then = job
+            result = None
+            error: BaseException | None = None
+            try:
+                result = work(self._connection)
+            except sqlite3.Error as problem:
+                error = self._file.explained(problem)
+            except BaseException as problem:
+                error = problem
+            try:
+                self._loop.call_soon_threadsafe(then, result, error)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+            del work, then, job, result, error
+
+
+def _checkpoint(connection: sqlite3.Connection) -> None:
+    """Carry the log over into the file, as far as no reader is in the way."""
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+class Add(NamedTuple):
+    """Pieces of logs to be added, each at its place; `staged` in the order it happened."""
+
+    number: int
+    place: int
+    staged: Sequence[Staged]
+
+
+class Projection(NamedTuple):
+    """What lists show of a run."""
+
+    number: int
+    status: str
+    epoch: int
+    started_at: float | None
+    finished_at: float | None
+    error: Any
+    result: Any
+
+
+class Creation(NamedTuple):
+    """A run to be made, unless it, its key or its place is there already."""
+
+    run_id: str
+    workflow: str
+    version: int | None
+    sha256: str
+    content: bytes
+    retries: bytes
+    params: Any
+    created_at: float
+    owner: str | None
+    staged: Staged
+    projection: Projection
+    key: tuple[str, str, str] | None
+    """Scope, key and the digest of what was asked."""
+    place: tuple[int, int] | None
+    """The batch's number and the place in it."""
+
+
+class CreatedRun(NamedTuple):
+    """What became of a creation: a number, or the run that was there."""
+
+    number: int | None
+    known: str | None = None
+    same_body: bool = True
+
+
+class CommitRound(NamedTuple):
+    creations: Sequence[Creation]
+    additions: Sequence[Add]
+    projections: Sequence[Projection]
+    outputs: Sequence[tuple[str, float, Any]]
+    """For the node cache: key, end of life, output."""
+    nudges: Sequence[int]
+    """Runs that somebody else may drive."""
+    released: Sequence[int]
+    """Runs that we drive no longer."""
+    owner: str
+
+
+class CommitOutcome(NamedTuple):
+    made: Sequence[CreatedRun]
+    overtaken: frozenset[int]
+    """Runs that somebody else added to first. If there is one, nothing was committed."""
+
+
+class LogConflict(Exception):
+    """Somebody else has added to a log at the place where we wanted to."""
+
+
+def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) -> CommitOutcome:
+    """Write a round, whole or not at all."""
+    # Encoded before the file is locked: others wait while we hold it.
+    rows = [
+        (piece(add.number, add.place), add.staged[0].seq, encoded(add.staged))
+        for add in round_.additions
+    ]
+    try:
+        return writer.transaction(connection, lambda c: _write(c, round_, rows))
+    except LogConflict:  # and all is undone, so what stands at our places is not ours
+        taken = {
+            add.number
+            for add, row in zip(round_.additions, rows, strict=True)
+            if connection.execute(statements()["has_piece"], row[:1]).fetchone()
+        }
+        if not taken:  # to go on as if it were written would lose what was answered
+            raise StoreError("a round adds to one log twice at the same place") from None
+        return CommitOutcome((), frozenset(taken))
+
+
+def _write(
+    connection: sqlite3.Connection, round_: CommitRound, rows: Sequence[tuple[int, int, bytes]]
+) -> CommitOutcome:
+    sql = statements()
+    if rows:
+        added = connection.executemany(sql["add_entries"], rows).rowcount
+        if added != len(rows):
+            raise LogConflict
+    made = [_create(connection, creation) for creation in round_.creations]
+    # Before the projection, which lets go of a finished run's owner.
+    for number in round_.nudges:
+        connection.execute(sql["nudge"], (number, round_.owner))
+    if round_.projections:
+        connection.executemany(sql["project_run"], map(projected, round_.projections))
+    if round_.outputs:
+        kept = [(key, until, orjson.dumps(output)) for key, until, output in round_.outputs]
+        connection.executemany(sql["keep_output"], kept)
+    for number in round_.released:
+        connection.execute(sql["disown_run"], (number, round_.owner))
+    return CommitOutcome(made, frozenset())
+
+
+def projected(run: Projection) -> tuple[Any, ...]:
+    """As `project_run` takes it."""
+    finished = run.finished_at is not None
+    return (
+        run.status,
+        run.epoch,
+        run.started_at,
+        run.finished_at,
+        None if run.error is None else orjson.dumps(run.error),
+        orjson.dumps(run.result) if finished else None,
+        finished,
+        run.number,
+    )
+
+
+def _create(connection: sqlite3.Connection, creation: Creation) -> CreatedRun:
+    sql = statements()
+    if creation.key is not None:
+        scope, key, body = creation.key
+        known = connection.execute(sql["find_key"], (scope, key)).fetchone()
+        if known is not None:
+            check_key(key, known)
+            return CreatedRun(None, known[1], known[0] == body)
+    if creation.place is not None:
+        known = connection.execute(sql["find_place"], creation.place).fetchone()
+        if known is not None:
+            return CreatedRun(None, known[0])
+    definition = definition_number(connection, creation.sha256, creation.content)
+    batch, place = creation.place or (None, None)
+    projection = creation.projection
+    finished = projection.finished_at is not None
+    added = connection.execute(
+        sql["add_run"],
+        (
+            creation.run_id,
+            creation.workflow,
+            creation.version,
+            definition,
+            creation.retries,
+            orjson.dumps(creation.params),
+            batch,
+            place,
+            creation.created_at,
+            None if finished else creation.owner,
+            *projected(projection)[:6],
+        ),
+    )
+    if not added.rowcount:
+        return CreatedRun(None, creation.run_id)
+    number = added.lastrowid
+    assert number is not None  # noqa: S101
+    row = (piece(number, 0), creation.staged.seq, encoded([creation.staged]))
+    connection.execute(sql["add_entries"], row)
+    if creation.key is not None:
+        connection.execute(sql["add_key"], (*creation.key, creation.run_id))
+    return CreatedRun(number)
+
+
+def check_key(key: str, row: Sequence[Any]) -> None:
+    """Raises `BrokenRecord` if what is kept under an idempotency key cannot be read."""
+    if not all(isinstance(text, str) for text in row):
+        raise BrokenRecord(
+            f"what is kept under the idempotency key '{key[:80]}' cannot be read; use another key"
+        )
+
+
+def definition_number(connection: sqlite3.Connection, sha256: str, content: bytes) -> int:
+    """The definition's number; it is added if it is new. In a transaction."""
+    sql = statements()
+    row = connection.execute(sql["find_definition"], (sha256,)).fetchone()
+    if row is None:
+        connection.execute(sql["add_definition"], (sha256, content))
+        row = connection.execute(sql["find_definition"], (sha256,)).fetchone()
+    return int(row[0])
+
+
+def write_batch(
+    batch_id: str,
+    creations: Sequence[Creation],
+    key: tuple[str, str, str] | None,
+    now: float,
+    connection: sqlite3.Connection,
+) -> list[CreatedRun]:
+    """A batch and all its runs. In a transaction. Raises `KeyUsed`."""
+    number = add_batch(connection, batch_id, creations[0].workflow, len(creations), key, now)
+    return [
+        _create(connection, creation._replace(place=(number, place)))
+        for place, creation in enumerate(creations)
+    ]
+
+
+def add_batch(
+    connection: sqlite3.Connection,
+    batch_id: str,
+    workflow: str,
+    count: int,
+    key: tuple[str, str, str] | None,
+    now: float,
+) -> int:
+    """The number of a new batch. In a transaction. Raises `KeyUsed`."""
+    sql = statements()
+    if key is not None:
+        known = connection.execute(sql["find_key"], key[:2]).fetchone()
+        if known is not None:
+            check_key(key[1], known)
+            raise KeyUsed(known[1], known[0] == key[2])
+        connection.execute(sql["add_key"], (*key, batch_id))
+    added = connection.execute(sql["add_batch"], (batch_id, workflow, count, now))
+    return added.lastrowid or 0

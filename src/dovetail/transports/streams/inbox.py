@@ -1,0 +1,301 @@
+"""The workers' end of the streams: tasks come in, results go out.
+
+A worker that is quick reads ahead, and a message may hold several tasks. What it keeps that way and
+cannot begin soon it gives away, if there is nothing else for others to do. What it must not know:
+any rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+from dovetail.engine.ports import Result, Task
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, as_one
+from dovetail.transports.streams.messages import (
+    FEWEST_PACKED,
+    result_messages,
+    stream_of,
+    task_messages,
+)
+from dovetail.transports.streams.sender import (
+    COMPANY_SECONDS,
+    FEW_AT_ONCE,
+    Entry,
+    StreamMessage,
+    StreamReader,
+)
+
+AGAIN_SECONDS = 0.5
+LOOK_SECONDS = 1.0
+"""How often a worker looks for what another has read and not begun."""
+QUICK_SECONDS, QUICK_FOR_SECONDS = 0.05, 60.0
+"""Who takes no longer for what it was given is quick, and believed to be so for a while."""
+FARTHEST_AHEAD = 8
+SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
+"""So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
+before that is for others."""
+TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
+"""While its log is synced, Redis answers up to two seconds before that has what it was told."""
+
+Received = tuple[StreamMessage, Task]
+
+
+class StreamInbox:
+    def __init__(
+        self,
+        reader: StreamReader | Sequence[StreamReader],
+        pipe: PipelinedRedis,
+        handlers: Sequence[str],
+        *,
+        stale_seconds: float | None = None,
+    ) -> None:
+        """One reader for all handlers or, where a read covers one stream only, one for each.
+
+        What a worker has read and not begun for `stale_seconds` is taken from it.
+        """
+        streams = [stream_of(handler) for handler in handlers]
+        if isinstance(reader, StreamReader):
+            self._readers: list[tuple[StreamReader, list[str]]] = [(reader, streams)]
+        else:
+            self._readers = [(one, [s]) for one, s in zip(reader, streams, strict=True)]
+        self._pipe = pipe
+        self._reads: dict[int, asyncio.Task[list[Entry]]] = {}
+        self._kept: list[StreamMessage] = []
+        """Read and not asked for yet: a read may bring more than was wanted."""
+        self._unopened: deque[Entry] = deque()
+        """The same, behind these: nobody has looked what they say."""
+        self._asked_for = 0
+        self._busy = 1
+        """Streams that brought something last time."""
+        self._in_a_message = 1.0
+        """Tasks, of the messages that were opened last."""
+        self._full, self._given_at, self._ahead = False, 0.0, 1
+        self._given = 0
+        self._is_more = False
+        """The last read brought of a stream as much as it could, so there may be more."""
+        self._handler: str | None = None
+        """Of all that was given last."""
+        self._pace = 0.0
+        """Seconds for each of what was given before that."""
+        self._quick: dict[str, float] = {}
+        """Handlers that took but a moment for many, and when."""
+        self._sent: deque[tuple[asyncio.Future[list[Any]], list[Command]]] = deque()
+        """What is on its way. Handlers that end by themselves report by themselves, several at
+        once."""
+        self._told: deque[tuple[float, int, list[Command]]] = deque()
+        """What was sent lately: when, its size, and the messages."""
+        self._told_bytes = 0
+        self._stale_seconds = stale_seconds
+        self._look_at = time.monotonic() + LOOK_SECONDS
+
+    async def tasks(self, limit: int) -> list[Received]:
+        now = time.monotonic()
+        # Who comes back at once for as much again may as well be given more to keep. Of a worker
+        # that takes longer, others would have to wait for what it keeps.
+        if self._full:
+            quick = now - self._given_at < QUICK_SECONDS
+            self._ahead = min(self._ahead * 2, FARTHEST_AHEAD) if quick else 1
+        elif not self._is_more:
+            self._ahead = 1
+        if self._given:
+            self._pace = (now - self._given_at) / self._given
+        if not self._kept and not self._unopened:
+            self._kept = await self._stale(limit)
+            if not self._kept:
+                self._unopened.extend(await self._read(limit * self._ahead))
+            await self._arrived()
+        elif self._is_more and self._keeps < limit and len(self._readers) == 1:
+            # A turn for the little that is left takes as long as one for all slots.
+            lacking = limit * self._ahead - int(self._keeps)
+            self._unopened.extend(await self._read(lacking, wait=False))
+        self._asked_for = limit
+        await self.open_more()
+        taken, self._kept = self._kept[:limit], self._kept[limit:]
+        self._full, self._given_at, self._given = len(taken) == limit, time.monotonic(), len(taken)
+        handlers = {message.content.handler for message in taken}
+        self._handler = handlers.pop() if len(handlers) == 1 else None
+        return [(message, message.content) for message in taken]
+
+    @property
+    def has_more(self) -> bool:
+        """Of what was read, something is left."""
+        return bool(self._unopened)
+
+    async def open_more(self) -> None:
+        """See what they say that will be asked for next."""
+        while self._unopened and (lacking := self._asked_for - len(self._kept)) > 0:
+            some = min(len(self._unopened), max(1, int(lacking / self._in_a_message)))
+            opened = await self._opened([self._unopened.popleft() for _ in range(some)])
+            self._in_a_message = max(1.0, len(opened) / some)
+            self._kept += opened
+
+    async def _opened(self, entries: Sequence[Entry]) -> list[StreamMessage]:
+        return await self._readers[0][0].understood(entries)
+
+    @property
+    def _keeps(self) -> float:
+        """About how many tasks."""
+        return len(self._kept) + len(self._unopened) * self._in_a_message
+
+    async def _read(self, wanted: int, *, wait: bool = True) -> list[Entry]:
+        # COUNT is for each stream, and usually few of them have something.
+        share = max(1, int(wanted / self._busy / self._in_a_message))
+        if len(self._readers) == 1:
+            reader, streams = self._readers[0]
+            self._readers[0] = (reader, [*streams[1:], streams[0]])  # none is always served last
+            found = await reader.received(streams, share, wait=wait)
+        else:
+            found = await self._read_each(share)
+        by_stream = Counter(stream for stream, _ in found)
+        self._busy = max(1, len(by_stream))
+        self._is_more = max(by_stream.values(), default=0) >= share
+        return found
+
+    async def _read_each(self, share: int) -> list[Entry]:
+        for at, (reader, streams) in enumerate(self._readers):
+            if at not in self._reads:
+                self._reads[at] = asyncio.create_task(reader.received(streams, share))
+        done, _ = await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        self._reads = {at: read for at, read in self._reads.items() if read not in done}
+        return [entry for read in done for entry in read.result()]
+
+    async def _stale(self, limit: int) -> list[StreamMessage]:
+        """What a worker has read and then died over, looked for now and then."""
+        if self._stale_seconds is None or time.monotonic() < self._look_at:
+            return []
+        found: list[StreamMessage] = []
+        for reader, streams in self._readers:
+            found += await reader.claim_stale(streams, self._stale_seconds, limit)
+        if len(found) < limit:  # else there may be more, and none has to wait any longer
+            self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
+        return found
+
+    async def settle(self, messages: Sequence[StreamMessage]) -> None:
+        """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
+        self._readers[0][0].settle_soon(messages)
+
+    async def send(self, results: Sequence[Result]) -> None:
+        """On their way when this returns; whatever comes next sees to it that they arrive."""
+        self._note_pace(results)
+        commands = result_messages(results)
+        await self._arrived()
+        # As one: an orchestrator that waits would be woken by the first, and take in that alone.
+        asked = as_one(commands)
+        # On the connection that is used next: with the next read, or the claims of what is kept,
+        # and behind these, as handlers wait for them.
+        reply = None
+        if len(self._readers) == 1 and not self._kept and not self._unopened:
+            # For few everybody may wait: to put the next read together is a twentieth of a chain.
+            reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
+        if reply is None:
+            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+        self._sent.append((reply, commands))
+        self._remember(commands)
+
+    def _note_pace(self, results: Sequence[Result]) -> None:
+        now, handler = time.monotonic(), self._handler
+        if handler is None:
+            return
+        if now - self._given_at > QUICK_SECONDS:
+            self._quick.pop(handler, None)
+        elif len(results) >= FEWEST_PACKED:
+            self._quick[handler] = now
+
+    def quick(self) -> list[str]:
+        """Handlers that took but a moment for many tasks, when they were last called."""
+        since = time.monotonic() - QUICK_FOR_SECONDS
+        known = list(self._quick.items())  # at once: another thread asks
+        return sorted(handler for handler, at in known if at > since)
+
+    def _remember(self, commands: list[Command]) -> None:
+        now = time.monotonic()
+        size = sum(len(one) if isinstance(one, bytes) else len(str(one)) for one in commands)
+        self._told.append((now, size, commands))
+        self._told_bytes += size
+        while self._told[0][0] < now - TOLD_SECONDS or self._told_bytes > MOST_TOLD_BYTES:
+            self._told_bytes -= self._told.popleft()[1]
+            if not self._told:
+                return
+
+    async def mend(self) -> None:
+        """Whenever Redis was restarted, for ever."""
+        async for is_another in self._pipe.after_breaks():
+            if is_another:
+                await self.tell_again()
+
+    async def tell_again(self) -> None:
+        """It may lack the end of its log: what was sent last is sent again. Whatever it still has
+        is refused the second time."""
+        await self._pipe.many([command for _, _, commands in self._told for command in commands])
+
+    async def _arrived(self) -> None:
+        """Everything that was sent before has arrived."""
+        while self._sent:
+            reply, commands = self._sent.popleft()
+            try:
+                await self._deliver(reply, commands)
+            except asyncio.CancelledError:  # who comes next sees to it
+                self._sent.append((reply, commands))
+                raise
+
+    async def _deliver(self, reply: asyncio.Future[list[Any]], commands: list[Command]) -> None:
+        again = commands
+        with contextlib.suppress(RedisError):
+            told = [] if reply.cancelled() else await reply
+            if len(told) > len(commands):  # they went as one, and the last answer is of all
+                told = told[-1]
+            if told and not isinstance(told, hiredis.ReplyError):
+                answers = zip(commands, told, strict=True)
+                again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
+        while again:
+            try:
+                await self._pipe.many(again)
+                return
+            except RedisError:
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    def put_back(self, found: Sequence[Received]) -> None:
+        self._kept += [message for message, _ in found]
+
+    async def share(self) -> None:
+        """Let others have what would have to wait here, for ever."""
+        while True:
+            await asyncio.sleep(SHARE_SECONDS)
+            await self.share_once()
+
+    async def share_once(self) -> None:
+        kept = self._keeps
+        stands_still = time.monotonic() - self._given_at >= SHARE_SECONDS
+        if not kept or not (stands_still or kept * self._pace >= LONG_SECONDS):
+            return
+        stream = self._kept[0].stream if self._kept else self._unopened[0][0]
+        # Who finds work there needs none of ours, and ours would have to wait behind it.
+        if not await self._readers[0][0].has_unread(stream):
+            await self._give_away()
+
+    async def _give_away(self) -> None:
+        """What was read and not begun, one by one: who can begin one takes it."""
+        unopened, self._unopened = self._unopened, deque()
+        left, self._kept = self._kept, []
+        left += await self._opened(list(unopened))
+        await self._pipe.many(task_messages(message.content for message in left))
+        # After they are sent again: who dies in between leaves them twice, not lost.
+        await self._readers[0][0].settle(left)
+
+    async def close(self) -> None:
+        """Read no more, and let others have at once what was read and never begun."""
+        await self._arrived()
+        for read in self._reads.values():
+            read.cancel()
+        await asyncio.gather(*self._reads.values(), return_exceptions=True)
+        await self._give_away()
+        for reader, streams in self._readers:
+            for stream in streams:
+                await reader.dismiss(stream, reader.consumer)

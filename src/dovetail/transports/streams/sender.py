@@ -1,0 +1,453 @@
+"""Tasks and results on Redis Streams: one stream of tasks per handler, one of results.
+
+A message is read by one consumer of its group, and removed once what it asked for is settled in
+the run's own state. Losing one costs time: any queued node can be published again from state, and
+any result whose start is not current is refused. What is no message of ours goes to the dead
+letters and never stops anybody. What it must not know: any rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import hiredis
+
+from dovetail.core.effects import new_tuple
+from dovetail.core.redaction import Redactor
+from dovetail.core.transitions import Stop
+from dovetail.engine.ports import Task
+from dovetail.redis_client.pipelined import (
+    RETRY_SECONDS,
+    Command,
+    PipelinedRedis,
+    RedisError,
+    comes_later,
+    is_replaced,
+)
+from dovetail.transports.dead_letters import burying
+from dovetail.transports.messages import read_results, read_tasks
+from dovetail.transports.streams.messages import (
+    FEWEST_MESSAGES,
+    RESULTS,
+    packed_task_messages,
+    stream_of,
+    task_messages,
+)
+
+STOPS = "wf:stream:stops"
+ENDS = "wf:stream:ends"
+WORKERS, ORCHESTRATORS = "workers", "orchestrators"
+MARK = "dovetail-mark"
+"""A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
+MOST_STOPS = 10_000
+MOST_ENDS, TOLD_AT_ONCE = 250, 16
+"""Few: they take memory for good, and who misses one looks by itself a second later."""
+FEW_AT_ONCE, MOST_SETTLED = 4, 1000
+BLOCK_MILLISECONDS = 1000
+COMPANY_SECONDS = 0.001
+"""How long results wait for something to travel with."""
+LEARN_SECONDS = 5.0
+"""So old may it be what is known of handlers that are quick."""
+
+
+class StreamMessage(NamedTuple):
+    """A message that was read and is not settled yet, or one of several things that it tells."""
+
+    stream: str
+    id: str
+    content: Any
+    """A `Task`, a `Complete` or a `Fail`."""
+    unsettled: list[int] | None = None
+    """How many of its tasks are not settled, the same for all of them; None if there is one, and
+    for results, which are settled together."""
+
+    def is_last(self) -> bool:
+        """This is settled: whether all that its message tells is so by now."""
+        if self.unsettled is None:
+            return True
+        self.unsettled[0] -= 1
+        return self.unsettled[0] <= 0
+
+
+Entry = tuple[str, Any]
+"""A message as it was read, behind the stream that it is of."""
+Quick = Callable[[], Awaitable[frozenset[str]]]
+"""Handlers that are quick, as workers say."""
+
+
+def _time(message_id: bytes) -> float:
+    """When a message was sent, by the clock of Redis."""
+    return int(message_id.partition(b"-")[0]) / 1000
+
+
+async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float | None:
+    """When the oldest message was sent that nobody in this group has read."""
+    (groups,) = await pipe.ask([("XINFO", "GROUPS", stream)])
+    if isinstance(groups, hiredis.ReplyError):
+        return None
+    after = b"0-0"
+    for told in groups:
+        facts = dict(zip(told[::2], told[1::2], strict=True))
+        if facts[b"name"] == group.encode():
+            after = facts[b"last-delivered-id"]
+    found = await pipe.call("XRANGE", stream, b"(" + after, "+", "COUNT", 1)
+    return _time(found[0][0]) if found else None
+
+
+class StreamSender:
+    """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
+
+    sends_ahead = True
+    """What is sent right behind a script is found by nobody before it."""
+
+    def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
+        """`quick` says which handlers take but a moment: several of their tasks may travel in one
+        message, as whoever gets them is soon done with all of them."""
+        self._pipe = pipe
+        self._sent_to: set[str] = set()
+        self._marked: set[str] = set()
+        self._ask_for_quick = quick
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._quick: frozenset[str] = frozenset()
+
+    async def send(self, tasks: Sequence[Task]) -> None:
+        await self.sending(tasks)
+
+    def sending(self, tasks: Sequence[Task]) -> Awaitable[object]:
+        """On their way when this returns, and there when that does.
+
+        Those of a handler as one: a worker that waits would be woken by the first of them, and go
+        to work on that alone.
+        """
+        by_handler: dict[str, list[Task]] = {}
+        for task in tasks:
+            by_handler.setdefault(task.handler, []).append(task)
+        self._sent_to.update(by_handler)
+        messages = [self._messages(handler, own) for handler, own in by_handler.items()]
+        if len(messages) == 1:
+            return self._pipe.together(messages[0])
+        return asyncio.gather(*map(self._pipe.together, messages))
+
+    def _messages(self, handler: str, tasks: Sequence[Task]) -> list[Command]:
+        if len(tasks) < FEWEST_MESSAGES:
+            return task_messages(tasks)
+        self._learn_quick()
+        return packed_task_messages(tasks) if handler in self._quick else task_messages(tasks)
+
+    def _learn_quick(self) -> None:
+        """For the next time: what is sent now does not wait for it."""
+        now = time.monotonic()
+        if self._ask_for_quick is not None and now - self._asked_at > LEARN_SECONDS:
+            self._asked_at = now
+            self._asking = asyncio.ensure_future(self.learn_quick(self._ask_for_quick))
+
+    async def learn_quick(self, quick: Quick) -> None:
+        with contextlib.suppress(RedisError):  # while Redis is away, all that is known stays true
+            self._quick = await quick()
+
+    async def stop(self, order: Stop) -> None:
+        fields = ("run_id", order.run_id, "node_id", order.node, "token", str(order.token))
+        await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MOST_STOPS, "*", *fields)
+
+    async def announce(self, run_ids: Iterable[str]) -> None:
+        """Tell who waits for the end of these runs."""
+        ended = list(run_ids)
+        told = [
+            " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
+        ]
+        await self._pipe.many(
+            [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_ids", some) for some in told]
+        )
+
+    async def oldest_result(self) -> float | None:
+        """When the oldest result that nobody has settled was sent."""
+        (held,) = await self._pipe.ask([("XPENDING", RESULTS, ORCHESTRATORS)])
+        waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
+        if isinstance(held, hiredis.ReplyError) or not held[0]:
+            return waits
+        oldest = _time(held[1])
+        return oldest if waits is None else min(oldest, waits)
+
+    async def waiting(self) -> int:
+        """How many messages lie in the one queue that all handlers share; here they have none."""
+        return 0
+
+    async def oldest_waiting(self, handler: str) -> float | None:
+        """When the oldest task that no worker has read yet was sent."""
+        return await _oldest_unread(self._pipe, stream_of(handler), WORKERS)
+
+    async def lost(self) -> list[str]:
+        """Handlers whose tasks were lost with their stream since this was last asked."""
+        handlers = sorted(self._sent_to)
+        marks: list[Command] = [
+            ("XGROUP", "CREATECONSUMER", stream_of(handler), WORKERS, MARK) for handler in handlers
+        ]
+        lost = []
+        for handler, new in zip(
+            handlers, await self._pipe.ask(marks) if marks else (), strict=True
+        ):
+            if comes_later(new):
+                continue
+            if new != 0 and handler in self._marked:
+                lost.append(handler)
+            if isinstance(new, hiredis.ReplyError):  # no stream, or nobody has read it yet
+                self._marked.discard(handler)
+            else:
+                self._marked.add(handler)
+        return lost
+
+
+_SETTLE = """
+local stream, group = KEYS[1], ARGV[1]
+redis.call('XACK', stream, unpack(ARGV))
+local held = redis.pcall('XPENDING', stream, group)
+if held.err then return end -- the stream was deleted
+local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
+if held[1] == 0 then
+  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
+else
+  local older_ms, older_seq = string.match(held[2], '^(%d+)-(%d+)$')
+  older_ms, older_seq, ms, seq = older_ms + 0, older_seq + 0, ms + 0, seq + 0
+  if older_ms > ms or (older_ms == ms and older_seq > seq) then
+    redis.call('XTRIM', stream, 'MINID', held[2])
+  else
+    redis.call('XDEL', stream, unpack(ARGV, 2))
+  end
+end
+"""
+"""Messages are read in order: if nobody holds one as old as the newest of these, all up to there
+are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
+order."""
+_TRIM = """
+local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
+if groups.err then return end -- there is no such stream
+local from_ms, from_seq
+for _, told in ipairs(groups) do
+  local facts = {}
+  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
+  local id, more = facts['last-delivered-id'], 1
+  if facts['pending'] > 0 then
+    id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0
+  end
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  ms, seq = ms + 0, seq + more
+  if from_ms == nil or ms < from_ms or (ms == from_ms and seq < from_seq) then
+    from_ms, from_seq = ms, seq
+  end
+end
+if from_ms == nil then return end
+redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_seq))
+"""
+"""Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
+leaves some that nobody reads again. Everything before what any group still needs may go."""
+DISMISS = """
+if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
+  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
+"""In one step: with what it holds, a consumer would take messages along that nobody reads again."""
+
+
+def _reads_later(reply: Any) -> bool:
+    """Redis will do later, or has sent away who waited: this says nothing about what there is."""
+    return comes_later(reply) or (
+        isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNBLOCKED")
+    )
+
+
+class StreamReader:
+    """One consumer of a group, on a connection of its own: its reads block."""
+
+    def __init__(
+        self,
+        blocking: PipelinedRedis,
+        pipe: PipelinedRedis,
+        group: str,
+        consumer: str,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """`redactor` takes out of dead letters what must not be stored."""
+        self._redact = (redactor or Redactor({})).redact_shown
+        self._blocking = blocking
+        self._pipe = pipe
+        self._group = group
+        self.consumer = consumer
+        self._known: set[str] = set()
+        self._breaks = blocking.breaks
+        self.is_reading = False
+
+    async def read(self, streams: Sequence[str], limit: int) -> list[StreamMessage]:
+        """New messages of these streams, at most so many of each; waits a second for some."""
+        return await self.understood(await self.received(streams, limit))
+
+    async def received(
+        self, streams: Sequence[str], limit: int, *, wait: bool = True
+    ) -> list[Entry]:
+        """The same, as they came; those that are there already, unless it may `wait`."""
+        for stream in streams:
+            if stream not in self._known:
+                await self._open(stream)
+        command = ("XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", limit)
+        if (breaks := self._blocking.breaks) != self._breaks:
+            # What was read and never arrived is ours all the same, and nobody else's.
+            (reply,) = await self._pipe.ask(
+                [(*command, "STREAMS", *streams, *["0"] * len(streams))]
+            )
+            found = await self._entries(reply)
+            if found or _reads_later(reply):
+                return found  # there may be more: of several breaks, or of a longer read
+            self._breaks = breaks
+        block: Command = ("BLOCK", BLOCK_MILLISECONDS) if wait else ()
+        reading: Command = (*command, *block, "STREAMS", *streams, *[">"] * len(streams))
+        self.is_reading = True
+        try:
+            asked = self._blocking.ask([reading])
+            self._blocking.flush()
+            (reply,) = await asked
+        finally:
+            self.is_reading = False
+        return await self._entries(reply)
+
+    async def _entries(self, reply: Any) -> list[Entry]:
+        if isinstance(reply, hiredis.ReplyError):
+            if str(reply).startswith("NOGROUP"):  # the stream was deleted, its group with it
+                self._known.clear()
+                return []
+            if _reads_later(reply):
+                if is_replaced(reply):
+                    self._blocking.leave()
+                await asyncio.sleep(RETRY_SECONDS)
+                return []
+            raise RedisError(f"XREADGROUP: {reply}")
+        name_of = self._pipe.name_of
+        return [(name_of(stream), entry) for stream, entries in reply or () for entry in entries]
+
+    def send(self, commands: Sequence[Command], *, now: bool) -> asyncio.Future[list[Any]] | None:
+        """At once or along with the next read, on its connection; None while a read blocks that."""
+        if self.is_reading:
+            return None
+        asked = self._blocking.ask(commands, patience=COMPANY_SECONDS)
+        if now:
+            self._blocking.flush()
+        return asked
+
+    async def claim_stale(
+        self, streams: Sequence[str], idle_seconds: float, limit: int
+    ) -> list[StreamMessage]:
+        """Messages that another consumer has read and not settled for so long, at most so many of
+        each stream. What is settled and was left lying goes."""
+        idle = int(idle_seconds * 1000)
+        await self._pipe.many([self._pipe.evaluation(_TRIM, [stream], []) for stream in streams])
+        replies = await self._pipe.ask(
+            [
+                ("XAUTOCLAIM", stream, self._group, self.consumer, idle, "0-0", "COUNT", limit)
+                for stream in streams
+            ]
+        )
+        return await self.understood(
+            (stream, entry)
+            for stream, reply in zip(streams, replies, strict=True)
+            # No such stream or group: nobody has read anything.
+            if not isinstance(reply, hiredis.ReplyError)
+            for entry in reply[1]
+        )
+
+    async def claim_from(
+        self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
+    ) -> list[StreamMessage]:
+        """Messages that this consumer has read and not settled for so long. It is known to be
+        gone, or it is this one, and was not able to go on with them."""
+        idle = ("IDLE", int(idle_seconds * 1000))
+        pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
+        (held,) = await self._pipe.ask([pending])
+        if isinstance(held, hiredis.ReplyError) or not held:
+            return []
+        numbers = [entry[0] for entry in held]
+        claimed = await self._pipe.call("XCLAIM", stream, self._group, self.consumer, 0, *numbers)
+        return await self.understood([(stream, entry) for entry in claimed])
+
+    async def has_unread(self, stream: str) -> bool:
+        """Whether there is something in this stream that no consumer has read."""
+        return await _oldest_unread(self._pipe, stream, self._group) is not None
+
+    async def dismiss(self, stream: str, consumer: str) -> None:
+        """One that is gone is a consumer no longer, unless it still holds something."""
+        with contextlib.suppress(RedisError):  # there is no such stream, or group
+            await self._pipe.script(DISMISS, [stream], [self._group, consumer])
+
+    async def settle(self, messages: Iterable[StreamMessage]) -> None:
+        """These are done with: they shall be read by nobody again."""
+        await self._pipe.many(self._settling(messages))
+
+    def settle_soon(self, messages: Iterable[StreamMessage]) -> None:
+        """Behind whatever is asked next: its answer alone would wake us for nothing."""
+        self._pipe.soon(self._settling(messages), behind=True)
+
+    def _settling(self, messages: Iterable[StreamMessage]) -> list[Command]:
+        by_stream: dict[str, dict[str, None]] = {}
+        for message in messages:
+            if message.is_last():
+                by_stream.setdefault(message.stream, {})[message.id] = None
+        commands: list[Command] = []
+        for stream, ids in ((stream, list(known)) for stream, known in by_stream.items()):
+            if len(ids) <= FEW_AT_ONCE:
+                commands += [("XACK", stream, self._group, *ids), ("XDEL", stream, *ids)]
+                continue
+            for at in range(0, len(ids), MOST_SETTLED):
+                args = [self._group, *ids[at : at + MOST_SETTLED]]
+                commands.append(self._pipe.evaluation(_SETTLE, [stream], args))
+        return commands
+
+    async def _open(self, stream: str) -> None:
+        command = ("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
+        (reply,) = await self._pipe.ask([command])
+        if isinstance(reply, hiredis.ReplyError) and not str(reply).startswith("BUSYGROUP"):
+            raise RedisError(f"XGROUP CREATE {stream}: {reply}")
+        self._known.add(stream)
+
+    async def understood(self, entries: Iterable[Entry]) -> list[StreamMessage]:
+        """What they say; the others go to the dead letters."""
+        found = []
+        for stream, entry in entries:
+            if entry is None or entry[1] is None:
+                continue  # deleted while somebody held it
+            number, fields = entry[0].decode(), entry[1]
+            unsettled = None
+            try:
+                if stream == RESULTS:
+                    told: Sequence[Any] = read_results(fields)
+                else:
+                    told = read_tasks(fields)
+                    unsettled = [len(told)] if len(told) > 1 else None
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+                await self._bury(stream, number, fields, problem)
+            else:
+                found += [
+                    new_tuple(StreamMessage, (stream, number, content, unsettled))
+                    for content in told
+                ]
+        return found
+
+    async def bury(self, message: StreamMessage, problem: Exception) -> None:
+        """This was understood, and nobody can do what it says. It is for who has read it to
+        settle, with what else it may tell."""
+        stream, number = message.stream, message.id
+        for _, fields in await self._pipe.call("XRANGE", stream, number, number):
+            await self._write_letter(stream, number, fields, problem)
+
+    async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
+        await self._write_letter(stream, number, fields, problem)
+        await self.settle([StreamMessage(stream, number, None)])
+
+    async def _write_letter(
+        self, stream: str, number: str, fields: Any, problem: Exception
+    ) -> None:
+        texts = [field.decode(errors="replace") for field in fields]
+        told = dict(zip(texts[::2], texts[1::2], strict=False))
+        reason = str(problem) or type(problem).__name__
+        await self._pipe.many(burying(stream, number, reason, told, self._redact))

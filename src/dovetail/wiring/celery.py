@@ -1,0 +1,565 @@
+"""Puts together what works inside a Celery worker: its main process, and each process of its pool.
+
+The main process says that it is alive and which handlers it has; it runs none. A process of the
+pool gets one message at a time, claims what it names, runs the handler and reports, over a
+connection of its own. Celery imports this module by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import orjson
+from billiard import current_process  # type: ignore[import-untyped]
+from billiard.pool import SIG_SOFT_TIMEOUT  # type: ignore[import-untyped]
+from celery import bootsteps, shared_task, signals  # type: ignore[import-untyped]
+from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+from celery.worker import state as celery_state  # type: ignore[import-untyped]
+
+from dovetail.config import Settings, env_name, load_settings
+from dovetail.core.errors import DovetailError, StoreError
+from dovetail.core.redaction import Redactor
+from dovetail.core.states import NodeStatus
+from dovetail.core.text import counted, visible
+from dovetail.core.transitions import Complete
+from dovetail.engine.blocking_worker import BlockingWorker, LeaseThread, LeaseThreadTasks
+from dovetail.engine.clock import StoreClock
+from dovetail.engine.distributed.task_source import (
+    QueueTaskSource,
+    RemoteInputs,
+    StoreWork,
+    waited_for,
+)
+from dovetail.engine.listener import Listener
+from dovetail.engine.ports import Calls, Result, Task
+from dovetail.engine.supervisor import supervise
+from dovetail.handlers.builtin import load_registry
+from dovetail.handlers.calls import RegistryCalls
+from dovetail.handlers.registry import Registry
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisUnreachable
+from dovetail.redis_client.sync import SyncRedis, done
+from dovetail.stores.redis.codec import node_of
+from dovetail.stores.redis.doctor import refuse_eviction, warn_of_lost_writes
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.store import RedisStore, keys_of
+from dovetail.stores.redis.timers import RedisTimerIndex
+from dovetail.stores.redis.workers import (
+    AnnouncedService,
+    ServiceRegistry,
+    WorkerFacts,
+    WorkerRegistry,
+)
+from dovetail.transports.broadcast import StopBroadcast
+from dovetail.transports.celery.application import QUEUE, TASK, make_app
+from dovetail.transports.celery.counts import taken
+from dovetail.transports.celery.guard import MISREAD, MessageGuard
+from dovetail.transports.dead_letters import burying
+from dovetail.transports.messages import Malformed, read_task, result_fields
+from dovetail.transports.streams.messages import RESULTS
+from dovetail.wiring.distributed import archived, connected, service_id
+from dovetail.wiring.embedded import buckets
+
+BEAT_PATIENCE_SECONDS = 0.5
+FAREWELL_SECONDS = 2.0
+PASS_ON_SECONDS = 0.2
+"""Who does not know a handler leaves its message to others, and gives them time to take it."""
+NEVER = float("inf")
+MAIN_PROCESS = "MainProcess"
+INTERRUPT = signal.SIGURG
+"""Nobody else uses it, and whoever does not expect it ignores it."""
+
+log = logging.getLogger("dovetail.worker")
+
+
+# ── what every process of a worker knows ─────────────────────────────────────────────────
+
+
+@dataclass
+class WorkerState:
+    """Set in the main process before it forks; its pool inherits it."""
+
+    settings: Settings | None = None
+    registry: Registry | None = None
+    listener: Listener | None = None
+    in_child: Callable[[], None] = lambda: None
+    """First thing in a process of the pool."""
+    worker_id: str = field(default_factory=service_id)
+    began: float = field(default_factory=time.time)
+    _ends_at: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
+    """Shared by all of them: by when whatever runs is given back; 0 if nobody has asked."""
+
+    def known(self) -> tuple[Settings, Registry]:
+        """Settings and handlers; from the environment, if nobody has given any."""
+        if self.settings is None:
+            self.settings = load_settings()
+        if self.registry is None:
+            self.registry = load_registry(self.settings)
+        return self.settings, self.registry
+
+    def end_within(self, seconds: float) -> None:
+        self._ends_at[:] = struct.pack("d", time.time() + seconds)
+
+    def ends_at(self) -> float:
+        (at,) = struct.unpack("d", self._ends_at[:])
+        return at or NEVER
+
+
+post = WorkerState()
+
+
+def redis_of(settings: Settings) -> str:
+    if settings.redis_url is None:
+        raise StoreError(f"{env_name('redis_url')} is not set: runs are kept in Redis")
+    return settings.redis_url
+
+
+# ── the main process ─────────────────────────────────────────────────────────────────────
+
+
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
+def _prepare(instance: Any, **_: Any) -> None:
+    """Before anything is forked: what cannot work shall be said now, and once."""
+    try:
+        settings, _registry = post.known()
+        redis_of(settings)
+    except DovetailError as error:
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
+        raise SystemExit(2) from None
+    _check_redis(settings)
+    instance.app.steps["consumer"].update({Heartbeat, MessageGuard})
+
+
+def _me() -> AnnouncedService:
+    return AnnouncedService("celery", "worker", post.worker_id)
+
+
+def _check_redis(settings: Settings) -> None:
+    """As `dovetail worker` does at its start; a Redis that is away is waited for by Celery."""
+    pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
+    try:
+        done(refuse_eviction(pipe, settings, log.warning))
+        done(warn_of_lost_writes(pipe, settings, log.warning))
+        done(ServiceRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout).join(_me()))
+    except RedisUnreachable as error:
+        log.warning("its settings are not known: %s", error)
+    except StoreError as error:
+        sys.stderr.write(f"dovetail: {visible(str(error))}\n")
+        raise SystemExit(1) from None
+    finally:
+        pipe.close()
+
+
+class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Says that this worker is alive, for as long as it can take work."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._timer: Any = None
+
+    def start(self, consumer: Any) -> None:
+        settings, registry = post.known()
+        self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
+        self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        self._told: str | None = None
+        self._retries = {name: many for name, many in registry.default_retries().items() if many}
+        self._secrets = registry.taking_secrets()
+        self._versions = registry.later_versions()
+        self._beat(consumer)
+        self._timer = consumer.timer.call_repeatedly(
+            settings.heartbeat_interval, self._beat, (consumer,)
+        )
+
+    def _beat(self, consumer: Any) -> None:
+        _, registry = post.known()
+        facts = WorkerFacts(
+            worker_id=post.worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=post.began,
+            handlers=sorted(registry),
+            running=len(celery_state.active_requests),
+            concurrency=consumer.pool.num_processes or 1,
+            retries=self._retries,
+            secrets=self._secrets,
+            versions=self._versions,
+        )
+        try:
+            done(self._fleet.beat(facts))
+            wrong = done(self._services.beat(_me()))
+            if wrong is not None and wrong != self._told:
+                log.warning("%s", wrong)
+            self._told = wrong
+        except StoreError as error:
+            log.warning("no heartbeat: %s", error)
+
+    def stop(self, consumer: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._pipe.close()
+
+    shutdown = stop
+
+
+@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _drain(how: str = "", **_: Any) -> None:
+    if how == "Warm":
+        post.end_within(post.known()[0].drain_seconds)
+
+
+@signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _leave(**_: Any) -> None:
+    pipe = SyncRedis(redis_of(post.known()[0]), patience=FAREWELL_SECONDS)
+    with suppress(StoreError):  # silence says the same, a little later
+        done(WorkerRegistry(pipe).leave(post.worker_id))
+        done(ServiceRegistry(pipe).leave(_me()))
+    pipe.close()
+
+
+@signals.task_unknown.connect  # type: ignore[untyped-decorator]
+@signals.task_rejected.connect  # type: ignore[untyped-decorator]
+def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
+    """Celery throws away what it does not know or must not read; it shall be seen somewhere."""
+    settings = post.known()[0]
+    pipe = SyncRedis(redis_of(settings), patience=FAREWELL_SECONDS)
+    headers = getattr(message, "headers", None)
+    headers = headers if isinstance(headers, dict) else {}
+    fields = {str(name): str(value) for name, value in headers.items()}
+    reason = f"no such task: {exc}" if isinstance(exc, KeyError) else str(exc or "no task at all")
+    with suppress(StoreError):
+        dead_letter(pipe, settings, str(headers.get("id")), fields, reason)
+    pipe.close()
+
+
+# ── a process of the pool ────────────────────────────────────────────────────────────────
+
+
+@shared_task(  # type: ignore[untyped-decorator]
+    bind=True,
+    name=TASK,
+    typing=False,
+    acks_late=True,
+    reject_on_worker_lost=False,
+    ignore_result=True,
+    track_started=True,
+    serializer="json",
+    max_retries=0,
+)
+def execute_node(self: Any, *args: Any, **fields: Any) -> dict[str, Any]:
+    """Run the node that these fields name, unless it is somebody else's, or done."""
+    return _child().at_hand().execute(self.request.id, args, fields)
+
+
+class PoolProcess:
+    """A process of the pool: usually one thread runs handlers, and one watches it."""
+
+    def __init__(self) -> None:
+        post.in_child()
+        self.pid = os.getpid()
+        self.settings, self.registry = post.known()
+        self.worker_id = f"{post.worker_id}/{self.pid}"
+        self.clock = StoreClock()
+        calls: Calls = RegistryCalls(
+            self.registry,
+            secrets=self.settings.secrets,
+            sensitive=self.settings.sensitive(),
+            max_config_bytes=self.settings.max_config_bytes,
+            max_output_bytes=self.settings.max_output_bytes,
+            max_input_bytes=self.settings.max_input_bytes,
+            elsewhere=partial(RemoteInputs, self.read_store),
+        )
+        self.calls = calls if post.listener is None else post.listener.calls(calls)
+        self.watch = LeaseThread(
+            self._duties,
+            supervise,
+            _crash,
+            lease_seconds=self.settings.lease_seconds,
+            give_back_at=post.ends_at,
+            confirm=self._confirm,
+        )
+        self._local = threading.local()
+        self._hands: list[TaskRunner] = []
+
+    def at_hand(self) -> TaskRunner:
+        """Of this thread."""
+        hand: TaskRunner | None = getattr(self._local, "hand", None)
+        if hand is None:
+            hand = self._local.hand = TaskRunner(self)
+            self._hands.append(hand)
+        return hand
+
+    def read_store(self, work: StoreWork) -> Any:
+        """Have this read in the loop of the watch, for a handler in whichever thread."""
+        return waited_for(self._with_store(work), self.watch.loop)
+
+    async def _with_store(self, work: StoreWork) -> Any:
+        await self.watch.opened()
+        return await work(self._parts.store)
+
+    def _confirm(self) -> None:
+        for hand in self._hands:
+            hand.pipe.confirm()
+
+    async def pass_on(self, task: Task) -> bool:
+        """Leave a message to others, if there is somebody who can do what it asks for."""
+        parts = self._parts
+        fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=self.settings.heartbeat_timeout)
+        if task.handler not in await fleet.served():
+            return False  # once there is, the sweep finds that nothing waits for it
+        await asyncio.sleep(PASS_ON_SECONDS)
+        await parts.sender.send([task])
+        return True
+
+    @asynccontextmanager
+    async def _duties(self) -> AsyncIterator[LeaseThreadTasks]:
+        async with AsyncExitStack() as stack:
+            parts = await stack.enter_async_context(
+                connected(self.settings, listener=post.listener, clock=self.clock)
+            )
+            await stack.enter_async_context(archived(self.settings, parts))
+            listening = await stack.enter_async_context(PipelinedRedis(redis_of(self.settings)))
+            self._parts = parts
+            desk = QueueTaskSource(
+                ResultSender(parts.pipe),
+                parts.store,
+                parts.orchestrator.agenda,
+                RedisLimits(parts.pipe, buckets(self.settings), clock=parts.clock),
+                parts.clock,
+                parts.orchestrator.apply_each,
+                worker_id=self.worker_id,
+                lease_seconds=self.settings.lease_seconds,
+                secrets=self.settings.secrets,
+            )
+            yield LeaseThreadTasks(desk, StopBroadcast(listening))
+
+
+@signals.worker_process_init.connect  # type: ignore[untyped-decorator]
+def _begin(**_: Any) -> None:
+    """Before the first task: its watch shall listen by then."""
+    _child()
+
+
+_made: PoolProcess | None = None
+
+
+def _child() -> PoolProcess:
+    global _made
+    if _made is None or _made.pid != os.getpid():
+        _made = PoolProcess()
+    return _made
+
+
+def _crash(error: BaseException) -> None:
+    """Without its watch a process would lose its leases: Celery starts another one."""
+    log.critical("the watch of pid %d ended", os.getpid(), exc_info=error)
+    os._exit(70)
+
+
+class TaskRunner:
+    """What a thread of the pool works with."""
+
+    def __init__(self, child: PoolProcess) -> None:
+        self._child = child
+        settings = child.settings
+        self.pipe = SyncRedis(redis_of(settings))
+        self._desk = QueueTaskSource(
+            ResultSender(self.pipe),
+            RedisStore(self.pipe, events=False),
+            RedisTimerIndex(self.pipe),
+            RedisLimits(self.pipe, buckets(settings), clock=child.clock),
+            child.clock,
+            _nothing_to_follow,
+            worker_id=child.worker_id,
+            lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
+        )
+        interrupt = None
+        if threading.current_thread() is threading.main_thread():
+            interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
+        self._seat = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        if interrupt is not None:
+            _hear_signals(self._seat)
+
+    def execute(
+        self, message_id: str, args: Sequence[Any], fields: dict[str, Any]
+    ) -> dict[str, Any]:
+        try:
+            task = _read(args, fields)
+        except MISREAD as problem:
+            self.pipe.soon(taken(None))
+            reason = str(problem) or type(problem).__name__
+            dead_letter(self.pipe, self._child.settings, message_id, fields, reason)
+            return {"dead": reason}
+        self.pipe.soon(taken(task.handler))
+        if task.handler not in self._child.registry:
+            passed = self._child.watch.call(partial(self._child.pass_on, task))
+            self._flush()
+            return {"passed_on": passed}
+        granted = self._claimed(task)
+        if granted is None:
+            return self._why_not(task)
+        result = self._seat.run(granted, self._tell)
+        if result is None:
+            return {"stopped": True}
+        if isinstance(result, Complete):
+            return {"success": True}
+        return {"success": False, "error": result.error}
+
+    def _claimed(self, task: Task) -> Task | None:
+        """The start, if it is ours now."""
+        if task.resource_tag is None:
+            found = done(self._desk.start([(None, task)]))
+        else:  # a limit to ask, a node to park: that takes a loop
+            self._flush()
+            found = self._child.watch.call(partial(self._child.watch.start, task))
+        return found[0] if found else None
+
+    def _why_not(self, task: Task) -> dict[str, Any]:
+        if task.place is None:
+            return {"skipped": True}
+        _, nodes, _, outputs, *_ = keys_of(task.run_id)
+        state, output = done(
+            self.pipe.many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
+        )
+        node = None if state is None else node_of(state.decode())
+        if node is not None and node.status is NodeStatus.COMPLETED:
+            return {"skipped": True, "output": orjson.loads(output or b"null")}
+        if node is not None and node.until is not None:
+            return {"parked": True}
+        return {"skipped": True}
+
+    def _tell(self, result: Result) -> None:
+        """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
+        Should the process die with Redis, the lease runs out, as if it had died a moment before."""
+        self.pipe.post([told(result)])
+
+    def _flush(self) -> None:
+        done(self.pipe.many([("PING",)]))
+
+
+async def _nothing_to_follow(moves: Sequence[Any]) -> None:
+    raise AssertionError("what is decided is followed by the watch")
+
+
+def told(result: Result) -> Command:
+    return ("XADD", RESULTS, "*", *result_fields(result))
+
+
+class ResultSender:
+    """The inbox of one who is given each task by somebody else."""
+
+    def __init__(self, pipe: PipelinedRedis) -> None:
+        self._pipe = pipe
+
+    async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
+        return []
+
+    has_more = False
+
+    async def open_more(self) -> None:
+        """There is nothing to open."""
+
+    async def settle(self, messages: Sequence[Any]) -> None:
+        """Celery acknowledges its messages itself."""
+
+    async def send(self, results: Sequence[Result]) -> None:
+        await self._pipe.many([told(one) for one in results])
+
+    def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
+        """Nobody was given any."""
+
+    async def close(self) -> None: ...
+
+
+def _read(args: Sequence[Any], fields: dict[str, Any]) -> Task:
+    if args:
+        raise Malformed("it has arguments without names")
+    if wrong := [name for name, value in fields.items() if not isinstance(value, str)]:
+        raise Malformed(f"not a text: {', '.join(wrong)}")
+    return read_task([part.encode() for pair in fields.items() for part in pair])
+
+
+def dead_letter(
+    pipe: SyncRedis, settings: Settings, message_id: str, fields: dict[str, Any], reason: str
+) -> None:
+    """Keep what is no message of ours where it is seen; see `StreamReader`."""
+    told = {name: str(value) for name, value in fields.items()}
+    redact = Redactor(settings.sensitive()).redact_shown
+    done(pipe.many(burying(QUEUE, message_id, reason, told, redact)))
+
+
+def _hear_signals(seat: BlockingWorker) -> None:
+    """Of the pool: a soft limit, and the end of this process. Of the watch: an interruption."""
+    soft_limit, terminate = signal.getsignal(SIG_SOFT_TIMEOUT), signal.getsignal(signal.SIGTERM)
+
+    def on_soft_limit(number: int, frame: FrameType | None) -> None:
+        if seat.held is not None:
+            seat.expire(SoftTimeLimitExceeded)
+        elif callable(soft_limit):  # of a task that is not ours
+            soft_limit(number, frame)
+
+    def on_terminate(number: int, frame: FrameType | None) -> None:
+        seat.leaving = True
+        if callable(terminate):
+            terminate(number, frame)
+        raise SystemExit
+
+    signal.signal(SIG_SOFT_TIMEOUT, on_soft_limit)
+    signal.signal(INTERRUPT, lambda *_: seat.interrupted())
+    if current_process().name != MAIN_PROCESS:  # else it is Celery's own business
+        signal.signal(signal.SIGTERM, on_terminate)
+
+
+# ── `dovetail worker` ────────────────────────────────────────────────────────────────────
+
+
+def run_worker(
+    settings: Settings,
+    registry: Registry,
+    listener: Listener | None = None,
+    in_child: Callable[[], None] = lambda: None,
+) -> int:
+    """A Celery worker in this process, until a signal ends it; to its exit code."""
+    post.settings, post.registry = settings, registry
+    post.listener, post.in_child = listener, in_child
+    signals.setup_logging.connect(_logs_are_shown)
+    for noisy in ("celery", "kombu"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    app = make_app(settings)
+    worker = app.Worker(
+        hostname=f"dovetail-{os.getpid()}@{socket.gethostname()}",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+    )
+    log.info(
+        "started, pid %d: %s, %s",
+        os.getpid(),
+        counted(len(registry.handlers()), "handler"),
+        counted(worker.concurrency, "process", "processes"),
+    )
+    worker.start()
+    log.info("stopped, pid %d", os.getpid())
+    return int(worker.exitcode or 0)
+
+
+def _logs_are_shown(**_: Any) -> None:
+    """By whoever started us: Celery shall leave them alone."""

@@ -1,0 +1,728 @@
+"""A duty of orchestrators on Redis: what runs and workers that are gone have left behind.
+
+It is looked for where it lies, among all keys, and not where somebody noted it: whoever leaves
+something behind may have died before the note. What it must not know: what makes it useless.
+
+Puts a set-up with Redis together: the orchestrator, the worker, and the commands to both.
+
+Each service is a handful of loops over the same parts, and any number of each may run. Whoever
+has commands asks for runs and reads them, and drives none. What it must not know: what the parts
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from dataclasses import dataclass
+from functools import partial
+
+from dovetail.config import Settings, SettingsError, env_name
+from dovetail.core.errors import BrokenRun, DovetailError, StoreError
+from dovetail.core.redaction import Redactor
+from dovetail.core.transitions import Stop
+from dovetail.engine.cache import NodeCache
+from dovetail.engine.clock import Clock, StoreClock
+from dovetail.engine.commands import Commands
+from dovetail.engine.distributed.archiver import Archiver
+from dovetail.engine.distributed.orchestrator import CrashLimit, DistributedOrchestrator
+from dovetail.engine.distributed.parked import ParkedRescheduler
+from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.distributed.restore import Restorer
+from dovetail.engine.distributed.task_source import (
+    QueueTaskSource,
+    RemoteInputs,
+    StoreReader,
+    keep_leases,
+)
+from dovetail.engine.distributed.triggers import AcceptedRuns, TriggerService
+from dovetail.engine.lease_keeper import DutyThread, HeldStarts, Liveness
+from dovetail.engine.limits import SharedRates
+from dovetail.engine.listener import Listener
+from dovetail.engine.ports import Calls, Task
+from dovetail.engine.supervisor import describe_error, run_every, supervise
+from dovetail.engine.worker import Worker
+from dovetail.handlers.builtin import builtin_registry
+from dovetail.handlers.calls import RegistryCalls
+from dovetail.handlers.registry import Registry
+from dovetail.redis_client.pipelined import PATIENCE_SECONDS, PipelinedRedis, RedisError
+from dovetail.stores.postgres.archive import PostgresArchive
+from dovetail.stores.postgres.pool import PostgresPool
+from dovetail.stores.records import stored_definition
+from dovetail.stores.redis.archive import RedisArchiveQueue, RedisSnapshots
+from dovetail.stores.redis.definitions import UnusedDefinitions
+from dovetail.stores.redis.doctor import refuse_eviction, watch_eviction
+from dovetail.stores.redis.leases import RedisLeases
+from dovetail.stores.redis.limits import RedisLimits
+from dovetail.stores.redis.records import RedisRecords
+from dovetail.stores.redis.run_index import RunOrigin
+from dovetail.stores.redis.server import check_writable, follow_clock, set_clock, watch_restarts
+from dovetail.stores.redis.store import InstrumentedRedisStore, RedisStore, SpeculativeDispatch
+from dovetail.stores.redis.timers import RedisTimerIndex
+from dovetail.stores.redis.workers import (
+    AnnouncedService,
+    AnnouncedVersions,
+    Handlers,
+    ServiceRegistry,
+    WorkerFacts,
+    WorkerRegistry,
+    announced,
+    conflict,
+    mixture,
+)
+from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
+from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
+from dovetail.transports.dead_letters import DeadLetterQueue
+from dovetail.transports.streams.gc import StreamGarbage
+from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.messages import RESULTS
+from dovetail.transports.streams.results import OrchestratorPeers, ResultConsumer
+from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
+from dovetail.wiring.embedded import buckets, definition_limits
+
+log = logging.getLogger("dovetail.orchestrator")
+LOOK_SECONDS, LONGEST_SECONDS = 60.0, 3600.0
+"""How often it looks, at the most and at the least."""
+REST = 1000
+"""So many times as long as a look takes it rests, which goes through all keys."""
+MANY_LEASES = 30
+"""Nobody who is alive is silent for so long."""
+
+
+async def collect_garbage(pipe: PipelinedRedis, clock: Clock, settings: Settings) -> None:
+    """For ever, in as many processes as there are."""
+    fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+    idle_seconds = MANY_LEASES * settings.lease_seconds
+    remains = StreamGarbage(
+        pipe, fleet.workers, RedisTimerIndex(pipe).over, idle_seconds=idle_seconds
+    )
+    definitions = UnusedDefinitions(pipe)
+    while True:
+        began = time.monotonic()
+        try:
+            await remains.clear()
+            await definitions.look(clock())
+        except (BrokenRun, LookupError, ValueError) as problem:  # it would be met again at once
+            log.error("what was left behind cannot be cleared up: %s", describe_error(problem))
+        rest = REST * (time.monotonic() - began)
+        pause = min(max(LOOK_SECONDS, rest), LONGEST_SECONDS)
+        await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
+
+
+FAREWELL_SECONDS = 3.0
+ASKING_SECONDS = 5.0
+"""Who asks for something is told soon that Redis is away; a service has time to wait for it."""
+MOST_EXPIRED = 100
+EXPIRE_SECONDS = 10.0
+MAKE_UP_SECONDS = 2.0
+DAY_SECONDS = 86400.0
+TELL_SECONDS = 0.5
+ARCHIVE = "wf:archive"
+"""There if orchestrators have an archive: who has none would look for lists that nobody keeps."""
+DRIVEN_BY_ORCHESTRATORS = (
+    "runs in Redis go on by themselves while an orchestrator and a worker run: "
+    "start them with `dovetail orchestrator` and `dovetail worker`"
+)
+
+log = logging.getLogger("dovetail.wiring.distributed")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceParts:
+    """What every service has: the runs, and an orchestrator that moves them."""
+
+    pipe: PipelinedRedis
+    store: RedisStore
+    orchestrator: DistributedOrchestrator
+    clock: StoreClock
+    sender: StreamSender
+    publisher: Publisher
+
+
+@asynccontextmanager
+async def connected(
+    settings: Settings,
+    *,
+    patience: float = PATIENCE_SECONDS,
+    listener: Listener | None = None,
+    clock: StoreClock | None = None,
+) -> AsyncIterator[ServiceParts]:
+    """The parts over the Redis of the settings, which may be away for as long as that.
+
+    `listener` is told what is moved through them; `clock` is set by that of Redis.
+    """
+    clock = clock or StoreClock()
+    async with AsyncExitStack() as stack:
+        pipe = await stack.enter_async_context(PipelinedRedis(_url(settings), patience=patience))
+        following = asyncio.create_task(follow_clock(pipe, clock))
+        stack.callback(following.cancel)
+        ends = await stack.enter_async_context(RunFinishedListener(_url(settings)))
+        listed, most = settings.database_url is None, settings.max_run_bytes
+        heard = None
+        if listener is not None:
+            heard = InstrumentedRedisStore(
+                pipe,
+                listener,
+                listed=listed,
+                news=ends.next,
+                max_input_bytes=settings.max_input_bytes,
+                max_run_bytes=most,
+            )
+        store = heard or RedisStore(
+            pipe,
+            events=False,
+            listed=listed,
+            news=ends.next,
+            max_input_bytes=settings.max_input_bytes,
+            max_run_bytes=most,
+        )
+        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
+        listened = sender if heard is None else heard.listened(sender)
+        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        publisher = Publisher(
+            store,
+            store,
+            listened,
+            clock,
+            max_config_size=settings.max_config_bytes,
+            cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
+        )
+        if listened is sender and sender.sends_ahead and pipe.keeps_order:
+            store.ahead = SpeculativeDispatch(publisher.rendered, sender.sending)
+        bury = DeadLetterQueue(pipe, _redactor(settings)).bury
+        orchestrator = DistributedOrchestrator(
+            store,
+            publisher,
+            RedisTimerIndex(pipe),
+            sender,
+            clock,
+            lease_seconds=settings.lease_seconds,
+            max_crashes=settings.max_crashes,
+            # Without an archive Redis itself lists what runs there are.
+            notices=_records(settings, pipe, store.born)
+            if listed
+            else RedisArchiveQueue(pipe, clock),
+            reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
+        )
+        publisher.apply = orchestrator.apply
+        try:
+            yield ServiceParts(pipe, store, orchestrator, clock, sender, publisher)
+        finally:
+            if heard is not None:
+                await heard.close()
+
+
+@asynccontextmanager
+async def _input_store(settings: Settings) -> AsyncIterator[RedisStore]:
+    """For handlers that ask for outputs of parents: soon told if Redis is away, as whoever asks may
+    hold the event loop of the worker."""
+    async with PipelinedRedis(_url(settings), patience=ASKING_SECONDS) as pipe:
+        yield RedisStore(pipe, events=False)
+
+
+@asynccontextmanager
+async def _sender(
+    settings: Settings, pipe: PipelinedRedis, clock: Clock
+) -> AsyncIterator[StreamSender]:
+    """The orchestrators' end of the transport that the settings name."""
+    fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+    if settings.transport == "streams":
+        yield StreamSender(pipe, fleet.quick)
+        return
+    from dovetail.transports.celery.application import broker_url, make_app
+    from dovetail.transports.celery.sender import CelerySender, broker_at
+
+    app = make_app(settings)
+    broker = broker_at(broker_url(settings), app, pipe, settings.redis_url)
+
+    async def hands() -> int:
+        return sum(one["concurrency"] for one in await fleet.workers() if one["alive"])
+
+    async with CelerySender(app, broker, pipe, hands, clock) as sender:
+        yield sender
+
+
+def _redactor(settings: Settings) -> Redactor:
+    """For messages that are refused: they are kept, and may be anybody's."""
+    return Redactor(settings.sensitive())
+
+
+async def orchestrate(
+    settings: Settings,
+    stopping: asyncio.Event | None = None,
+    listener: Listener | None = None,
+) -> None:
+    """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
+    async with AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(connected(settings, listener=listener))
+        await set_clock(parts.pipe, parts.clock)
+        blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
+        me = service_id()
+        reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
+        peers = OrchestratorPeers(parts.pipe, me)
+        await peers.beat()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
+        limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
+        lines = ParkedRescheduler(
+            *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
+            parts.orchestrator.apply_each,
+        )
+        duties: list[Duty] = [
+            ("duties", parts.orchestrator.run),
+            ("after a break", lambda: _mend(parts, archive)),
+            ("clearing up", lambda: collect_garbage(parts.pipe, parts.clock, settings)),
+            ("lines", lines.run),
+            ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
+        ]
+        taker = ResultConsumer(
+            reader,
+            parts.orchestrator.take_in,
+            parts.sender.waiting if settings.transport == "celery" else None,
+        )
+        idle, pause = settings.stale_result_timeout, settings.stale_claim_interval
+        taking: list[Duty] = [
+            ("results of the dead", lambda: taker.take_from_the_dead(peers)),
+            ("stale results", lambda: taker.take_stale(idle, pause)),
+            ("results once more", taker.take_up_again),
+        ]
+        if archive is None:
+            duties += _upkeep(settings, parts)
+            await parts.pipe.call("DEL", ARCHIVE)
+        else:
+            duties += [
+                ("restoring", archive.restorer.run),
+                ("archiving", archive.archiver.run),
+                ("telling of the archive", lambda: _tell_of_archive(parts, archive.restorer)),
+            ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(supervise(*duty)) for duty in duties]
+            failed = taker.unapplied.set
+            tasks += [group.create_task(supervise(*duty, failed)) for duty in taking]
+            await supervise("results", lambda: taker.take(stopping), failed)
+            parts.pipe.flush()  # what is settled is so before we say that we are gone
+            for task in tasks:
+                task.cancel()
+        await reader.dismiss(RESULTS, me)
+        await peers.leave()
+
+
+async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
+    """What was asked while the connection broke may have been done and not been answered."""
+    led = parts.pipe.where
+    restoring: asyncio.Task[None] | None = None
+    try:
+        async for is_another in watch_restarts(parts.pipe):
+            if is_another:  # it may have come back without its newest writes
+                if parts.pipe.fails_over:
+                    _tell_of_failover(led, parts.pipe.where, archive)
+                    led = parts.pipe.where
+                await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
+                await parts.orchestrator.agenda.remember_all(parts.clock())
+                if archive is not None:
+                    if restoring is not None:
+                        restoring.cancel()
+                    restoring = asyncio.create_task(archive.restorer.restore_after_loss())
+            await parts.orchestrator.sweep_all()
+    finally:
+        if restoring is not None:
+            restoring.cancel()
+
+
+def _tell_of_failover(before: str, now: str, archive: ArchiveParts | None) -> None:
+    """Redis replicates after it has answered: what a server wrote last may have died with it."""
+    if archive is None:
+        log.warning(
+            "Redis at %s leads now, in place of %s: what that one had not sent to it is lost, "
+            "runs among it, and there is no PostgreSQL to restore it from; %s names one",
+            *(now, before, env_name("database_url")),
+        )
+        return
+    log.warning(
+        "Redis at %s leads now, in place of %s: runs that it does not know are restored from "
+        "PostgreSQL",
+        *(now, before),
+    )
+
+
+Duty = tuple[str, Callable[[], Awaitable[None]]]
+
+
+def _upkeep(settings: Settings, parts: ServiceParts) -> list[Duty]:
+    """What an archive would see to, where there is none."""
+    records = _records(settings, parts.pipe)
+    submissions = TriggerService(records, parts.orchestrator, parts.clock, _delayed)
+
+    async def expire() -> None:
+        while await records.expire(parts.clock(), MOST_EXPIRED) == MOST_EXPIRED:
+            pass
+
+    return [
+        ("making what was accepted", lambda: run_every(MAKE_UP_SECONDS, submissions.make_up)),
+        ("retention", lambda: run_every(EXPIRE_SECONDS, expire)),
+    ]
+
+
+async def _tell_of_archive(parts: ServiceParts, restorer: Restorer) -> None:
+    """Where it was not told, Redis was emptied, or has lost something: limits that were set may
+    hold no longer, and nodes would start at the usual rate. They come back before it is told."""
+    while True:
+        if not await parts.pipe.call("EXISTS", ARCHIVE):
+            await restorer.restore_limits()
+            await parts.pipe.call("SET", ARCHIVE, "1")
+        await asyncio.sleep(TELL_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker that runs."""
+
+    crashed: asyncio.Future[None]
+    """Raises what ended it, if something did."""
+    holding: Callable[[], Sequence[Task]]
+    """What it has claimed and not finished."""
+
+
+@asynccontextmanager
+async def working(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> AsyncIterator[RunningWorker]:
+    """A worker that runs; leaving it lets what runs finish within the drain time."""
+    async with AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(connected(settings, listener=listener))
+        await set_clock(parts.pipe, parts.clock)
+        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
+        blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+        listening = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+        me = service_id()
+        await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
+        redactor = _redactor(settings)
+        readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
+        if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
+            for _ in list(registry)[1:]:
+                blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+                readers.append(StreamReader(blocking, parts.pipe, WORKERS, me, redactor))
+        inbox = StreamInbox(
+            readers[0] if len(readers) == 1 else readers,
+            parts.pipe,
+            list(registry),
+            stale_seconds=settings.lease_seconds,
+        )
+        held = HeldStarts()
+        desk = QueueTaskSource(
+            inbox,
+            parts.store,
+            parts.orchestrator.agenda,
+            RedisLimits(parts.pipe, buckets(settings), clock=parts.clock),
+            parts.clock,
+            parts.orchestrator.apply_each,
+            worker_id=me,
+            lease_seconds=settings.lease_seconds,
+            secrets=settings.secrets,
+            held=held,
+        )
+        reader = StoreReader(partial(_input_store, settings))
+        stack.callback(reader.close)
+        calls: Calls = RegistryCalls(
+            registry,
+            secrets=settings.secrets,
+            sensitive=settings.sensitive(),
+            max_config_bytes=settings.max_config_bytes,
+            max_output_bytes=settings.max_output_bytes,
+            max_input_bytes=settings.max_input_bytes,
+            outputs_as_text=True,
+            elsewhere=partial(RemoteInputs, reader.call),
+        )
+        if listener is not None:
+            calls = listener.calls(calls)
+        loop = asyncio.get_running_loop()
+        crashed: asyncio.Future[None] = loop.create_future()
+
+        def crash(error: BaseException) -> None:
+            if not crashed.done():
+                crashed.set_exception(error)
+
+        def crash_with(duty: asyncio.Task[None]) -> None:
+            if not duty.cancelled() and (error := duty.exception()):
+                crash(error)
+
+        fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
+        worker.start()
+        facts = _facts(registry, settings, me)
+
+        def stop(order: Stop) -> None:
+            held.drop([order])
+            worker.stop(order)
+
+        def stop_lost(order: Stop) -> None:
+            if order in held:  # else it was done while its renewal was on its way
+                stop(order)
+
+        def lose(order: Stop) -> None:
+            loop.call_soon_threadsafe(stop_lost, order)
+
+        keeper = DutyThread(
+            "dovetail-leases",
+            lambda: _keep_alive(
+                settings,
+                held,
+                Liveness(loop, worker.blocker),
+                parts.clock,
+                lose,
+                lambda: facts._replace(running=len(held), quick=inbox.quick()),
+            ),
+            crash,
+        )
+        beside = [
+            asyncio.create_task(supervise(name, duty))
+            for name, duty in (
+                ("orders to stop", lambda: _hear_stops(StopBroadcast(listening), stop)),
+                ("after a break", inbox.mend),
+                ("sharing", inbox.share),
+            )
+        ]
+        for task in beside:  # a worker that renews no leases, say, must not go on
+            task.add_done_callback(crash_with)
+        await stack.enter_async_context(keeper)
+        try:
+            yield RunningWorker(crashed, worker.holding)
+            await worker.drain(settings.drain_seconds, desk.hand_back)
+        finally:
+            for task in beside:
+                task.cancel()
+            await worker.close()
+            await keeper.close()  # before we say that we are gone
+            await asyncio.gather(*beside, return_exceptions=True)
+            crashed.cancel()
+            # A Redis that is away is told nothing: silence says the same, a little later.
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    await desk.close()
+                    await fleet.leave(me)
+
+
+async def _keep_alive(
+    settings: Settings,
+    held: HeldStarts,
+    liveness: Liveness,
+    clock: Clock,
+    stop: Callable[[Stop], None],
+    facts: Callable[[], WorkerFacts],
+) -> None:
+    """Renew a worker's leases and say that it is alive, while it is; in a thread and on a
+    connection of their own, so that nothing that the worker does keeps them waiting."""
+    async with PipelinedRedis(_url(settings)) as pipe:
+        fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        leases = RedisLeases(pipe, clock, settings.lease_seconds)
+
+        def holding() -> list[Task]:
+            return liveness.renewable(held.tasks())
+
+        async def beat() -> None:
+            while True:
+                if liveness.is_alive():
+                    await fleet.beat(facts())
+                await asyncio.sleep(settings.heartbeat_interval)
+
+        async def renew() -> None:
+            await keep_leases(leases, holding, stop, settings.lease_seconds)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(supervise("leases", renew))
+            group.create_task(supervise("heartbeat", beat))
+
+
+async def _hear_stops(feed: StopBroadcast, stop: Callable[[Stop], None]) -> None:
+    while True:
+        for order in await feed.next():
+            stop(order)
+
+
+def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
+    """What a worker is, and can do."""
+    return WorkerFacts(
+        worker_id=me,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started_at=time.time(),
+        handlers=sorted(registry),
+        running=0,
+        concurrency=settings.concurrency,
+        retries={name: many for name, many in registry.default_retries().items() if many},
+        secrets=registry.taking_secrets(),
+        versions=registry.later_versions(),
+    )
+
+
+@asynccontextmanager
+async def commanding(
+    settings: Settings,
+    registry: Registry | None = None,
+    listener: Listener | None = None,
+    *,
+    kind: str | None = None,
+) -> AsyncIterator[Commands]:
+    """What a user can ask for, over the stores of the settings; nothing is driven here.
+
+    `kind` is that of a service: others see it. Without one, runs can be read also where the
+    services have another transport, and none can be asked for.
+    """
+    async with (
+        connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
+        archived(settings, parts) as archive,
+        AsyncExitStack() as stack,
+    ):
+        await refuse_eviction(parts.pipe, settings, log.warning)
+        if kind is not None:
+            await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
+        services = ServiceRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+        refused = conflict(settings.transport, await services.alive())
+        if archive is None and await parts.pipe.call("EXISTS", ARCHIVE):
+            raise SettingsError(
+                f"the services on this Redis keep runs in PostgreSQL, too: set "
+                f"{env_name('database_url')} as it is set for them"
+            )
+        hot = _records(settings, parts.pipe)
+        acceptance: AcceptedRuns = hot
+        past: ArchivedRuns | None = None
+        if archive is not None:
+            acceptance = ArchivedAcceptedRuns(archive.records, archive.restorer)
+            past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
+        records = hot if archive is None else archive.records
+        submissions = TriggerService(acceptance, parts.orchestrator, parts.clock, _delayed)
+        if refused is not None:
+            submissions.refused = RedisError(refused)
+        runs = TieredRuns(parts.pipe, parts.store, submissions, past)
+        fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
+
+        async def hindered() -> str | None:
+            alive = await services.alive()
+            return mixture(alive) or conflict(settings.transport, alive)
+
+        own = builtin_registry(settings) if registry is None else registry
+        handlers = Handlers(own.default_retries(), fleet, own.secret_fields)
+        yield Commands(
+            store=runs,
+            records=records,
+            orchestrator=submissions,
+            wait=runs.wait,
+            clock=parts.clock,
+            known_handlers=handlers,
+            default_retries=handlers.retries,
+            limits=definition_limits(settings),
+            rates=SharedRates(buckets(settings), records),
+            max_crashes=settings.max_crashes,
+            digest=stored_definition,
+            drives=False,
+            why_not_here=DRIVEN_BY_ORCHESTRATORS,
+            learn_handlers=handlers.learn,
+            serving=fleet.served,
+            check_writable=partial(_check_writable, parts, archive),
+            hindered=hindered,
+        )
+
+
+async def _check_writable(parts: ServiceParts, archive: ArchiveParts | None) -> None:
+    """Where a run is accepted: in Redis, or in PostgreSQL, and then Redis may have it later."""
+    if archive is None:
+        await check_writable(parts.pipe)
+    else:
+        await archive.pool.check_writable()
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveParts:
+    """What there is in a set-up with PostgreSQL."""
+
+    runs: PostgresArchive
+    records: TieredRecords
+    restorer: Restorer
+    archiver: Archiver
+    pool: PostgresPool
+
+
+@asynccontextmanager
+async def archived(
+    settings: Settings, parts: ServiceParts, *, apart: bool = False
+) -> AsyncIterator[ArchiveParts | None]:
+    """The archive of the settings, if they name one; nothing of it is reached before it is used.
+
+    `apart`: on a connection of its own, where no result has to wait behind megabytes of outputs.
+    """
+    if settings.database_url is None:
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(PostgresPool(settings.database_url))
+        pipe, clock = parts.pipe, parts.clock
+        if apart:
+            pipe = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+        archive, hints, hot = (
+            PostgresArchive(pool),
+            RedisArchiveQueue(pipe, clock),
+            RedisSnapshots(pipe),
+        )
+        limits = RedisLimits(pipe, buckets(settings))
+        records = TieredRecords(pool, pipe, _records(settings, pipe), limits)
+        restorer = Restorer(
+            *(hot, hints, archive, parts.orchestrator, clock),
+            lease_seconds=settings.lease_seconds,
+            recovery_timeout=settings.recovery_timeout,
+            limits=records.limits,
+            shared_limits=limits,
+        )
+        archiver = Archiver(
+            *(hot, hints, archive, clock),
+            checkpoint_interval=settings.checkpoint_interval,
+            retention_seconds=settings.retention_days * DAY_SECONDS,
+            restore=restorer.restore_lost,
+        )
+        parts.publisher.record = archiver.record
+        yield ArchiveParts(archive, records, restorer, archiver, pool)
+
+
+def _records(
+    settings: Settings, pipe: PipelinedRedis, born: Callable[[str], RunOrigin | None] | None = None
+) -> RedisRecords:
+    return RedisRecords(
+        pipe,
+        limits=RedisLimits(pipe, buckets(settings)),
+        retention_seconds=settings.retention_days * DAY_SECONDS,
+        born=born,
+    )
+
+
+def _announced(
+    settings: Settings, pipe: PipelinedRedis, kind: str, me: str
+) -> AbstractAsyncContextManager[None]:
+    """Seen by others, with its transport; refused where they have another one."""
+    return announced(
+        pipe,
+        AnnouncedService(settings.transport, kind, me),
+        heartbeat_timeout=settings.heartbeat_timeout,
+        pause=settings.heartbeat_interval,
+    )
+
+
+def _delayed(error: DovetailError) -> None:
+    log.warning("accepted, and made later: %s", error)
+
+
+def service_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+
+
+def _url(settings: Settings) -> str:
+    return settings.redis_url or "redis://127.0.0.1:6379/0"

@@ -1,0 +1,302 @@
+"""Puts the parts together: the only place that names concrete stores and transports."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from dovetail.config import Settings
+from dovetail.core.definition.validation import DefinitionLimits
+from dovetail.core.events import Event
+from dovetail.core.run import RunState
+from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.engine.cache import NodeCache, Versions
+from dovetail.engine.clock import Clock, steady_clock
+from dovetail.engine.commands import Commands
+from dovetail.engine.lease_keeper import Liveness
+from dovetail.engine.limits import KeptLimits, LocalLimits, TokenBucket
+from dovetail.engine.listener import Listener
+from dovetail.engine.local.orchestrator import LocalOrchestrator
+from dovetail.engine.local.task_source import LocalTaskSource
+from dovetail.engine.ports import Calls, DoctorFinding, Store
+from dovetail.engine.ports import RateLimiter as RateLimits
+from dovetail.engine.worker import Worker
+from dovetail.handlers.calls import RegistryCalls
+from dovetail.handlers.registry import Registry
+from dovetail.stores.memory import MemoryStore
+from dovetail.stores.records import stored_definition
+from dovetail.stores.sqlite.limits import BucketFile
+from dovetail.stores.sqlite.records import SqliteRecords
+from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteStore
+from dovetail.transports.local import LocalTransport, NoTransport
+
+
+class LocalStore(Store, Protocol):
+    def abort(self, error: BaseException) -> None: ...
+
+
+class LocalEngine:
+    """Orchestrator and worker in this process; state in its memory, unless a store is given."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        *,
+        concurrency: int,
+        store: LocalStore | None = None,
+        limits: RateLimits | None = None,
+        isolate: bool = True,
+        max_config_size: int = MAX_CONFIG_SIZE,
+        clock: Clock | None = None,
+        versions: Versions | None = None,
+        secrets: Mapping[str, str] | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
+        is called with each event of runs that are kept in memory."""
+        clock = clock or steady_clock()
+        transport = LocalTransport()
+        self._crashed: BaseException | None = None
+        self._memory = MemoryStore(on_event) if store is None else None
+        self.store: LocalStore = self._memory or store  # type: ignore[assignment]
+        self.orchestrator = LocalOrchestrator(self.store, transport, clock, self.crash)
+        self.desk = LocalTaskSource(
+            transport,
+            self.store,
+            self.orchestrator,
+            limits or LocalLimits(),
+            clock,
+            worker_id=f"{_host()}-{os.getpid()}",
+            isolate=isolate,
+            max_config_size=max_config_size,
+            cache=NodeCache(self.store, clock, versions, secrets or {}),
+        )
+        self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
+        transport.on_stop = self.worker.stop
+        self.depths = transport.depths
+
+    async def __aenter__(self) -> LocalEngine:
+        self.worker.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.orchestrator.close()
+        await self.worker.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    async def wait(self, run_id: str) -> RunState:
+        """The run once it has finished. If a part of the engine died, that is raised instead."""
+        if self._crashed is not None:
+            raise self._crashed
+        return await self.store.wait(run_id)
+
+    def crash(self, error: BaseException) -> None:
+        """A bug or a lost store must end the engine loudly, never leave it half alive."""
+        if self._crashed is None:
+            self._crashed = error
+            self.store.abort(error)
+
+
+@asynccontextmanager
+async def embedded(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> AsyncIterator[Commands]:
+    """The durable engine inside this process, running, as the commands that drive it.
+
+    Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
+    back, for another process to go on with. An error takes it down at once. `listener` is told
+    what happens to runs.
+    """
+    calls: Calls = RegistryCalls(
+        registry,
+        secrets=settings.secrets,
+        sensitive=settings.sensitive(),
+        max_config_bytes=settings.max_config_bytes,
+        max_output_bytes=settings.max_output_bytes,
+        max_input_bytes=settings.max_input_bytes,
+    )
+    clock = steady_clock()
+    shared = BucketFile(settings.db, clock)
+    configured = buckets(settings).items()
+    limits = LocalLimits(
+        {tag: shared.bucket(tag, bucket.rate, bucket.burst) for tag, bucket in configured},
+        shared.bucket,
+    )
+    lease, most = settings.lease_seconds, settings.max_run_bytes
+    if listener is None:
+        store = SqliteStore(
+            settings.db, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
+        )
+    else:
+        store = heard = InstrumentedSqliteStore(
+            settings.db, listener, sync=settings.db_sync, lease_seconds=lease, max_run_bytes=most
+        )
+        calls = listener.calls(calls, heard.caller_of)
+    async with store:
+        engine = LocalEngine(
+            calls,
+            concurrency=settings.concurrency,
+            store=store,
+            limits=limits,
+            max_config_size=settings.max_config_bytes,
+            clock=clock,
+            versions=registry_versions(registry),
+            secrets=settings.secrets,
+        )
+        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
+        commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
+        commands = replace(commands, wait=engine.wait, drives=True)
+        store.on_orders = engine.orchestrator.follow_soon
+        store.on_crash = engine.crash
+        store.on_change = rates.refresh
+        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
+        if listener is not None:
+            listener.depths = engine.depths
+        await rates.refresh()
+        try:
+            async with engine:
+                yield commands
+                await engine.worker.drain(settings.drain_seconds)
+        finally:
+            shared.close()
+
+
+@asynccontextmanager
+async def attached(
+    settings: Settings, registry: Registry | None = None, *, create: bool = False
+) -> AsyncIterator[Commands]:
+    """The same commands over the same file, with nobody here who drives a run.
+
+    A file that is not there is made only with `create`; without, everything is found empty.
+    """
+    with TemporaryDirectory(prefix="dovetail-") as nowhere:
+        path = settings.db
+        if not create and not path.exists():
+            path = Path(nowhere) / path.name
+        most = settings.max_run_bytes
+        store = SqliteStore(path, sync=settings.db_sync, drives=False, max_run_bytes=most)
+        async with store:
+            clock = steady_clock()
+            rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
+            orchestrator = LocalOrchestrator(store, NoTransport(), clock, store.abort)
+            store.on_change = rates.refresh
+            await rates.refresh()
+            yield _commands(settings, store, orchestrator, rates, clock, registry)
+
+
+async def redis_findings(settings: Settings) -> list[DoctorFinding]:
+    """What a doctor has to say about the Redis of the settings, whether it is there or not."""
+    try:  # here: the embedded engine works without a client for Redis
+        from dovetail.stores.redis.doctor import reach
+    except ImportError as error:
+        message = f"the client for Redis is not installed: {error}"
+        return [DoctorFinding("redis", False, message, "pip install 'dovetail[redis]'")]
+    return await reach(settings)
+
+
+async def broker_findings(settings: Settings) -> list[DoctorFinding]:
+    """The same about Celery's broker, where that carries tasks."""
+    if settings.transport != "celery":
+        return []
+    try:
+        from dovetail.transports.celery.sender import examine
+    except ImportError as error:
+        message = f"Celery is not installed: {error}"
+        return [DoctorFinding("broker", False, message, "pip install 'dovetail[celery]'")]
+    return await examine(settings)
+
+
+async def database_findings(settings: Settings) -> list[DoctorFinding]:
+    """The same about the PostgreSQL of the settings, if they name one."""
+    if settings.database_url is None:
+        return []
+    from dovetail.stores.postgres.pool import PostgresPool
+    from dovetail.stores.postgres.records import PostgresRecords
+
+    async with PostgresPool(settings.database_url, connections=1) as pool:
+        return await PostgresRecords(pool).doctor()
+
+
+async def migrate_database(url: str) -> None:
+    """Bring the tables of this PostgreSQL up to date, which services do at their start as well."""
+    from dovetail.stores.postgres.pool import PostgresPool
+
+    async with PostgresPool(url, connections=1) as pool:
+        await pool.migrate()
+
+
+def _commands(
+    settings: Settings,
+    store: SqliteStore,
+    orchestrator: LocalOrchestrator,
+    rates: KeptLimits,
+    clock: Clock,
+    registry: Registry | None,
+) -> Commands:
+    return Commands(
+        store=store,
+        records=SqliteRecords(store),
+        orchestrator=orchestrator,
+        wait=store.wait,
+        clock=clock,
+        known_handlers=registry,
+        default_retries={} if registry is None else registry.default_retries(),
+        limits=definition_limits(settings),
+        rates=rates,
+        max_crashes=settings.max_crashes,
+        digest=stored_definition,
+        drives=False,
+        check_writable=store.check_writable,
+        lost=store.lost,
+    )
+
+
+@asynccontextmanager
+async def shared_limits(url: str, settings: Settings, clock: Clock) -> AsyncIterator[RateLimits]:
+    """The token buckets that all workers on this Redis share; times are on the given clock."""
+    from dovetail.redis_client.pipelined import PipelinedRedis
+    from dovetail.stores.redis.limits import RedisLimits
+
+    async with PipelinedRedis(url) as pipe:
+        yield RedisLimits(pipe, buckets(settings), clock=clock)
+
+
+def registry_versions(registry: Registry) -> Versions:
+    """The versions of handlers that run in this very process."""
+    later = registry.later_versions()
+
+    async def version(handler: str) -> int:
+        return later.get(handler, 1)
+
+    return version
+
+
+def buckets(settings: Settings) -> dict[str, TokenBucket]:
+    return {
+        tag: TokenBucket(limit.rate_per_second, limit.burst)
+        for tag, limit in settings.rate_limits.items()
+    }
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname()
+
+
+def definition_limits(settings: Settings) -> DefinitionLimits:
+    return DefinitionLimits(
+        max_nodes=settings.max_nodes,
+        max_edges=settings.max_edges,
+        max_body_bytes=settings.max_body_bytes,
+        max_depth=settings.max_nesting,
+        max_template_bytes=settings.max_template_bytes,
+    )
