@@ -23,7 +23,7 @@ NODE: Words = {
     (N.PENDING, N.FAILED): "a parent failed (fail_fast), or the condition cannot be evaluated",
     (N.QUEUED, N.QUEUED): "published again: it was parked, backed off or held by max_concurrency",
     (N.QUEUED, N.RUNNING): "a worker claims it",
-    (N.QUEUED, N.COMPLETED): "answered from the node cache",
+    (N.QUEUED, N.COMPLETED): "its output came from the node cache",
     (N.QUEUED, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
     (N.QUEUED, N.FAILED): "its config cannot be rendered",
     (N.RUNNING, N.COMPLETED): "its handler returned",
