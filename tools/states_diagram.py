@@ -17,13 +17,13 @@ N, R = NodeStatus, RunStatus
 Words = dict[tuple[StrEnum, StrEnum], str]
 
 NODE: Words = {
-    (N.PENDING, N.QUEUED): "every parent is done with and one completed",
+    (N.PENDING, N.QUEUED): "every parent is done, and at least one completed",
     (N.PENDING, N.SKIPPED): "condition false, all parents skipped, or a parent failed (continue)",
     (N.PENDING, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
     (N.PENDING, N.FAILED): "a parent failed (fail_fast), or the condition cannot be evaluated",
-    (N.QUEUED, N.QUEUED): "published again: parked, backing off or held before",
+    (N.QUEUED, N.QUEUED): "published again: it was parked, backed off or held by max_concurrency",
     (N.QUEUED, N.RUNNING): "a worker claims it",
-    (N.QUEUED, N.COMPLETED): "answered from the node cache",
+    (N.QUEUED, N.COMPLETED): "its output came from the node cache",
     (N.QUEUED, N.CANCELLED): "run cancelled, or failed elsewhere (fail_fast)",
     (N.QUEUED, N.FAILED): "its config cannot be rendered",
     (N.RUNNING, N.COMPLETED): "its handler returned",
@@ -42,9 +42,11 @@ RUN: Words = {
 HEAD = """\
 # States
 
-Drawn by `tools/states_diagram.py` from the tables in `src/dovetail/core/states.py`; a test
-keeps it up to date. Within one epoch these are the only moves. A retry opens the next epoch:
-there the nodes that it resets begin again at PENDING, and the run at RUNNING.
+Every transition of a node and of a run within one epoch. A retry of the run opens the next epoch:
+the nodes that it resets begin again at PENDING, and the run at RUNNING.
+
+`tools/states_diagram.py` writes this page from the tables in `src/dovetail/core/states.py`; a test
+keeps it up to date.
 """
 
 
