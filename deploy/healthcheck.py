@@ -1,6 +1,6 @@
-"""Whether the service in this container lives: the API on its port, the others on that for metrics.
+"""Check that the service in this container is alive, by its API port or its metrics port.
 
-Python's own library only, so that it says what it sees even if Dovetail is broken.
+Uses only the standard library, so that it works even if Dovetail is broken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SECONDS = 4.0
 
 
 def lives(port: int) -> bool:
-    # No proxy of the environment: this is the very machine.
+    # No proxy from the environment: the service is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}/health/live", timeout=SECONDS) as answer:

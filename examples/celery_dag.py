@@ -1,6 +1,6 @@
 """On your own Celery: a graph of Python functions inside one task, for many documents at once.
 
-It needs a Redis (BROKER_URL, else the one on this machine), and a worker in another shell:
+It needs a Redis (BROKER_URL; the default is this machine) and a worker in another terminal:
 
 celery --workdir examples -A celery_dag worker --concurrency 2
 python examples/celery_dag.py
@@ -18,7 +18,7 @@ from dovetail.celery import register_dag, run_dag, run_dag_group
 
 Ctx = dict[str, Any]
 
-# An app like any other. `run_dag` is a shared task: importing it is enough.
+# A normal Celery app. `run_dag` is a shared task: importing it is enough.
 app = Celery("documents", broker=os.environ.get("BROKER_URL", "redis://localhost:6379/0"))
 app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
 
@@ -39,8 +39,8 @@ def review(ctx: Ctx) -> str:
 
 
 documents = WorkflowDAG("documents")
-# All processes of all workers together start `extract` at most ten times a second: the rate of a
-# tag that nobody has set.
+# All processes of all workers together start `extract` at most ten times a second: the default
+# rate of a tag.
 documents.add_step("extract", extract, resource_tag="model", max_retries=3, timeout_seconds=30)
 documents.add_step("save", save, depends_on=["extract"])
 documents.add_step(
@@ -49,7 +49,7 @@ documents.add_step(
     depends_on=["save"],
     condition=lambda ctx: ctx["step_outputs"]["extract"]["confidence"] < 0.8,
 )
-register_dag(documents)  # its steps are code: a message carries only its name
+register_dag(documents)  # its steps are code, so a message carries only its name
 
 
 def main() -> None:

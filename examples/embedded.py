@@ -1,4 +1,4 @@
-"""The embedded engine from Python: durable runs in one file, without any server.
+"""The embedded engine from Python: durable runs in one file, without a server.
 
 python examples/embedded.py
 """
@@ -46,7 +46,7 @@ def send_mail(config: Config, ctx: Context) -> str:
     """A plain function may block: it runs in a thread."""
     if not mail_server["up"]:
         raise PermanentError("the mail server is down")
-    # The same key at every attempt: after a crash the mail is not sent twice.
+    # Every attempt has the same key, so a crash does not send the mail twice.
     mailbox[ctx.idempotency_key] = config["text"]
     return "sent"
 
@@ -58,7 +58,7 @@ async def main(file: Path) -> None:
         print(f"{run.status}: {run.error and run.error['message']}")
         print({name: node.status for name, node in run.nodes.items()})
 
-    # Later, perhaps in another process: the file has it all.
+    # Later, perhaps in another process: the file has the whole run.
     mail_server["up"] = True
     async with Dovetail(file, handlers=[add_up, send_mail]) as dt:
         await dt.retry(run.run_id)
@@ -66,7 +66,7 @@ async def main(file: Path) -> None:
         print(f"{run.status}: {run.result}, {list(mailbox.values())}")
         print([event.type async for event in dt.events(run.run_id) if event.epoch == 2])
 
-        # Registered, it has a name and a version. A key makes a repeat the same run.
+        # A registered workflow has a name and a version. A repeated key returns the same run.
         print(await dt.register(INVOICE))
         first = await dt.run("invoice", {"order": 8}, idempotency_key="order-8")
         again = await dt.run("invoice", {"order": 8}, idempotency_key="order-8")

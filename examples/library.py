@@ -42,14 +42,14 @@ def build() -> WorkflowDAG:
     dag.add_step(
         "extract",
         extract,
-        resource_tag="model",  # the rate limiter of this name, below
+        resource_tag="model",  # the name of a rate limiter, see below
         max_retries=3,
         retry=RetryPolicy(base_delay_seconds=0.05),
         timeout_seconds=30,
     )
     dag.add_step("save", save, depends_on=["extract"])
     dag.add_step("review", review, depends_on=["extract"], condition=is_unsure)
-    dag.validate()  # raises with every problem at once: doubled, missing, cyclic steps
+    dag.validate()  # raises one error with every problem: duplicate, missing, cyclic steps
     return dag
 
 
@@ -58,7 +58,7 @@ async def main() -> None:
     print("layers:", dag.get_execution_layers())
     print("ready after extract:", dag.get_ready_nodes(completed={"extract"}))
 
-    # One limiter for both runs: together they start `extract` at most 20 times a second.
+    # Both runs share one limiter: together they start `extract` at most 20 times a second.
     limiter = TokenBucketRateLimiter(rate_per_second=20, burst=1)
     executor = WorkflowExecutor(max_concurrency=4, rate_limiters={"model": limiter})
     results = await asyncio.gather(

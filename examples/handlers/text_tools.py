@@ -1,7 +1,7 @@
 """Two handlers for custom_handler.yaml, loaded with `--handlers examples/handlers/text_tools.py`.
 
 A handler takes the node's rendered config and a context, and returns a JSON value. It stays a
-plain function: a test can call it.
+plain function, so a test can call it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dovetail import Context, PermanentError, RetryableError, handler
 
 
 class CountConfig(BaseModel):
-    """Checked when the node runs. What does not fit fails the node at once, naming the fields."""
+    """Checked when the node runs. A wrong config fails the node at once and names the fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,14 +25,14 @@ class CountConfig(BaseModel):
 
 @handler("count_words")
 def count_words(config: CountConfig, ctx: Context) -> dict[str, Any]:
-    """Counts words. A plain def may block: it runs in a thread."""
+    """Count words. A plain def may block: it runs in a thread."""
     words = config.text.lower().replace(",", "").split()
     if not words:
-        # Trying again would not help, so do not.
+        # A retry would not help.
         raise PermanentError("there is no word in the text", type="empty_text")
     counts: Counter[str] = Counter()
     for done, word in enumerate(words, 1):
-        if ctx.cancelled.is_set():  # the run was cancelled or the time is over: leave
+        if ctx.cancelled.is_set():  # the run was cancelled or the node timed out: stop
             break
         counts[word] += 1
         ctx.progress(done / len(words), f"{done} of {len(words)}")
@@ -42,10 +42,10 @@ def count_words(config: CountConfig, ctx: Context) -> dict[str, Any]:
 
 @handler("publish", max_retries=3)
 async def publish(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Pretends to call a service that is down for the first attempt."""
+    """Simulate a call to a service that is down at the first attempt."""
     if ctx.attempt == 1:
         raise RetryableError("the service is down")  # `after=5` would set the delay
-    # The same key for every attempt: a service can tell a repeat from a second order.
+    # Every attempt has the same key: a service can distinguish a repeat from a second order.
     return {
         "sent": config["counted"]["words"],
         "attempt": ctx.attempt,
