@@ -55,7 +55,8 @@ class Ends:
 
 @asynccontextmanager
 async def local() -> AsyncIterator[Ends]:
-    transport = LocalTransport()
+    stopped: list[Stop] = []
+    transport = LocalTransport(stopped.append)
 
     async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
         return begin(Submit(run_id, graph, {}), 1000.0, 7)[1].dispatch
@@ -65,9 +66,7 @@ async def local() -> AsyncIterator[Ends]:
             await transport.news()
         return [seen(dispatch) for dispatch in batch]
 
-    ends = Ends(transport, submit, take)
-    transport.on_stop = ends.stopped.append
-    yield ends
+    yield Ends(transport, submit, take, stopped)
 
 
 class Crew:

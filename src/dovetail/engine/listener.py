@@ -37,8 +37,10 @@ def end_in(events: Sequence[Event]) -> RunStatus | None:
 class Listener(Protocol):
     whole_logs: bool
     """Wants the log of a run when the run has ended."""
-    depths: Callable[[], Mapping[str, int]] | None
-    """Set by the wiring of a process whose nodes wait in its own memory: how many, by handler."""
+
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        """Published nodes wait in the memory of this process: `depths` counts them by handler."""
+        ...
 
     def told(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
         """These were written just now, in this order."""
