@@ -204,7 +204,7 @@ class NodeSpec:
     at_most_once: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """A validated workflow, compiled once and shared by all runs of it."""
 

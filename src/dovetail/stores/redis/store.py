@@ -58,7 +58,7 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
-from dovetail.engine.listener import Listener, end_in
+from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.claims import Claims
@@ -715,7 +715,7 @@ ENDS = frozenset({"node.completed", "node.failed"})
 class InstrumentedRedisStore(RedisStore):
     def __init__(self, pipe: PipelinedRedis, listener: Listener, **options: Any) -> None:
         super().__init__(pipe, **{**options, "events": True})
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._ended: dict[str, tuple[Graph, list[int]]] = {}
         """By run, the places of the nodes whose times are yet to be read."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -763,7 +763,7 @@ class InstrumentedRedisStore(RedisStore):
         if shell is None:  # dropped, or lost with Redis
             return
         graph = shell.run.graph
-        self._listener.told(run_id, graph, decision.events)
+        self._listener.on_events(run_id, graph, decision.events)
         for _, _, kind, _, node, attempt, _ in decision.events:
             if kind in ENDS and attempt and node is not None:
                 self._ended.setdefault(run_id, (graph, []))[1].append(graph.index[node])
@@ -775,7 +775,7 @@ class InstrumentedRedisStore(RedisStore):
             if wanted and status is RunStatus.COMPLETED:
                 self._spawn(self._read_end(run_id, graph, wanted))
             else:
-                self._listener.ended(run_id, graph, status, {})
+                self._listener.on_outcome(run_id, graph, status, {})
         if decision.ended and self._listener.whole_logs:
             self._spawn(self._read_log(run_id))
 
@@ -795,21 +795,21 @@ class InstrumentedRedisStore(RedisStore):
                 started, finished = times_of(state)
                 if started and finished:
                     handler = graph.nodes[place].handler
-                    self._listener.took(handler, float(finished) - float(started))
+                    self._listener.on_duration(handler, float(finished) - float(started))
 
     async def _read_end(self, run_id: str, graph: Graph, wanted: Sequence[str]) -> None:
         outputs: dict[str, Any] = {}
         with suppress(StoreError, NotFound):  # archived and dropped since: it ended all the same
             nodes = (await self.load(run_id)).nodes
             outputs = {name: nodes[graph.index[name]].output for name in wanted}
-        self._listener.ended(run_id, graph, RunStatus.COMPLETED, outputs)
+        self._listener.on_outcome(run_id, graph, RunStatus.COMPLETED, outputs)
 
     async def _read_log(self, run_id: str) -> None:
         graph = (await self._known(run_id)).run.graph
         texts = await self._pipe.call("LRANGE", keys_of(run_id)[5], 0, -1)
         log: list[Event] = [event_of(text, seq, graph) for seq, text in enumerate(texts, 1)]
         (caller,) = await callers_of(self._pipe, [run_id])
-        self._listener.over(run_id, graph, log, caller)
+        self._listener.on_run_finished(run_id, graph, log, caller)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_quiet(work))

@@ -54,7 +54,7 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
-from dovetail.engine.listener import Listener, end_in
+from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.views import LONGEST_WHY, damage_error, unread_run
 from dovetail.stores.records import Definitions
@@ -1043,7 +1043,7 @@ MEASURED = frozenset({"node.completed", "node.failed"})
 class InstrumentedSqliteStore(SqliteStore):
     def __init__(self, path: Path, listener: Listener, **options: Any) -> None:
         super().__init__(path, **options)
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._started: dict[tuple[str, str], float] = {}
         """When each node that runs was started."""
         self._callers: dict[str, str] = {}
@@ -1089,7 +1089,7 @@ class InstrumentedSqliteStore(SqliteStore):
 
     def _pass_on(self, run_id: str, graph: Graph, events: Sequence[Event], *, ended: bool) -> None:
         if events:
-            self._listener.told(run_id, graph, events)
+            self._listener.on_events(run_id, graph, events)
         for _, at, kind, _, node, _, _ in events:
             if node is None:
                 continue
@@ -1101,10 +1101,10 @@ class InstrumentedSqliteStore(SqliteStore):
                 began = self._started.pop((run_id, node), None)
                 if began is not None and kind in MEASURED:
                     handler = graph.nodes[graph.index[node]].handler
-                    self._listener.took(handler, at - began)
+                    self._listener.on_duration(handler, at - began)
         if ended and self._listener.whole_logs:
             log = self._log(run_id)
-            self._listener.over(run_id, graph, log, self._callers.get(run_id))
+            self._listener.on_run_finished(run_id, graph, log, self._callers.get(run_id))
 
     def _end(self, run: RunState, status: RunStatus) -> None:
         wanted = self._listener.outputs_wanted(run.graph)
@@ -1112,7 +1112,7 @@ class InstrumentedSqliteStore(SqliteStore):
             return
         places = run.graph.index
         outputs = {name: run.nodes[places[name]].output for name in wanted}
-        self._listener.ended(run.id, run.graph, status, outputs)
+        self._listener.on_outcome(run.id, run.graph, status, outputs)
 
     def _log(self, run_id: str) -> list[Event]:
         number, _ = self._query("is_finished", run_id)
