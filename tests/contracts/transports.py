@@ -30,7 +30,7 @@ from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.store import RedisStore
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.local import LocalTransport
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamMessage, StreamReader, StreamSender
 from dovetail.wiring.distributed import connected
 

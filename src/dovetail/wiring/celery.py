@@ -70,8 +70,7 @@ from dovetail.transports.celery.application import QUEUE, TASK, make_app
 from dovetail.transports.celery.counts import taken
 from dovetail.transports.celery.guard import MISREAD, MessageGuard
 from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import Malformed, read_task, result_fields
-from dovetail.transports.streams.messages import RESULTS
+from dovetail.transports.messages import RESULTS, Malformed, read_task, result_fields
 from dovetail.wiring.distributed import connected, service_id
 from dovetail.wiring.embedded import buckets
 

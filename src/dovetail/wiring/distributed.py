@@ -89,10 +89,9 @@ from dovetail.stores.redis.workers import (
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
 from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
 from dovetail.transports.dead_letters import DeadLetterQueue
+from dovetail.transports.messages import RESULTS
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import RESULTS
-from dovetail.transports.streams.results import OrchestratorPeers, ResultConsumer
+from dovetail.transports.streams.reader import OrchestratorPeers, ResultConsumer, StreamInbox
 from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
 from dovetail.wiring.embedded import buckets, definition_limits
 
