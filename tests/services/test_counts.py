@@ -22,7 +22,7 @@ from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.transports.streams.messages import RESULTS
+from dovetail.transports.messages import RESULTS
 from dovetail.transports.streams.sender import STOPS, stream_of
 from dovetail.wiring.distributed import commanding
 

@@ -70,6 +70,9 @@ class Telemetry:
         self._own_file: Path | None = None
         self._writing: threading.Timer | None = None
 
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        self.depths = depths
+
     def close(self) -> None:
         if self.tracing is not None:
             self.tracing.close()

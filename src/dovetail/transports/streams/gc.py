@@ -15,8 +15,7 @@ from typing import Any
 import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
-from dovetail.transports.messages import read_tasks
-from dovetail.transports.streams.messages import TASKS
+from dovetail.transports.messages import TASKS, read_tasks
 from dovetail.transports.streams.sender import DISMISS, MARK, WORKERS
 
 MOST_DISMISSED = 500
