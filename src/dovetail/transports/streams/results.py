@@ -43,7 +43,7 @@ class OrchestratorPeers:
 
     async def beat(self) -> list[str]:
         """Renew the own lease; returns whose has lapsed."""
-        lapsed = await self._pipe.script(
+        lapsed = await self._pipe.call_script(
             _BEAT, [ORCHESTRATORS_ALIVE], [self._me, repr(LEASE_SECONDS)]
         )
         return [name.decode() for name in lapsed]
