@@ -205,15 +205,15 @@ class RedisStore:
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
-            await self._pipe.many(definitions)
+            await self._pipe.call_many(definitions)
             definitions = []
         # Each is sent when it is put together, so that workers can begin with the first.
         parts = [submits[at : at + BATCH_SIZE] for at in range(0, len(submits), BATCH_SIZE)]
         creating = (self._create(part, now, nonce) for part in parts)
-        _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
+        _, *made = await asyncio.gather(self._pipe.call_many(definitions), *creating)
         if monotonic() - began > GRACE_SECONDS / 2:
             # We stood still, and before the runs were there nothing referred to what they are of.
-            await self._pipe.many(await self._shells.keeping(submits))
+            await self._pipe.call_many(await self._shells.keeping(submits))
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
@@ -228,7 +228,7 @@ class RedisStore:
                 keys = (own + "meta", own + "nodes", own + "events", own + "held")
                 stored = self._shells.definitions.stored(submit.graph)
                 args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-                calls.append(self._pipe.evaluation(source("submit"), keys, args))
+                calls.append(self._pipe.script_command(source("submit"), keys, args))
         decisions = []
         foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
         is_wide = any(shell.shape.is_wide for shell in shells)
@@ -250,9 +250,9 @@ class RedisStore:
         """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
         if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
             self._loaded_at = self._pipe.breaks
-            await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
+            await self._pipe.call_many([("SCRIPT", "LOAD", source(name)) for name in HOT])
         refusals = self._pipe.refusals
-        asked = self._pipe.ask(calls)
+        asked = self._pipe.send(calls)
         if len(calls) > FEW or is_wide:
             self._pipe.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
@@ -262,7 +262,7 @@ class RedisStore:
             if tasks := [task for ahead in aheads for task in ahead.values()]:
                 self._sending.append(self.ahead.sending(tasks))
         self._pipe.flush()
-        answers = await self._pipe.judged(calls, await asked)
+        answers = await self._pipe.retry_errors(calls, await asked)
         if self._pipe.refusals != refusals:
             # A call may have come after what was sent behind it, so that nobody could claim that.
             return answers, [{}] * len(calls)
@@ -337,7 +337,7 @@ class RedisStore:
                 continue
             own = f"wf:{{{run_id}}}:"
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
-            calls.append(self._pipe.evaluation(complete_many, keys, args))
+            calls.append(self._pipe.script_command(complete_many, keys, args))
             asked.append((shell, places, mine))
         if not calls:
             return left
@@ -404,7 +404,7 @@ class RedisStore:
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        answer = await self._pipe.script(source("claim"), (nodes, events), args)
+        answer = await self._pipe.call_script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
     async def _step(
@@ -430,7 +430,9 @@ class RedisStore:
         self, run_id: str, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
-        go_on, why, seq, answers = await self._pipe.script(script(), keys_of(run_id), [body, graph])
+        go_on, why, seq, answers = await self._pipe.call_script(
+            script(), keys_of(run_id), [body, graph]
+        )
         return go_on, why, seq, answers
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
@@ -503,7 +505,7 @@ class RedisStore:
         for move, decision in zip(moves, decisions, strict=True):
             if type(move) is Complete and move.cache and is_taken(decision):
                 until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
-                await self._pipe.many(
+                await self._pipe.call_many(
                     [
                         ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
                         for key, kept in entries(move.cache, move.output)
@@ -545,7 +547,7 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.script(bounded("load"), keys, asked)
+            answer = await self._pipe.call_script(bounded("load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
             fields, states, counts, endings = map(_pairs, hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
@@ -579,7 +581,7 @@ class RedisStore:
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._pipe.many(asking)
+            finished_at, on_agenda = await self._pipe.call_many(asking)
             if finished_at is None:
                 raise _no_run(run_id)
             if not finished_at:
@@ -726,7 +728,7 @@ class InstrumentedRedisStore(RedisStore):
         if caller is not None:  # before the runs: their first nodes are sent out at once
             life = CALLER_DAYS * 86400
             keys = [_caller_key(submit.run_id) for submit in submits]
-            await self._pipe.many([("SET", key, caller, "NX", "EX", life) for key in keys])
+            await self._pipe.call_many([("SET", key, caller, "NX", "EX", life) for key in keys])
         decisions = await super().create_many(submits, now)
         for submit, decision in zip(submits, decisions, strict=True):
             if decision.events:
@@ -789,7 +791,7 @@ class InstrumentedRedisStore(RedisStore):
             ("HMGET", keys_of(run_id)[1], *places) for run_id, (_, places) in ended.items()
         ]
         for (graph, places), states in zip(
-            ended.values(), await self._pipe.many(commands), strict=True
+            ended.values(), await self._pipe.call_many(commands), strict=True
         ):
             for place, state in zip(places, states, strict=True):
                 started, finished = times_of(state)

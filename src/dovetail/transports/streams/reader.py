@@ -23,8 +23,8 @@ import hiredis
 
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, as_one
 from dovetail.transports.messages import (
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
     FEWEST_PACKED,
     RESULTS,
     result_messages,
@@ -194,7 +194,7 @@ class StreamInbox:
         commands = result_messages(results)
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = as_one(commands)
+        asked = in_transaction(commands)
         # On the connection that is used next: with the next read, or the claims of what is kept,
         # and behind these, as handlers wait for them.
         reply = None
@@ -202,7 +202,7 @@ class StreamInbox:
             # For few everybody may wait: to put the next read together is a twentieth of a chain.
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
-            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+            reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
 
@@ -240,7 +240,9 @@ class StreamInbox:
     async def tell_again(self) -> None:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
-        await self._pipe.many([command for _, _, commands in self._told for command in commands])
+        await self._pipe.call_many(
+            [command for _, _, commands in self._told for command in commands]
+        )
 
     async def _arrived(self) -> None:
         """Everything that was sent before has arrived."""
@@ -263,7 +265,7 @@ class StreamInbox:
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
-                await self._pipe.many(again)
+                await self._pipe.call_many(again)
                 return
             except RedisError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -292,7 +294,7 @@ class StreamInbox:
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
-        await self._pipe.many(task_messages(message.content for message in left))
+        await self._pipe.call_many(task_messages(message.content for message in left))
         # After they are sent again: who dies in between leaves them twice, not lost.
         await self._readers[0][0].settle(left)
 
