@@ -87,7 +87,7 @@ print("done")
 
 
 def use(script: str, server: Server, name: str, folder: Path) -> None:
-    """Register, trigger twice under one key, wait, read events, retry: by the client in `folder`."""
+    """Register, trigger twice with one key, wait, read events, retry: the client in `folder`."""
     allowed = folder / "allowed"
     definition = flow(name, node("a", "needs", config={"file": str(allowed)}))
     used = subprocess.run(

@@ -838,7 +838,7 @@ def times_of(state: bytes | None) -> tuple[bytes, bytes]:
 
 async def callers_of(pipe: PipelinedRedis, run_ids: Sequence[str]) -> list[str | None]:
     """The `traceparent` of the request that triggered each run."""
-    found = await pipe.many([("GET", _caller_key(run_id)) for run_id in run_ids])
+    found = await pipe.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
     return [None if text is None else text.decode() for text in found]
 
 

@@ -23,8 +23,8 @@ import hiredis
 
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
-from dovetail.transports.messages import (
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,
     result_messages,
@@ -328,7 +328,7 @@ class OrchestratorPeers:
 
     async def beat(self) -> list[str]:
         """Renew the own lease; returns whose has lapsed."""
-        lapsed = await self._pipe.script(
+        lapsed = await self._pipe.call_script(
             _BEAT, [ORCHESTRATORS_ALIVE], [self._me, repr(LEASE_SECONDS)]
         )
         return [name.decode() for name in lapsed]
