@@ -235,6 +235,19 @@ already as it was asked for.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs a listing has: newest first, without nodes, a page at a time."""
+
+    status: str | None = None
+    workflow: str | None = None
+    batch: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+    max_result_bytes: int | None = None
+    """A larger result is an `OutputReference` with its size alone."""
+
+
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
 
