@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.config import (
-    BESIDE,
+    OTHER_VARIABLES,
     RateLimit,
     Settings,
     SettingsError,
@@ -330,9 +330,11 @@ def test_the_documentation_has_the_table_of_the_code():
 def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():
     page = DOCS.with_name("documents.md").read_text()
     of_documents = set(re.findall(r"DOVETAIL_DOCUMENTS_[A-Z_]+[A-Z]", page))
-    assert of_documents < set(BESIDE)
+    assert of_documents < set(OTHER_VARIABLES)
     known = re.findall(r"^\| `(DOVETAIL_[A-Z_]+)`", reference(), re.MULTILINE)
-    assert unknown_variables(dict.fromkeys([*known, *BESIDE, "DOVETAIL_SECRET_X"], "1")) == {}
+    assert (
+        unknown_variables(dict.fromkeys([*known, *OTHER_VARIABLES, "DOVETAIL_SECRET_X"], "1")) == {}
+    )
     of_kubernetes = {
         "DOVETAIL_PORT": "tcp://10.0.0.1:8700",
         "DOVETAIL_PORT_8700_TCP_ADDR": "10.0.0.1",
