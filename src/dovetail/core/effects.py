@@ -114,7 +114,7 @@ def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
     """Count an output of a run that has a limit; the error if the run may not keep it as well."""
     kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
     if limit is not None and kept + size > limit:
-        # The same words as in consequences.lua.
+        # The same words as in effects.lua.
         message = (
             f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
             f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"
