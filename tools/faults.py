@@ -193,7 +193,7 @@ async def recover(
 
 
 def crowd(stage: Stage, faults: Sequence[str], over: Transport) -> Storm:
-    return Storm(stage, faults, known=over.known, plan=draw_quick, crowd=over.call_many, batch=BATCH)
+    return Storm(stage, faults, known=over.known, plan=draw_quick, crowd=over.many, batch=BATCH)
 
 
 async def rage(seed: int, tally: Tally, over: Transport, *, crowded: bool = False) -> None:

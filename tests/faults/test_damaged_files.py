@@ -27,6 +27,7 @@ from dovetail.cli.failures import guarded
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.wiring.embedded import embedded
 
 from ..engine.harness import registry_of
@@ -190,7 +191,9 @@ async def test_everything_else_goes_on_beside_a_run_that_is_damaged(
         assert (await ended(commands, file.other)).status is RunStatus.COMPLETED
         made = (await commands.trigger("quick", {})).run_id
         assert (await ended(commands, made)).status is RunStatus.COMPLETED
-        listed = {run["run_id"]: run for run in (await commands.list_runs(limit=100))["items"]}
+        listed = {
+            run["run_id"]: run for run in (await commands.list_runs(RunQuery(limit=100)))["items"]
+        }
         assert {file.victim, file.other, file.ended, made} <= listed.keys()
         if not damage.is_read:
             assert file.victim not in taken

@@ -27,8 +27,13 @@ from dovetail.stores.redis.store import PARTS
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import read_task, result_fields
-from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.messages import (
+    RESULTS,
+    read_task,
+    result_fields,
+    result_messages,
+    stream_of,
+)
 from dovetail.transports.streams.sender import ORCHESTRATORS, STOPS, WORKERS
 from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, working
 

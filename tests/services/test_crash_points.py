@@ -21,8 +21,7 @@ from dovetail.engine.ports import Task
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
-from dovetail.transports.messages import result_fields
-from dovetail.transports.streams.messages import RESULTS, stream_of
+from dovetail.transports.messages import RESULTS, result_fields, stream_of
 from dovetail.transports.streams.sender import ORCHESTRATORS, StreamReader
 from dovetail.wiring.distributed import orchestrate
 

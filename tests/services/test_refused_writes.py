@@ -26,8 +26,8 @@ from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import ServiceParts, commanding, connected, orchestrate, working

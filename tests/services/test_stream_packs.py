@@ -16,15 +16,15 @@ from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MOST_OPENED, WorkerFacts, WorkerRegistry
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import task_fields
-from dovetail.transports.streams import inbox as stream_inbox
-from dovetail.transports.streams import sender as streams
-from dovetail.transports.streams.inbox import Received, StreamInbox
-from dovetail.transports.streams.messages import (
+from dovetail.transports.messages import (
     FEWEST_MESSAGES,
     MOST_PACKED_BYTES,
     MOST_TASKS_PACKED,
+    task_fields,
 )
+from dovetail.transports.streams import reader as stream_inbox
+from dovetail.transports.streams import sender as streams
+from dovetail.transports.streams.reader import Received, StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender, stream_of
 
 TOKEN = Token(1, 1, 77)

@@ -23,7 +23,7 @@ from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
 from dovetail.transports.streams import gc as stream_remains
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import MARK, WORKERS, StreamReader, StreamSender, stream_of
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import orchestrate

@@ -21,8 +21,8 @@ from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import MOST_INPUTS, result_fields
-from dovetail.transports.streams import inbox as stream_inbox
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams import reader as stream_inbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import (
     RESULTS,
     WORKERS,

@@ -13,7 +13,7 @@ from dovetail.engine.ports import DoctorFinding
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.doctor import disagreements, examine, reach
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
-from dovetail.transports.streams.results import OrchestratorPeers
+from dovetail.transports.streams.reader import OrchestratorPeers
 from dovetail.wiring.health import await_redis
 
 from ..servers.redis_cluster import RedisCluster

@@ -14,8 +14,7 @@ import orjson
 from dovetail.core.events import Token
 from dovetail.core.redaction import Redactor
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.transports.messages import shown
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import shown, stream_of
 
 DEAD = "wf:dead"
 MOST_DEAD = 10_000

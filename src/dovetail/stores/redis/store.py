@@ -57,8 +57,8 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
-from dovetail.engine.listener import Listener, end_in
-from dovetail.engine.ports import Cached, Sender, Task
+from dovetail.engine.listener import Listener, SafeListener, end_in
+from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
@@ -157,20 +157,21 @@ class RedisStore:
         news: Callable[[str], Awaitable[None]] | None = None,
         max_input_bytes: int = MAX_INPUT_BYTES,
         max_run_bytes: int | None = None,
+        ahead: SpeculativeDispatch | None = None,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
         Without `listed` the lists of runs are kept elsewhere.
 
         `news` returns when it is worth to look whether a run has ended. `max_run_bytes` is what
-        the outputs of a run that is made here may have together, unless its submit says so.
+        the outputs of a run that is made here may have together, unless its submit says so. `ahead`
+        sends the tasks of nodes that are about to be published.
         """
         self._pipe = pipe
         self._events = events
         self._listed = listed
         self._news = news or _a_moment
         self._max_run_bytes = max_run_bytes
-        self.ahead: SpeculativeDispatch | None = None
-        """Set by the wiring, if nodes that are about to be published may be sent from here."""
+        self.ahead = ahead
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
@@ -709,7 +710,7 @@ ENDS = frozenset({"node.completed", "node.failed"})
 class InstrumentedRedisStore(RedisStore):
     def __init__(self, pipe: PipelinedRedis, listener: Listener, **options: Any) -> None:
         super().__init__(pipe, **{**options, "events": True})
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._ended: dict[str, tuple[Graph, list[int]]] = {}
         """By run, the places of the nodes whose times are yet to be read."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -742,15 +743,6 @@ class InstrumentedRedisStore(RedisStore):
             await self._tell(run_id, decision)
         return decision
 
-    async def callers_of(self, run_ids: Sequence[str]) -> list[str | None]:
-        """The `traceparent` of each, as it was kept with the run."""
-        found = await self._pipe.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
-        return [None if text is None else text.decode() for text in found]
-
-    def listened(self, sender: Sender) -> Sender:
-        """One whose tasks say what they belong to, if the listener wants them to."""
-        return self._listener.sender(sender, self.callers_of)
-
     async def close(self) -> None:
         """What is still to be read is read now; what cannot be is let go."""
         if self._alarm is not None:
@@ -766,7 +758,7 @@ class InstrumentedRedisStore(RedisStore):
         if shell is None:  # dropped, or lost with Redis
             return
         graph = shell.run.graph
-        self._listener.told(run_id, graph, decision.events)
+        self._listener.on_events(run_id, graph, decision.events)
         for _, _, kind, _, node, attempt, _ in decision.events:
             if kind in ENDS and attempt and node is not None:
                 self._ended.setdefault(run_id, (graph, []))[1].append(graph.index[node])
@@ -778,7 +770,7 @@ class InstrumentedRedisStore(RedisStore):
             if wanted and status is RunStatus.COMPLETED:
                 self._spawn(self._read_end(run_id, graph, wanted))
             else:
-                self._listener.ended(run_id, graph, status, {})
+                self._listener.on_outcome(run_id, graph, status, {})
         if decision.ended and self._listener.whole_logs:
             self._spawn(self._read_log(run_id))
 
@@ -798,21 +790,21 @@ class InstrumentedRedisStore(RedisStore):
                 started, finished = times_of(state)
                 if started and finished:
                     handler = graph.nodes[place].handler
-                    self._listener.took(handler, float(finished) - float(started))
+                    self._listener.on_duration(handler, float(finished) - float(started))
 
     async def _read_end(self, run_id: str, graph: Graph, wanted: Sequence[str]) -> None:
         outputs: dict[str, Any] = {}
         with suppress(StoreError, NotFound):  # archived and dropped since: it ended all the same
             nodes = (await self.load(run_id)).nodes
             outputs = {name: nodes[graph.index[name]].output for name in wanted}
-        self._listener.ended(run_id, graph, RunStatus.COMPLETED, outputs)
+        self._listener.on_outcome(run_id, graph, RunStatus.COMPLETED, outputs)
 
     async def _read_log(self, run_id: str) -> None:
         graph = (await self._known(run_id)).run.graph
         texts = await self._pipe.call("LRANGE", keys_of(run_id)[5], 0, -1)
         log: list[Event] = [event_of(text, seq, graph) for seq, text in enumerate(texts, 1)]
-        (caller,) = await self.callers_of([run_id])
-        self._listener.over(run_id, graph, log, caller)
+        (caller,) = await callers_of(self._pipe, [run_id])
+        self._listener.on_run_finished(run_id, graph, log, caller)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_quiet(work))
@@ -835,6 +827,12 @@ def times_of(state: bytes | None) -> tuple[bytes, bytes]:
         return b"", b""
     _, started, finished = state.rsplit(_SEPARATOR, 2)
     return started, finished
+
+
+async def callers_of(pipe: PipelinedRedis, run_ids: Sequence[str]) -> list[str | None]:
+    """The `traceparent` of the request that triggered each run."""
+    found = await pipe.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
+    return [None if text is None else text.decode() for text in found]
 
 
 def _caller_key(run_id: str) -> str:

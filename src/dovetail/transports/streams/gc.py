@@ -16,8 +16,7 @@ import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
 from dovetail.redis_client.scripts import load_script
-from dovetail.transports.messages import read_tasks
-from dovetail.transports.streams.messages import TASKS
+from dovetail.transports.messages import TASKS, read_tasks
 from dovetail.transports.streams.sender import MARK, WORKERS
 
 MOST_DISMISSED = 500

@@ -31,11 +31,12 @@ from dovetail.redis_client.pipelined import (
 )
 from dovetail.redis_client.scripts import load_script
 from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import read_results, read_tasks
-from dovetail.transports.streams.messages import (
+from dovetail.transports.messages import (
     FEWEST_MESSAGES,
     RESULTS,
     packed_task_messages,
+    read_results,
+    read_tasks,
     stream_of,
     task_messages,
 )
