@@ -41,12 +41,12 @@ from dovetail.stores.redis.codec import (
     SEPARATOR,
     UNIT,
     node_status,
+    source,
     take_counts,
     time_text,
     weight_text,
 )
 from dovetail.stores.redis.definitions import definition, definition_key
-from dovetail.stores.redis.run_index import source
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.store import PARTS, keys_of
 from dovetail.stores.redis.timers import ACTIVE
@@ -90,7 +90,7 @@ class RedisArchiveQueue:
         now = self._clock()
         until = now + CLAIM_SECONDS
         given: list[Argument] = [repr(now - rested), repr(until), limit]
-        flat = await self._pipe.call_script(source("hints_claim"), [UNARCHIVED], given)
+        flat = await self._pipe.call_script(source("archive_claim"), [UNARCHIVED], given)
         return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
 
     async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
@@ -129,7 +129,7 @@ class RedisArchiveQueue:
 
     async def _strike(self, key: str, entries: Sequence[ArchiveEntry]) -> None:
         if flat := [part for run_id, score in entries for part in (run_id, repr(score))]:
-            await self._pipe.call_script(source("hints_settle"), [key], flat)
+            await self._pipe.call_script(source("remove_unchanged"), [key], flat)
 
 
 def _pairs(flat: Sequence[object]) -> range:

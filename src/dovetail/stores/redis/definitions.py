@@ -19,7 +19,8 @@ import orjson
 
 from dovetail.engine.supervisor import bisect_failures
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, scanned
-from dovetail.stores.redis.run_index import WORKFLOWS, source, workflow_key
+from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.run_index import WORKFLOWS, workflow_key
 
 GRACE_SECONDS = 600.0
 """So long a definition stays aside before it is forgotten."""

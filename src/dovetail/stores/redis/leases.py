@@ -17,8 +17,8 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.codec import Fields, time_text
-from dovetail.stores.redis.store import RedisStore, keys_of, script
+from dovetail.stores.redis.codec import Fields, source, time_text
+from dovetail.stores.redis.store import RULES, RedisStore, keys_of
 
 log = logging.getLogger("dovetail.worker")
 
@@ -50,7 +50,7 @@ class RedisLeases:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
             self._pipe.script_command(
-                script(),
+                source(*RULES),
                 keys_of(run_id),
                 [
                     orjson.dumps({"moves": [_request(tasks[at], now, until) for at in places]}),

@@ -39,7 +39,7 @@ from dovetail.stores.records import (
     version_meant,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of
+from dovetail.stores.redis.codec import event_of, source
 from dovetail.stores.redis.definitions import definition, definition_key
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
@@ -58,7 +58,6 @@ from dovetail.stores.redis.run_index import (
     born,
     is_text,
     run_id_of,
-    source,
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
@@ -108,7 +107,7 @@ class RedisRecords:
         await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
         version, created = await self._pipe.call_script(
-            _seeing("records_register"),
+            source("records_seen", "records_register"),
             [key, f"{key}:versions", f"{key}:aliases"],
             [sha256, repr(now), _as_seen(seen)],
         )
@@ -217,7 +216,9 @@ class RedisRecords:
         key = workflow_key(name)
         keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
         active = int(
-            await self._pipe.call_script(_seeing("records_delete"), keys, [_as_seen(seen)])
+            await self._pipe.call_script(
+                source("records_seen", "records_delete"), keys, [_as_seen(seen)]
+            )
         )
         if active < 0:
             raise changed(name)
@@ -231,7 +232,7 @@ class RedisRecords:
         found = await self.registered(name, version)
         key = workflow_key(name)
         done = await self._pipe.call_script(
-            _seeing("records_alias"),
+            source("records_seen", "records_alias"),
             [f"{key}:versions", f"{key}:aliases", key],
             [alias, found.version, _as_seen(seen)],
         )
@@ -244,7 +245,9 @@ class RedisRecords:
         latest = await self._latest(name)
         key = workflow_key(name)
         done = await self._pipe.call_script(
-            _seeing("records_unalias"), [f"{key}:aliases", key], [alias, _as_seen(seen)]
+            source("records_seen", "records_unalias"),
+            [f"{key}:aliases", key],
+            [alias, _as_seen(seen)],
         )
         if done < 0:
             raise changed(name)
@@ -596,11 +599,6 @@ class RedisRecords:
 
     async def doctor(self) -> list[DoctorFinding]:
         return [] if self._examine is None else await self._examine()
-
-
-def _seeing(name: str) -> str:
-    """A script that compares what is there with what was seen."""
-    return source("records_seen") + source(name)
 
 
 def _as_seen(seen: Seen | None) -> str:

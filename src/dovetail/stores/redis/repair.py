@@ -29,10 +29,10 @@ from dovetail.stores.redis.codec import (
     UNIT,
     event_of,
     node_of,
+    source,
     time_text,
 )
 from dovetail.stores.redis.run_cache import RunHeader
-from dovetail.stores.redis.run_index import source
 
 MOST_TRIES = 8
 WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"

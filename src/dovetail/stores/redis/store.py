@@ -30,7 +30,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -72,6 +71,7 @@ from dovetail.stores.redis.codec import (
     event_of,
     joined,
     run_of,
+    source,
     take_counts,
     time_text,
 )
@@ -98,20 +98,19 @@ from dovetail.stores.redis.repair import (
     write_back,
 )
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import RunOrigin, source
+from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
     ConditionEvaluator,
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
-    bounded,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
-    "consequences",
+    "effects",
     "renew",
     "complete",
     "recall",
@@ -133,12 +132,6 @@ LONGEST_POLL_SECONDS = 0.2
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
-
-@cache
-def script() -> str:
-    """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(source, RULES))
 
 
 def keys_of(run_id: str) -> list[str]:
@@ -431,7 +424,7 @@ class RedisStore:
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
         go_on, why, seq, answers = await self._pipe.call_script(
-            script(), keys_of(run_id), [body, graph]
+            source(*RULES), keys_of(run_id), [body, graph]
         )
         return go_on, why, seq, answers
 
@@ -547,7 +540,7 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.call_script(bounded("load"), keys, asked)
+            answer = await self._pipe.call_script(source("within", "load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
             fields, states, counts, endings = map(_pairs, hashes)
             if b"status" not in fields:  # dropped, or lost with Redis

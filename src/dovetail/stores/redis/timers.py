@@ -16,37 +16,11 @@ from dovetail.core.transitions import Wake
 from dovetail.engine.ports import ParkedNode
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, scanned
+from dovetail.stores.redis.codec import source
 
 log = logging.getLogger("dovetail.orchestrator")
 
 DELAYED, LEASES, ACTIVE, LINE = "wf:delayed", "wf:leases", "wf:active", "wf:line"
-_ENDED = """
-local since, gone = tonumber(ARGV[1]), {}
-for first = 2, #ARGV, 4000 do
-  local names, over = {unpack(ARGV, first, math.min(first + 3999, #ARGV))}, {}
-  for k, moved in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(names))) do
-    if moved and tonumber(moved) <= since then
-      over[#over + 1] = names[k]
-      gone[#gone + 1] = names[k]
-    end
-  end
-  if #over > 0 then redis.call('ZREM', KEYS[1], unpack(over)) end
-end
-return gone
-"""
-_WOKEN = """
-for k = 1, #ARGV, 2 do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k + 1])
-  if at and tonumber(at) == tonumber(ARGV[k]) then redis.call('ZREM', KEYS[1], ARGV[k + 1]) end
-end
-"""
-"""A node that was woken, and parked again by the worker that got it, has the name that it had."""
-_RELEASED = """
-for k = 2, #ARGV do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k])
-  if at and tonumber(at) == tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
-end
-"""
 
 
 class RedisTimerIndex:
@@ -68,9 +42,9 @@ class RedisTimerIndex:
         return float(found[1]) if found else None
 
     async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
-        done = [part for at, wake in due for part in (repr(at), _name(wake))]
-        if done:
-            await self._pipe.call_script(_WOKEN, [DELAYED], done)
+        # A node that was woken, and parked again by the worker that got it, has the same name.
+        if done := [part for at, wake in due for part in (_name(wake), repr(at))]:
+            await self._pipe.call_script(source("remove_unchanged"), [DELAYED], done)
 
     # ── who waits for a token ────────────────────────────────────────────────────────────
 
@@ -115,9 +89,9 @@ class RedisTimerIndex:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
 
     async def released(self, run_ids: Iterable[str], mark: float) -> None:
-        names = list(run_ids)
-        if names:
-            await self._pipe.call_script(_RELEASED, [LEASES], [repr(float(mark)), *names])
+        score = repr(float(mark))
+        if entries := [part for run_id in run_ids for part in (run_id, score)]:
+            await self._pipe.call_script(source("remove_unchanged"), [LEASES], entries)
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
@@ -138,7 +112,8 @@ class RedisTimerIndex:
         """
         names = list(run_ids)
         if names:
-            gone = await self._pipe.call_script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            given = [repr(float(since)), *names]
+            gone = await self._pipe.call_script(source("timers_end"), [ACTIVE], given)
             if gone:
                 self._pipe.enqueue([("ZREM", LEASES, *gone)])
 

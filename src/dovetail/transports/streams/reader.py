@@ -24,6 +24,7 @@ import hiredis
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,
@@ -313,12 +314,6 @@ class StreamInbox:
 ORCHESTRATORS_ALIVE = "wf:orchestrators"
 LEASE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
-_BEAT = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1e6
-redis.call('ZADD', KEYS[1], string.format('%.3f', now + ARGV[2]), ARGV[1])
-return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.3f', now))
-"""
 
 
 class OrchestratorPeers:
@@ -329,7 +324,9 @@ class OrchestratorPeers:
     async def beat(self) -> list[str]:
         """Renew the own lease; returns whose has lapsed."""
         lapsed = await self._pipe.call_script(
-            _BEAT, [ORCHESTRATORS_ALIVE], [self._me, repr(LEASE_SECONDS)]
+            load_script(__package__, "orchestrators_beat"),
+            [ORCHESTRATORS_ALIVE],
+            [self._me, repr(LEASE_SECONDS)],
         )
         return [name.decode() for name in lapsed]
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import hiredis
@@ -28,6 +29,7 @@ from dovetail.redis_client.pipelined import (
     is_replaced,
     is_temporary,
 )
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
@@ -203,55 +205,7 @@ class StreamSender:
         return lost
 
 
-_SETTLE = """
-local stream, group = KEYS[1], ARGV[1]
-redis.call('XACK', stream, unpack(ARGV))
-local held = redis.pcall('XPENDING', stream, group)
-if held.err then return end -- the stream was deleted
-local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
-if held[1] == 0 then
-  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
-else
-  local older_ms, older_seq = string.match(held[2], '^(%d+)-(%d+)$')
-  older_ms, older_seq, ms, seq = older_ms + 0, older_seq + 0, ms + 0, seq + 0
-  if older_ms > ms or (older_ms == ms and older_seq > seq) then
-    redis.call('XTRIM', stream, 'MINID', held[2])
-  else
-    redis.call('XDEL', stream, unpack(ARGV, 2))
-  end
-end
-"""
-"""Messages are read in order: if nobody holds one as old as the newest of these, all up to there
-are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
-order."""
-_TRIM = """
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if groups.err then return end -- there is no such stream
-local from_ms, from_seq
-for _, told in ipairs(groups) do
-  local facts = {}
-  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
-  local id, more = facts['last-delivered-id'], 1
-  if facts['pending'] > 0 then
-    id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0
-  end
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  ms, seq = ms + 0, seq + more
-  if from_ms == nil or ms < from_ms or (ms == from_ms and seq < from_seq) then
-    from_ms, from_seq = ms, seq
-  end
-end
-if from_ms == nil then return end
-redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_seq))
-"""
-"""Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
-leaves some that nobody reads again. Everything before what any group still needs may go."""
-DISMISS = """
-if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
-  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-end
-"""
-"""In one step: with what it holds, a consumer would take messages along that nobody reads again."""
+_script = partial(load_script, __package__)
 
 
 def _reads_later(reply: Any) -> bool:
@@ -344,7 +298,7 @@ class StreamReader:
         each stream. What is settled and was left lying goes."""
         idle = int(idle_seconds * 1000)
         await self._pipe.call_many(
-            [self._pipe.script_command(_TRIM, [stream], []) for stream in streams]
+            [self._pipe.script_command(_script("trim"), [stream], []) for stream in streams]
         )
         replies = await self._pipe.send(
             [
@@ -381,7 +335,7 @@ class StreamReader:
     async def dismiss(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
-            await self._pipe.call_script(DISMISS, [stream], [self._group, consumer])
+            await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
     async def settle(self, messages: Iterable[StreamMessage]) -> None:
         """These are done with: they shall be read by nobody again."""
@@ -403,7 +357,7 @@ class StreamReader:
                 continue
             for at in range(0, len(ids), MOST_SETTLED):
                 args = [self._group, *ids[at : at + MOST_SETTLED]]
-                commands.append(self._pipe.script_command(_SETTLE, [stream], args))
+                commands.append(self._pipe.script_command(_script("settle"), [stream], args))
         return commands
 
     async def _open(self, stream: str) -> None:
