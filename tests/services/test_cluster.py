@@ -254,6 +254,6 @@ async def test_every_command_names_keys_of_one_slot(
 
 def test_scripts_make_up_no_key_themselves() -> None:
     """A cluster must know from the call which slot a script is for."""
-    for file in resources.files("dovetail.stores").joinpath("lua").iterdir():
+    for file in resources.files("dovetail.stores.redis").joinpath("lua").iterdir():
         text = re.sub(r"--.*", "", file.read_text())
         assert "wf:" not in text, file.name

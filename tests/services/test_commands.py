@@ -265,14 +265,14 @@ KILLED = """
 import asyncio, os, time
 from dovetail.config import load_settings
 from dovetail.wiring.distributed import commanding
-from dovetail.engine.distributed.orchestrator import SharedOrchestrator
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 
 async def die(self, submits, now=None):
     print(*(submit.run_id for submit in submits), flush=True)
     os._exit(9)
 
 async def main():
-    SharedOrchestrator.submit_many = die
+    DistributedOrchestrator.submit_many = die
     async with commanding(load_settings()) as commands:
         # Long ago, so that nobody waits for its maker any more.
         object.__setattr__(commands, "clock", lambda: time.time() - 100)

@@ -39,7 +39,8 @@ def flow(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def archive_all(settings: Settings) -> None:
-    async with connected(settings) as parts, distributed.archived(settings, parts) as archive:
+    async with connected(settings) as parts:
+        archive = parts.archive
         assert archive is not None
         while await parts.pipe.call("ZCARD", "wf:unarchived"):
             await archive.archiver.archive_what_moved()

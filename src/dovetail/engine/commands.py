@@ -27,7 +27,7 @@ import orjson
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
-from dovetail.core.definition.model import LONGEST_LABEL, Workflow
+from dovetail.core.definition.model import MAX_LABEL_CHARS, Workflow
 from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, DefinitionLimits, check
@@ -665,8 +665,9 @@ class Commands:
         return {"tag": tag, "rate_per_second": rate, "burst": burst}
 
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
-        if not 1 <= len(tag) <= LONGEST_LABEL:
-            message = f"a tag has 1 to {LONGEST_LABEL} characters, not {len(tag):,}"
+        """Set it for every process that shares the store."""
+        if not 1 <= len(tag) <= MAX_LABEL_CHARS:
+            message = f"a tag has 1 to {MAX_LABEL_CHARS} characters, not {len(tag):,}"
             raise InvalidParams([Problem("invalid_field", message, "tag")])
         problems = []
         if not SLOWEST <= rate_per_second <= FASTEST:

@@ -363,8 +363,12 @@ class Transport(Protocol):
     node and the token decides whose result counts.
     """
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
-        """Offer these nodes to the workers."""
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
+        """Offer these nodes to the workers.
+
+        The caller applies the transitions that this returns: nodes that need no worker, because
+        their config cannot be rendered or their output is cached.
+        """
         ...
 
     async def stop(self, order: Stop) -> None:

@@ -57,10 +57,10 @@ class Claims:
                     args += (place, token)
                     known.append(at)
                 if known:
-                    commands.append(self._pipe.evaluation(claims, keys, args))
+                    commands.append(self._pipe.script_command(claims, keys, args))
                     asked.append(known)
         granted = [False] * len(tasks)
-        answers = await self._pipe.many(commands, now=True)
+        answers = await self._pipe.call_many(commands, now=True)
         for mine, (_, *answer) in zip(asked, answers, strict=True):
             for at, flag in zip(mine, answer, strict=True):
                 granted[at] = bool(flag)
@@ -74,7 +74,7 @@ class Claims:
             place = await self._place(task)
             commands.append(("HGET", _nodes_of(task.run_id), -1 if place is None else place))
         found = []
-        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
+        for task, state in zip(tasks, await self._pipe.call_many(commands), strict=True):
             start = (task.run_id, task.node_id, task.token)
             node = None if state is None else node_of(state.decode())
             found.append(
@@ -105,7 +105,7 @@ class Claims:
                 for some in _pieces(by_run[run_id]):
                     places = [index.get(starts[at][1], -1) for at in some]
                     asked.append((("HMGET", _nodes_of(run_id), *places), some))
-            answers = await self._pipe.many([command for command, _ in asked])
+            answers = await self._pipe.call_many([command for command, _ in asked])
             for (_, some), states in zip(asked, answers, strict=True):
                 for at, state in zip(some, states, strict=True):
                     node = None if state is None else node_of(state.decode())
@@ -119,7 +119,7 @@ class Claims:
         for at in range(0, len(run_ids), BATCH_SIZE):  # a run may be large
             part = run_ids[at : at + BATCH_SIZE]
             asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
-            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
+            for run_id, flat in zip(part, await self._pipe.call_many(asked), strict=True):
                 if own := held_of(flat):
                     held[run_id] = own
         await self._shells.look_for(held)

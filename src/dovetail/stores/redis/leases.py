@@ -49,7 +49,7 @@ class RedisLeases:
             if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
-            self._pipe.evaluation(
+            self._pipe.script_command(
                 script(),
                 keys_of(run_id),
                 [
@@ -60,7 +60,7 @@ class RedisLeases:
             for run_id, places in by_run.items()
         ]
         if asked:
-            answers = await self._pipe.many(asked)
+            answers = await self._pipe.call_many(asked)
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])

@@ -76,7 +76,7 @@ class RedisLimits:
         usual = self._configured.get(tag) or TokenBucket()
         now = "" if self._shared_clock is None else repr(self._shared_clock())
         given: list[Argument] = [repr(float(usual.rate)), usual.burst, now, repr(LATENESS)]
-        return await self._pipe.script(_script(operation), [_bucket(tag)], [*given, *operands])
+        return await self._pipe.call_script(_script(operation), [_bucket(tag)], [*given, *operands])
 
     # ── what is set ──────────────────────────────────────────────────────────────────────
 

@@ -70,7 +70,7 @@ class RedisTimerIndex:
     async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
         done = [part for at, wake in due for part in (repr(at), _name(wake))]
         if done:
-            await self._pipe.script(_WOKEN, [DELAYED], done)
+            await self._pipe.call_script(_WOKEN, [DELAYED], done)
 
     # ── who waits for a token ────────────────────────────────────────────────────────────
 
@@ -78,7 +78,7 @@ class RedisTimerIndex:
         """In order with whatever is asked of the same connection; nobody waits for it."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
-            self._pipe.soon([("ZADD", LINE, *entries)])
+            self._pipe.enqueue([("ZADD", LINE, *entries)])
 
     async def line(self, now: float, soon: float) -> list[ParkedNode]:
         last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
@@ -101,12 +101,12 @@ class RedisTimerIndex:
         at = repr(float(until))
         entries = [part for run_id in run_ids for part in (at, run_id)]
         if entries:
-            self._pipe.soon([("ZADD", LEASES, "LT", *entries)])
+            self._pipe.enqueue([("ZADD", LEASES, "LT", *entries)])
 
     async def expired(self, now: float, limit: int) -> list[str]:
         """Beside a write that changes nothing: while Redis refuses that, it refuses renewals too,
         and whoever asks for this shall wait as it would for a Redis that is away."""
-        _, found = await self._pipe.many(
+        _, found = await self._pipe.call_many(
             [("ZADD", LEASES, "XX", 0, ""), _until(LEASES, now, limit)]
         )
         return [name.decode() for name, _ in _pairs(found)]
@@ -117,7 +117,7 @@ class RedisTimerIndex:
     async def released(self, run_ids: Iterable[str], mark: float) -> None:
         names = list(run_ids)
         if names:
-            await self._pipe.script(_RELEASED, [LEASES], [repr(float(mark)), *names])
+            await self._pipe.call_script(_RELEASED, [LEASES], [repr(float(mark)), *names])
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
@@ -138,14 +138,14 @@ class RedisTimerIndex:
         """
         names = list(run_ids)
         if names:
-            gone = await self._pipe.script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            gone = await self._pipe.call_script(_ENDED, [ACTIVE], [repr(float(since)), *names])
             if gone:
-                self._pipe.soon([("ZREM", LEASES, *gone)])
+                self._pipe.enqueue([("ZREM", LEASES, *gone)])
 
     async def over(self, run_ids: Iterable[str]) -> set[str]:
         """Those of these that have ended, or are gone."""
         asked = list(run_ids)
-        told = await self._pipe.many(
+        told = await self._pipe.call_many(
             [("HGET", f"wf:{{{run_id}}}:meta", "finished_at") for run_id in asked]
         )
         return {run_id for run_id, at in zip(asked, told, strict=True) if at != b""}
@@ -164,7 +164,7 @@ class RedisTimerIndex:
 
     async def _unfinished(self, keys: Sequence[str]) -> Sequence[str]:
         asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in keys]
-        told = zip(keys, await self._pipe.many(asked), strict=True)
+        told = zip(keys, await self._pipe.call_many(asked), strict=True)
         return [
             key.removeprefix("wf:{").removesuffix("}:meta")
             for key, (status, ended) in told

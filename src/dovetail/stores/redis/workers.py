@@ -85,7 +85,7 @@ class WorkerRegistry:
             *("running", worker.running, "concurrency", worker.concurrency),
         ]
         life = max(1, int(self._heartbeat_timeout * 1000))
-        now = await self._pipe.script(
+        now = await self._pipe.call_script(
             source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
         )
         await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
@@ -173,8 +173,10 @@ class WorkerRegistry:
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
         depth = source("fleet_depth")
-        asked = [self._pipe.evaluation(depth, [TASKS + name], [MOST_OPENED]) for name in handlers]
-        return dict(zip(handlers, await self._pipe.many(asked), strict=True))
+        asked = [
+            self._pipe.script_command(depth, [TASKS + name], [MOST_OPENED]) for name in handlers
+        ]
+        return dict(zip(handlers, await self._pipe.call_many(asked), strict=True))
 
     async def _remembered(self) -> list[dict[str, Any]]:
         seconds, _ = await self._pipe.call("TIME")
@@ -324,7 +326,7 @@ class ServiceRegistry:
 
     async def _asked(self, member: str, *, beside: bool) -> list[AnnouncedService]:
         given: list[Argument] = [member, repr(self._timeout), int(beside)]
-        told = await self._pipe.script(source("services_join"), [SERVICES], given)
+        told = await self._pipe.call_script(source("services_join"), [SERVICES], given)
         return _read(told)
 
 

@@ -53,7 +53,7 @@ async def counts(pipe: PipelinedRedis) -> Counts:
 
 async def correct(pipe: PipelinedRedis, known: Counts, by: int) -> bool:
     """So many more count as taken, if the counts are still what is known."""
-    return bool(await pipe.script(_CORRECTED, [COUNTS], [known.sent, known.taken, by]))
+    return bool(await pipe.call_script(_CORRECTED, [COUNTS], [known.sent, known.taken, by]))
 
 
 async def waiting(pipe: PipelinedRedis) -> dict[str, int]:
@@ -70,7 +70,7 @@ async def none_waits(pipe: PipelinedRedis) -> None:
 
 async def mark(pipe: PipelinedRedis, sent: int, now: float) -> None:
     """Remember that so many have been sent by now."""
-    await pipe.many(
+    await pipe.call_many(
         [
             ("ZREMRANGEBYSCORE", MARKS, f"({sent}", "+inf"),  # of counts that were lost
             ("ZADD", MARKS, sent, f"{now:.3f}"),
