@@ -36,8 +36,8 @@ from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.text import died_during
 from dovetail.core.values import NotJson, encode
-from dovetail.redis_client.url import CeleryConnection, from_celery, read, to_celery
 from dovetail.executor import WorkflowResult, call_on_end
+from dovetail.redis_client.url import CeleryConnection, from_celery, read, to_celery
 
 log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
