@@ -10,7 +10,7 @@ import pytest
 
 from dovetail.core.dag import Graph
 from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
-from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.fast_path import MOST_AHEAD
@@ -29,10 +29,10 @@ class Hot:
 
     def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
-        self.store = RedisStore(pipe)
         sender = StreamSender(pipe)
+        ahead = SpeculativeDispatch(TaskRenderer().render_ahead, sender.sending)
+        self.store = RedisStore(pipe, ahead=ahead)
         self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
-        self.store.ahead = SpeculativeDispatch(self.publisher.rendered, sender.sending)
         self.seen = 0
 
     async def begun(self, of: Graph) -> list[Task]:

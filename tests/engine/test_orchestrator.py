@@ -26,10 +26,9 @@ class House:
     def __init__(self, **buckets: TokenBucket) -> None:
         self.now = 1000.0
         self.store = MemoryStore()
-        self.transport = LocalTransport()
         self.stopped: list[Stop] = []
+        self.transport = LocalTransport(self.stopped.append)
         self.crashes: list[BaseException] = []
-        self.transport.on_stop = self.stopped.append
         self.orchestrator = LocalOrchestrator(
             self.store, self.transport, self.clock, self.crashes.append
         )

@@ -34,9 +34,10 @@ from dovetail.cli.board import Board
 from dovetail.client import connection
 from dovetail.client.connection import ServerUnreachable
 from dovetail.client.errors import AccessDenied, NoDovetail, ServerError
-from dovetail.client.server import ServerCommands
+from dovetail.client.server import RemoteEngine
+from dovetail.engine.api import EngineApi, ServedEngine
 from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view, timestamp
+from dovetail.engine.views import timestamp
 
 from ..servers.server import free_port
 from .places import serving
@@ -499,16 +500,17 @@ async def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.M
 # --- the same answers --------------------------------------------------------------------------
 
 
-def test_whatever_decides_is_asked_of_the_server() -> None:
-    """A new command of the engine is to be asked here, too, or to be known as one that reads."""
-    reads = {
-        *("workflow", "workflows", "versions", "delete_workflow", "set_alias", "delete_alias"),
-        *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch", "ended"),
-        *("look", "summary", "with_results", "with_output", "find_batch"),
-    }
-    public = {name for name in vars(Commands) if not name.startswith("_")}
+@pytest.mark.parametrize("engine", [Commands, RemoteEngine])
+def test_every_engine_has_every_call_of_the_protocol(engine: type) -> None:
+    asked = {name for name in vars(EngineApi) if not name.startswith("_")}
+    assert asked <= {*vars(engine), *getattr(engine, "__dataclass_fields__", ())}
+
+
+def test_an_engine_has_no_public_call_that_is_in_no_protocol() -> None:
+    asked = {name for one in (EngineApi, ServedEngine) for name in vars(one)}
     fields = set(Commands.__dataclass_fields__)
-    assert public - fields - set(vars(ServerCommands)) == reads
+    for engine in (Commands, RemoteEngine):
+        assert {name for name in vars(engine) if not name.startswith("_")} - fields <= asked
 
 
 async def test_a_run_reads_the_same_here_and_there(tmp_path: Path) -> None:
@@ -551,12 +553,11 @@ async def test_a_run_reads_the_same_here_and_there(tmp_path: Path) -> None:
             asyncio.timeout(SECONDS),
         ):
             while True:  # one that is parked may be woken meanwhile, and parked again
-                there = await commands.store.load(run.run_id)
-                here = await beside._commands.store.load(run.run_id)
+                there = await commands.snapshot(run.run_id)
+                here = await beside._commands.snapshot(run.run_id)
                 if there.seq == here.seq:
                     break
-        assert commands.view(there) == run_view(here) == await commands.get_run(run.run_id)
-        assert there.seq == here.seq
+        assert there.view == here.view == await commands.get_run(run.run_id)
         assert rows(Board.now(there)) == rows(Board.now(here))
         assert {row["until"] is not None for row in rows(Board.now(there))} == {True, False}
         assert await commands.verify(run.run_id) == []

@@ -15,8 +15,7 @@ from dovetail.core.transitions import Complete, Submit
 from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Task
 from dovetail.stores.redis.timers import ACTIVE, LEASES
-from dovetail.transports.messages import read_task
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import read_task, stream_of
 from dovetail.wiring.distributed import ServiceParts
 
 from ..core.walk import graph

@@ -21,8 +21,7 @@ from dovetail.engine.ports import Task
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
-from dovetail.transports.messages import result_fields
-from dovetail.transports.streams.messages import RESULTS, stream_of
+from dovetail.transports.messages import RESULTS, result_fields, stream_of
 from dovetail.transports.streams.sender import ORCHESTRATORS, StreamReader
 from dovetail.wiring.distributed import orchestrate
 
@@ -211,7 +210,7 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
     with monkeypatch.context() as patched:
         patched.setattr(DistributedOrchestrator, "take_in", die)
         fields = result_fields(Complete("r", "a", task.token, 1))
-        await stage.parts.pipe.together([("XADD", RESULTS, "*", *fields)] * copies)
+        await stage.parts.pipe.transaction([("XADD", RESULTS, "*", *fields)] * copies)
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
     assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == copies

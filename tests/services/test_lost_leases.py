@@ -22,9 +22,8 @@ from dovetail.stores.redis import run_cache
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.timers import LEASES
 from dovetail.stores.redis.workers import WorkerRegistry
-from dovetail.transports.messages import task_fields
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import stream_of, task_fields
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader
 
 from ..core.walk import graph

@@ -23,7 +23,7 @@ from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
 from dovetail.transports.streams import gc as stream_remains
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import MARK, WORKERS, StreamReader, StreamSender, stream_of
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import orchestrate
@@ -135,7 +135,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
 ) -> None:
     await yard.serve("somebody else")
     inbox = await taken(yard, "slow")
-    many, read = PipelinedRedis.many, []
+    many, read = PipelinedRedis.call_many, []
 
     async def read_first(self: PipelinedRedis, commands: Any, **more: Any) -> list[Any]:
         if commands and commands[0][0] == "EVALSHA" and not read:  # the dismissal
@@ -143,7 +143,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
             read.extend(await inbox.tasks(10))
         return await many(self, commands, **more)
 
-    monkeypatch.setattr(PipelinedRedis, "many", read_first)
+    monkeypatch.setattr(PipelinedRedis, "call_many", read_first)
     await yard.remains().clear()
     assert read
     assert "slow" in await yard.consumers()

@@ -398,9 +398,9 @@ async def test_where_nodes_have_no_order_the_second_look_waits_for_the_changes(
     class Unordered(Overtaken):
         keeps_order = False
 
-        async def many(self, commands: Sequence[Command]) -> Any:
+        async def call_many(self, commands: Sequence[Command]) -> Any:
             asked.append({str(command[0]) for command in commands})
-            return await super().many(commands)
+            return await super().call_many(commands)
 
     async def nothing() -> None: ...
 
@@ -424,15 +424,15 @@ class Overtaken:
 
     def __init__(self, pipe: PipelinedRedis, meanwhile: Callable[[], Awaitable[None]]) -> None:
         self.call = pipe.call
-        self.script = pipe.script
+        self.call_script = pipe.call_script
         self._pipe = pipe
         self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
 
-    async def many(self, commands: Sequence[Command]) -> Any:
+    async def call_many(self, commands: Sequence[Command]) -> Any:
         if self._meanwhile is not None and commands[0][0] == "ZADD":
             meanwhile, self._meanwhile = self._meanwhile, None
             await meanwhile()
-        return await self._pipe.many(commands)
+        return await self._pipe.call_many(commands)
 
 
 async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -> None:
@@ -788,13 +788,13 @@ class Crashing:
         self._count()
         return await self._pipe.call(*command)
 
-    async def many(self, commands: Any) -> Any:
+    async def call_many(self, commands: Any) -> Any:
         self._count()
-        return await self._pipe.many(commands)
+        return await self._pipe.call_many(commands)
 
-    async def script(self, *given: Any) -> Any:
+    async def call_script(self, *given: Any) -> Any:
         self._count()
-        return await self._pipe.script(*given)
+        return await self._pipe.call_script(*given)
 
     def _count(self) -> None:
         if not self._left:

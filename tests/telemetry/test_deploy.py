@@ -19,7 +19,7 @@ import yaml
 
 from dovetail.cli.app import app
 from dovetail.config import Settings, env_name, load_settings
-from dovetail.telemetry.metrics import METRICS, Metric
+from dovetail.telemetry.counters import METRICS, Metric
 from dovetail.wiring.embedded import redis_findings
 
 from ..servers.redis_server import RedisServer

@@ -28,12 +28,13 @@ class Ear:
     """Writes down what it is told."""
 
     whole_logs = True
-    depths: Callable[[], Mapping[str, int]] | None = None
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.times: list[tuple[str, float]] = []
         self.logs: list[Sequence[Event]] = []
+
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None: ...
 
     def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
         self.events += events

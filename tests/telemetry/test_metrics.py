@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from dovetail.telemetry.metrics import METRICS
+from dovetail.telemetry.counters import METRICS
 
 from .conftest import Three
 from .services import Api, Page, Services, ask, node, page_of, wait_for

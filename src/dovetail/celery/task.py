@@ -37,7 +37,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.text import died_during
 from dovetail.core.values import NotJson, encode
 from dovetail.executor import WorkflowResult, call_on_end
-from dovetail.redis_client.url import OfCelery, from_celery, of_celery, read
+from dovetail.redis_client.url import CeleryConnection, from_celery, read, to_celery
 
 log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
@@ -132,7 +132,7 @@ class DagTask(Task):  # type: ignore[misc]
         if self._backend is None and not (self.app.backend_cls or self.app.conf.result_backend):
             url = redis_of(self.app)
             if url is not None:
-                self._backend = _made_backend(self.app, of_celery(read(url)))
+                self._backend = _made_backend(self.app, to_celery(read(url)))
         return self.app.backend if self._backend is None else self._backend
 
     @backend.setter
@@ -200,7 +200,7 @@ def redis_of(app: Any) -> str | None:
     return from_celery(urls, use_ssl, getattr(app.conf, "broker_transport_options", None) or {})
 
 
-def _made_backend(app: Any, redis: OfCelery) -> Any:
+def _made_backend(app: Any, redis: CeleryConnection) -> Any:
     """A result backend. Options that its URL cannot have are set on it."""
     url = redis.url
     if redis.use_ssl is not None and not redis.transport_options.get("master_name"):

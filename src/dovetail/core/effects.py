@@ -122,7 +122,7 @@ def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
     """Add an output to the run's bytes; the error if the run would exceed its limit."""
     kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
     if limit is not None and kept + size > limit:
-        # The same words as in consequences.lua.
+        # The same words as in effects.lua.
         message = (
             f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
             f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"

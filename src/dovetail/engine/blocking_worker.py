@@ -114,8 +114,8 @@ class BlockingWorker:
         self._chance = chance
         self._loop: asyncio.AbstractEventLoop | None = None
         self.held: RunningTask | None = None
-        self.leaving = False
-        """The process was told to end: whatever is raised now is not the handler's."""
+        self._leaving = False
+        """The process ends: exceptions from now on are not the handler's."""
 
     def run(self, task: Task, tell: Callable[[Result], None]) -> Result | None:
         """Call the handler of a start that was claimed, and tell what became of it.
@@ -142,7 +142,7 @@ class BlockingWorker:
                 tell(result._replace(output=None, cache=None))
             return None
         except BaseException:
-            if self.leaving:
+            if self._leaving:
                 self._watch.call(partial(self._watch.give_back, held), FAREWELL_SECONDS)
             raise
         finally:
@@ -158,6 +158,10 @@ class BlockingWorker:
                 held.cancel(held.doing)
             elif held.inside:
                 raise error
+
+    def leave(self) -> None:
+        """The process ends: give the running task back."""
+        self._leaving = True
 
     def interrupted(self) -> None:
         """The handler was told to stop a while ago: called in this thread, whatever it is at."""
@@ -175,7 +179,7 @@ class BlockingWorker:
                 return timed_out(task, self._chance())
             sealed = call.seal(task, output)
         except BaseException as error:
-            if self.leaving:
+            if self._leaving:
                 raise
             if held.expired:
                 return timed_out(task, self._chance())

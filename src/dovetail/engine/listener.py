@@ -37,8 +37,10 @@ def end_in(events: Sequence[Event]) -> RunStatus | None:
 class Listener(Protocol):
     whole_logs: bool
     """Whether `on_run_finished` is called, with the whole log of the run."""
-    depths: Callable[[], Mapping[str, int]] | None
-    """Set by the wiring of a process whose nodes wait in its own memory: how many, by handler."""
+
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        """Published nodes wait in the memory of this process: `depths` counts them by handler."""
+        ...
 
     def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
         """These were written just now, in this order."""
@@ -97,7 +99,6 @@ class SafeListener:
         self.on_outcome = self._guard(listener.on_outcome, None)
         self.outputs_wanted = self._guard(listener.outputs_wanted, None)
         self.caller = self._guard(listener.caller, None)
-        self.sender = listener.sender
 
     def _guard(self, hook: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:
         def guarded(*args: _P.args, **named: _P.kwargs) -> _T:

@@ -235,6 +235,19 @@ already as it was asked for.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs a listing has: newest first, without nodes, a page at a time."""
+
+    status: str | None = None
+    workflow: str | None = None
+    batch: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+    max_result_bytes: int | None = None
+    """A larger result is an `OutputReference` with its size alone."""
+
+
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
 
@@ -350,8 +363,12 @@ class Transport(Protocol):
     node and the token decides whose result counts.
     """
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
-        """Offer these nodes to the workers."""
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
+        """Offer these nodes to the workers.
+
+        The caller applies the transitions that this returns: nodes that need no worker, because
+        their config cannot be rendered or their output is cached.
+        """
         ...
 
     async def stop(self, order: Stop) -> None:

@@ -235,6 +235,16 @@ class Handler:
                 type="invalid_config",
             ) from None
 
+    def announcement(self) -> dict[str, Any]:
+        """What other processes know of it: a handler of `GET /workers`."""
+        fields = self.secrets
+        return {
+            "name": self.name,
+            "max_retries": self.max_retries,
+            "secrets": fields if isinstance(fields, bool) else sorted(fields),
+            "version": self.version,
+        }
+
     def config_schema(self) -> dict[str, Any] | None:
         """The JSON Schema of the config, if the handler declares a model."""
         return None if self.config_model is None else self.config_model.model_json_schema()

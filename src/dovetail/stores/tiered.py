@@ -368,7 +368,7 @@ class TieredRecords(PostgresRecords):
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
         """Those of these that Redis has."""
-        answers = await self._pipe.many(
+        answers = await self._pipe.call_many(
             [("HMGET", keys_of(run_id)[0], "status", "finished_at") for run_id in run_ids]
         )
         return {

@@ -25,7 +25,7 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Calls, Sender
 from dovetail.telemetry import route_of
-from dovetail.telemetry.metrics import Counters
+from dovetail.telemetry.counters import Counters
 
 if TYPE_CHECKING:
     from dovetail.telemetry.metrics import ServiceFacts
@@ -69,6 +69,9 @@ class Telemetry:
         self._adding_up = threading.Lock()
         self._own_file: Path | None = None
         self._writing: threading.Timer | None = None
+
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        self.depths = depths
 
     def close(self) -> None:
         if self.tracing is not None:

@@ -14,8 +14,7 @@ import orjson
 from dovetail.core.events import Token
 from dovetail.core.redaction import Redactor
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.transports.messages import shown
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import shown, stream_of
 
 DEAD = "wf:dead"
 MOST_DEAD = 10_000
@@ -51,4 +50,6 @@ class DeadLetterQueue:
         fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
         # Its messages are settled and have no number any more; its key says what it was.
         number = f"{run_id}:{node_id}:{token.epoch}"
-        await self._pipe.many(burying(stream_of(handler), number, reason, fields, self._redact))
+        await self._pipe.call_many(
+            burying(stream_of(handler), number, reason, fields, self._redact)
+        )

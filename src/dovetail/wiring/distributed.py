@@ -35,10 +35,10 @@ from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed.archiver import Archiver
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
 from dovetail.engine.distributed.orchestrator import CrashLimit, DistributedOrchestrator
 from dovetail.engine.distributed.parked import ParkedRescheduler
-from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.task_source import (
     QueueTaskSource,
@@ -68,7 +68,12 @@ from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.server import check_writable, follow_clock, set_clock, watch_restarts
-from dovetail.stores.redis.store import InstrumentedRedisStore, RedisStore, SpeculativeDispatch
+from dovetail.stores.redis.store import (
+    InstrumentedRedisStore,
+    RedisStore,
+    SpeculativeDispatch,
+    callers_of,
+)
 from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import (
     AnnouncedService,
@@ -84,10 +89,9 @@ from dovetail.stores.redis.workers import (
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
 from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
 from dovetail.transports.dead_letters import DeadLetterQueue
+from dovetail.transports.messages import RESULTS
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import RESULTS
-from dovetail.transports.streams.results import OrchestratorPeers, ResultConsumer
+from dovetail.transports.streams.reader import OrchestratorPeers, ResultConsumer, StreamInbox
 from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
 from dovetail.wiring.embedded import buckets, definition_limits
 
@@ -139,15 +143,26 @@ log = logging.getLogger("dovetail.wiring.distributed")
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveParts:
+    """The parts over PostgreSQL."""
+
+    runs: PostgresArchive
+    records: TieredRecords
+    restorer: Restorer
+    archiver: Archiver
+    pool: PostgresPool
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What every service has: the runs, and an orchestrator that moves them."""
+    """What every service has: the store, and an orchestrator that steps runs."""
 
     pipe: PipelinedRedis
     store: RedisStore
     orchestrator: DistributedOrchestrator
     clock: StoreClock
     sender: StreamSender
-    publisher: Publisher
+    archive: ArchiveParts | None
 
 
 @asynccontextmanager
@@ -157,49 +172,59 @@ async def connected(
     patience: float = PATIENCE_SECONDS,
     listener: Listener | None = None,
     clock: StoreClock | None = None,
+    archive_apart: bool = False,
 ) -> AsyncIterator[ServiceParts]:
-    """The parts over the Redis of the settings, which may be away for as long as that.
+    """The parts over the Redis of the settings, and over their PostgreSQL if they name one.
 
-    `listener` is told what is moved through them; `clock` is set by that of Redis.
+    Redis may be away for `patience`. `listener` receives the events of runs that are stepped here.
+    `clock` is set by the clock of Redis. With `archive_apart` the archive reads over a connection
+    of its own, so that no result waits behind megabytes of outputs.
     """
     clock = clock or StoreClock()
+    has_archive = settings.database_url is not None
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(PipelinedRedis(_url(settings), patience=patience))
         following = asyncio.create_task(follow_clock(pipe, clock))
         stack.callback(following.cancel)
         ends = await stack.enter_async_context(RunFinishedListener(_url(settings)))
-        listed, most = settings.database_url is None, settings.max_run_bytes
-        heard = None
+        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
+        traced = sender if listener is None else listener.sender(sender, partial(callers_of, pipe))
+        renderer = TaskRenderer(max_config_size=settings.max_config_bytes, has_archive=has_archive)
+        ahead = None
+        if traced is sender and sender.sends_ahead and pipe.keeps_order:
+            ahead = SpeculativeDispatch(renderer.render_ahead, sender.sending)
+        make_store: Callable[..., RedisStore] = partial(RedisStore, events=False)
         if listener is not None:
-            heard = InstrumentedRedisStore(
-                pipe,
-                listener,
-                listed=listed,
-                news=ends.next,
-                max_input_bytes=settings.max_input_bytes,
-                max_run_bytes=most,
-            )
-        store = heard or RedisStore(
+            make_store = partial(InstrumentedRedisStore, listener=listener)
+        store = make_store(
             pipe,
-            events=False,
-            listed=listed,
+            listed=not has_archive,
             news=ends.next,
             max_input_bytes=settings.max_input_bytes,
-            max_run_bytes=most,
+            max_run_bytes=settings.max_run_bytes,
+            ahead=ahead,
         )
-        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
-        listened = sender if heard is None else heard.listened(sender)
+        if isinstance(store, InstrumentedRedisStore):
+            stack.push_async_callback(store.close)
+        writer = pool = None
+        if settings.database_url is not None:
+            pool = await stack.enter_async_context(PostgresPool(settings.database_url))
+            apart = pipe
+            if archive_apart:
+                apart = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+            writer = ArchiveWriter(
+                RedisSnapshots(apart), RedisArchiveQueue(apart, clock), PostgresArchive(pool), clock
+            )
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
             store,
             store,
-            listened,
+            traced,
             clock,
-            max_config_size=settings.max_config_bytes,
+            renderer=renderer,
             cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
+            record=None if writer is None else writer.record,
         )
-        if listened is sender and sender.sends_ahead and pipe.keeps_order:
-            store.ahead = SpeculativeDispatch(publisher.rendered, sender.sending)
         bury = DeadLetterQueue(pipe, _redactor(settings)).bury
         orchestrator = DistributedOrchestrator(
             store,
@@ -209,18 +234,42 @@ async def connected(
             clock,
             lease_seconds=settings.lease_seconds,
             max_crashes=settings.max_crashes,
-            # Without an archive Redis itself lists what runs there are.
-            notices=_records(settings, pipe, store.born)
-            if listed
-            else RedisArchiveQueue(pipe, clock),
+            # Without an archive the lists of runs are in Redis.
+            notices=RedisArchiveQueue(pipe, clock)
+            if has_archive
+            else _records(settings, pipe, store.born),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
         )
-        publisher.apply = orchestrator.apply
-        try:
-            yield ServiceParts(pipe, store, orchestrator, clock, sender, publisher)
-        finally:
-            if heard is not None:
-                await heard.close()
+        archive = None
+        if writer is not None and pool is not None:
+            archive = _archive(settings, apart, pool, writer, orchestrator)
+        yield ServiceParts(pipe, store, orchestrator, clock, sender, archive)
+
+
+def _archive(
+    settings: Settings,
+    pipe: PipelinedRedis,
+    pool: PostgresPool,
+    writer: ArchiveWriter,
+    orchestrator: DistributedOrchestrator,
+) -> ArchiveParts:
+    limits = RedisLimits(pipe, buckets(settings))
+    records = TieredRecords(pool, pipe, _records(settings, pipe), limits)
+    runs = PostgresArchive(pool)
+    restorer = Restorer(
+        *(writer.hot, writer.hints, runs, orchestrator, writer.clock),
+        lease_seconds=settings.lease_seconds,
+        recovery_timeout=settings.recovery_timeout,
+        limits=records.limits,
+        shared_limits=limits,
+    )
+    archiver = Archiver(
+        writer,
+        checkpoint_interval=settings.checkpoint_interval,
+        retention_seconds=settings.retention_days * DAY_SECONDS,
+        restore=restorer.restore_lost,
+    )
+    return ArchiveParts(runs, records, restorer, archiver, pool)
 
 
 @asynccontextmanager
@@ -265,10 +314,12 @@ async def orchestrate(
 ) -> None:
     """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(connected(settings, listener=listener))
+        parts = await stack.enter_async_context(
+            connected(settings, listener=listener, archive_apart=True)
+        )
+        archive = parts.archive
         await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
-        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = OrchestratorPeers(parts.pipe, me)
@@ -402,14 +453,15 @@ async def working(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
-        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
         blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
         listening = await stack.enter_async_context(PipelinedRedis(_url(settings)))
         me = service_id()
         await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
-        if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
+        if (
+            await parts.pipe.is_clustered()
+        ):  # a read covers one stream there, and needs a connection
             for _ in list(registry)[1:]:
                 blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
                 readers.append(StreamReader(blocking, parts.pipe, WORKERS, me, redactor))
@@ -581,9 +633,9 @@ async def commanding(
     """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
-        archived(settings, parts) as archive,
         AsyncExitStack() as stack,
     ):
+        archive = parts.archive
         await refuse_eviction(parts.pipe, settings, log.warning)
         if kind is not None:
             await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
@@ -601,9 +653,10 @@ async def commanding(
             acceptance = ArchivedAcceptedRuns(archive.records, archive.restorer)
             past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
-        submissions = TriggerService(acceptance, parts.orchestrator, parts.clock, _delayed)
-        if refused is not None:
-            submissions.refused = RedisError(refused)
+        submissions = TriggerService(
+            *(acceptance, parts.orchestrator, parts.clock, _delayed),
+            None if refused is None else RedisError(refused),
+        )
         runs = TieredRuns(parts.pipe, parts.store, submissions, past)
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
 
@@ -640,57 +693,6 @@ async def _check_writable(parts: ServiceParts, archive: ArchiveParts | None) -> 
         await check_writable(parts.pipe)
     else:
         await archive.pool.check_writable()
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveParts:
-    """What there is in a set-up with PostgreSQL."""
-
-    runs: PostgresArchive
-    records: TieredRecords
-    restorer: Restorer
-    archiver: Archiver
-    pool: PostgresPool
-
-
-@asynccontextmanager
-async def archived(
-    settings: Settings, parts: ServiceParts, *, apart: bool = False
-) -> AsyncIterator[ArchiveParts | None]:
-    """The archive of the settings, if they name one; nothing of it is reached before it is used.
-
-    `apart`: on a connection of its own, where no result has to wait behind megabytes of outputs.
-    """
-    if settings.database_url is None:
-        yield None
-        return
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(PostgresPool(settings.database_url))
-        pipe, clock = parts.pipe, parts.clock
-        if apart:
-            pipe = await stack.enter_async_context(PipelinedRedis(_url(settings)))
-        archive, hints, hot = (
-            PostgresArchive(pool),
-            RedisArchiveQueue(pipe, clock),
-            RedisSnapshots(pipe),
-        )
-        limits = RedisLimits(pipe, buckets(settings))
-        records = TieredRecords(pool, pipe, _records(settings, pipe), limits)
-        restorer = Restorer(
-            *(hot, hints, archive, parts.orchestrator, clock),
-            lease_seconds=settings.lease_seconds,
-            recovery_timeout=settings.recovery_timeout,
-            limits=records.limits,
-            shared_limits=limits,
-        )
-        archiver = Archiver(
-            *(hot, hints, archive, clock),
-            checkpoint_interval=settings.checkpoint_interval,
-            retention_seconds=settings.retention_days * DAY_SECONDS,
-            restore=restorer.restore_lost,
-        )
-        parts.publisher.record = archiver.record
-        yield ArchiveParts(archive, records, restorer, archiver, pool)
 
 
 def _records(

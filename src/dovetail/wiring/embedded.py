@@ -18,6 +18,7 @@ from dovetail.core.definition.validation import DefinitionLimits
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
@@ -35,7 +36,7 @@ from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
 from dovetail.stores.sqlite.limits import BucketFile
 from dovetail.stores.sqlite.records import SqliteRecords
-from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteStore
+from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver, SqliteStore
 from dovetail.transports.local import LocalTransport, NoTransport
 
 
@@ -63,7 +64,7 @@ class LocalEngine:
         """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
         is called with each event of runs that are kept in memory."""
         clock = clock or steady_clock()
-        transport = LocalTransport()
+        transport = LocalTransport(self.stop)
         self._crashed: BaseException | None = None
         self._memory = MemoryStore(on_event) if store is None else None
         self.store: LocalStore = self._memory or store  # type: ignore[assignment]
@@ -80,7 +81,6 @@ class LocalEngine:
             cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
         self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
-        transport.on_stop = self.worker.stop
         self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
@@ -98,6 +98,10 @@ class LocalEngine:
         if self._crashed is not None:
             raise self._crashed
         return await self.store.wait(run_id)
+
+    def stop(self, order: Stop) -> None:
+        """Stop a task that the worker runs."""
+        self.worker.stop(order)
 
     def crash(self, error: BaseException) -> None:
         """A bug or a lost store must end the engine loudly, never leave it half alive."""
@@ -155,12 +159,17 @@ async def embedded(
         rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
         commands = replace(commands, wait=engine.wait, drives=True)
-        store.on_orders = engine.orchestrator.follow_soon
-        store.on_crash = engine.crash
-        store.on_change = rates.refresh
-        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
+        liveness = Liveness(asyncio.get_running_loop(), engine.worker.blocker)
+        store.observe(
+            SqliteObserver(
+                on_effects=engine.orchestrator.follow_soon,
+                on_crash=engine.crash,
+                on_change=rates.refresh,
+                is_alive=liveness.is_alive,
+            )
+        )
         if listener is not None:
-            listener.depths = engine.depths
+            listener.watch_queue(engine.depths)
         await rates.refresh()
         try:
             async with engine:
@@ -188,7 +197,7 @@ async def attached(
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
             orchestrator = LocalOrchestrator(store, NoTransport(), clock, store.abort)
-            store.on_change = rates.refresh
+            store.observe(SqliteObserver(on_change=rates.refresh))
             await rates.refresh()
             yield _commands(settings, store, orchestrator, rates, clock, registry)
 

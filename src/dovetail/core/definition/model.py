@@ -62,9 +62,11 @@ def _for_editors(schema: dict[str, Any]) -> None:
             field["anyOf"] = choices
     if "dependencies" in schema["properties"]:
         alias = dict(schema["properties"]["dependencies"])
+        alias.pop("default", None)  # a generated client would send it, beside `dependencies`
         alias["description"] = "Another name for `dependencies`; give only one of the two."
         schema["properties"]["depends_on"] = alias
-        schema["not"] = {"required": ["dependencies", "depends_on"]}
+        given = {name: {"type": "array"} for name in ("dependencies", "depends_on")}
+        schema["not"] = {"required": [*given], "properties": given}
 
 
 def _without_words(field: dict[str, Any]) -> dict[str, Any]:

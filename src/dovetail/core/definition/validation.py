@@ -244,6 +244,8 @@ class _Enough:
         """The same without its last unknown fields, and dependencies that are no text."""
         if not isinstance(raw, dict):
             return raw
+        if raw.get("depends_on", ...) is None:  # null means "not given", also beside `dependencies`
+            raw = {name: raw[name] for name in raw if name != "depends_on"}
         known = _FIELDS[part]
         if not raw.keys() <= known.keys():
             raw = {name: raw[name] for name in raw if name in known or self._is_one_more()}

@@ -110,7 +110,7 @@ class SyncAction(Enum):
     RENUMBER = auto()
     """The hot state came back without its end: it goes on under the next generation."""
     REPLACE = auto()
-    """The same, of a run that is finished in the archive: what is finished is not undone."""
+    """The same, of a run that is finished in the archive: what is finished is not lost_retries."""
     RESUME = auto()
     """The hot state has lost that a finished run was retried, so nobody goes on with it: it is made
     as it is archived."""
@@ -241,30 +241,178 @@ class Archive(Protocol):
     async def read(self, run_id: str) -> RunSnapshot | None: ...
 
 
+class Brought(NamedTuple):
+    """What became of runs that were to be archived."""
+
+    complete: set[str]
+    """The archive has everything of these."""
+    lost_retries: list[RunSnapshot]
+    """Redis has lost the retry of these: the archive is ahead."""
+
+
+class ArchiveWriter:
+    """Writes what runs have in Redis, and the archive lacks, to the archive."""
+
+    def __init__(self, hot: HotRuns, hints: ArchiveQueue, archive: Archive, clock: Clock) -> None:
+        self.hot = hot
+        self.hints = hints
+        self.archive = archive
+        self.clock = clock
+        self.heads: OrderedDict[str, ArchiveHead] = OrderedDict()
+        """Where the last write of some runs ended. The next write notices if another process has
+        written since."""
+
+    async def record(self, run_ids: Sequence[str]) -> bool:
+        """Bring the archive up to these runs now; False if it is away or takes too long."""
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                return set(run_ids) <= (await self.bring(run_ids)).complete
+        except (StoreError, TimeoutError):
+            return False
+
+    async def bring(self, run_ids: Sequence[str]) -> Brought:
+        """Bring the archive up to these runs."""
+        heads = await self._heads_of(run_ids)
+        done: set[str] = set()
+        lost_retries: list[RunSnapshot] = []
+        group: list[RunSnapshot] = []
+        for first in range(0, len(run_ids), READ_TOGETHER):
+            some = run_ids[first : first + READ_TOGETHER]
+            lacking: set[str] = set()
+            async for snapshots in self._look(some, heads, lost_retries):
+                lacking |= {snapshot.run_id for snapshot in snapshots}
+                group += snapshots
+                if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                    done |= await self._write(group)
+                    group = []
+            done |= {run_id for run_id in some if run_id not in lacking}
+        return Brought(done | await self._write(group), lost_retries)
+
+    async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, ArchiveHead]:
+        found = {one: self.heads[one] for one in run_ids if one in self.heads}
+        if unknown := [one for one in run_ids if one not in found]:
+            found |= await self.archive.heads(unknown)
+        return found
+
+    async def _look(
+        self,
+        run_ids: Sequence[str],
+        heads: Mapping[str, ArchiveHead],
+        lost_retries: list[RunSnapshot],
+    ) -> AsyncIterator[list[RunSnapshot]]:
+        """What the archive lacks of these runs, some at a time. Runs whose retry Redis has lost are
+        added to `lost_retries`."""
+        remembered = {run_id for run_id in run_ids if self.heads.pop(run_id, None) is not None}
+        unsure: list[str] = []
+        async for readings in self.hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
+            lacking: list[RunSnapshot] = []
+            complete: list[RunSnapshot] = []
+            for run_id, reading in readings.items():
+                head = heads.get(run_id)
+                match sync_action(head, reading):
+                    case SyncAction.LEAVE:
+                        complete.append(reading.snapshot)
+                        if head is not None and not head.kept.finished:
+                            self._remember(run_id, head)
+                    case SyncAction.WRITE:
+                        lacking.append(reading.snapshot)
+                    case _ if run_id in remembered:
+                        unsure.append(run_id)  # somebody else may have put it right since
+                    case SyncAction.REPLACE:
+                        await self._replace(reading.snapshot)
+                    case SyncAction.RESUME:
+                        lost_retries.append(reading.snapshot)
+                    case SyncAction.RENUMBER:
+                        assert head is not None  # noqa: S101
+                        lacking += await self._renumber(reading.snapshot, head)
+            await self._let_go(complete)
+            yield lacking
+        if unsure:
+            async for lacking in self._look(unsure, await self.archive.heads(unsure), lost_retries):
+                yield lacking
+
+    async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
+        """Those of these that are finished need not be hot for ever."""
+        await self.hints.archived(
+            [ArchiveEntry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
+        )
+
+    async def _renumber(self, here: RunSnapshot, head: ArchiveHead) -> list[RunSnapshot]:
+        """The whole run, under a generation that neither side has used."""
+        log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
+        following = max(here.generation, head.kept.generation) + 1
+        await self.hot.renumber(here.run_id, here.generation, following)
+        whole = self.hot.read({here.run_id: None})
+        return [reading.snapshot async for some in whole for reading in some.values()]
+
+    async def _replace(self, here: RunSnapshot) -> None:
+        kept = await self.archive.read(here.run_id)
+        if kept is None or not kept.finished:
+            return  # it was retried meanwhile; whoever did that tells of it
+        log.warning("run %s was finished before the end of its log was lost", here.run_id)
+        following = replace(kept, generation=max(here.generation, kept.generation) + 1)
+        await self.hints.archived([ArchiveEntry(here.run_id, self.clock())])
+        await self.hot.put_back(following, 0.0, replacing=here.generation)
+
+    async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
+        """Those that the archive has now."""
+        if not snapshots:
+            return set()
+        try:
+            kept = await self.archive.write_many(snapshots)
+            if unknown := [one for one in snapshots if one.run_id not in kept]:
+                whole = [replace(s, content=await self.hot.definition(s)) for s in unknown]
+                kept |= await self.archive.write_many(whole)
+        except ArchiveDown:
+            raise
+        except (StoreError, LookupError) as error:
+            if len(snapshots) == 1:
+                log.exception("run %s cannot be archived", snapshots[0].run_id, exc_info=error)
+                return set()
+            # One of them cannot be written, which must not be in the way of the others.
+            return set().union(*[await self._write([one]) for one in snapshots])
+        done = [one for one in snapshots if self._has_taken(one, kept.get(one.run_id))]
+        # Before the hints are settled: if we die in between, we come again.
+        await self._let_go(done)
+        return {one.run_id for one in done}
+
+    def _has_taken(self, written: RunSnapshot, kept: ArchiveState | None) -> bool:
+        """If not, somebody else was there, with more of it or with another log; or something that
+        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
+        taken = kept == (written.generation, written.last_seq, written.finished)
+        if kept is not None and taken and written.events and not written.finished:
+            self._remember(written.run_id, ArchiveHead(kept, written.epoch, written.events[-1]))
+        return taken
+
+    def _remember(self, run_id: str, head: ArchiveHead) -> None:
+        self.heads[run_id] = head
+        if len(self.heads) > MOST_HEADS:
+            self.heads.popitem(last=False)
+
+
 class Archiver:
+    """The archive's duties in an orchestrator: write, sweep, retire."""
+
     def __init__(
         self,
-        hot: HotRuns,
-        hints: ArchiveQueue,
-        archive: Archive,
-        clock: Clock,
+        writer: ArchiveWriter,
         *,
         checkpoint_interval: float,
         retention_seconds: float,
         restore: Callable[[Sequence[str]], Awaitable[object]],
         rest_seconds: float = REST_SECONDS,
     ) -> None:
-        """`restore` makes those runs hot again that are not."""
+        """`restore` puts runs that Redis does not have back from the archive."""
+        self._writer = writer
+        self._hot = writer.hot
+        self._hints = writer.hints
+        self._archive = writer.archive
+        self._clock = writer.clock
+        self._heads = writer.heads
         self._restore = restore
-        self._hot = hot
-        self._hints = hints
-        self._archive = archive
-        self._clock = clock
         self._checkpoint_interval = checkpoint_interval
         self._retention_seconds = retention_seconds
         self._rest_seconds = rest_seconds
-        self._heads: OrderedDict[str, ArchiveHead] = OrderedDict()
-        """Where we left some runs; whoever else wrote them since is noticed at the write."""
         self._keeping = asyncio.Lock()
         self._unkept: dict[str, None] = {}
 
@@ -296,14 +444,6 @@ class Archiver:
                 together, self._unkept = self._unkept, {}
                 await self._bring([*together])
 
-    async def record(self, run_ids: Sequence[str]) -> bool:
-        """Bring the archive up to these now; False if it is away, or that takes long."""
-        try:
-            async with asyncio.timeout(KEEP_SECONDS):
-                return set(run_ids) <= await self._bring(run_ids)
-        except (StoreError, TimeoutError):
-            return False
-
     async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
         try:
             await bisect_failures(self._taken, claims, self._leave)
@@ -323,84 +463,11 @@ class Archiver:
         return ()
 
     async def _bring(self, run_ids: Sequence[str]) -> set[str]:
-        """Bring the archive up to these; those of which it has everything now."""
-        heads = await self._heads_of(run_ids)
-        done: set[str] = set()
-        group: list[RunSnapshot] = []
-        for first in range(0, len(run_ids), READ_TOGETHER):
-            some = run_ids[first : first + READ_TOGETHER]
-            lacking: set[str] = set()
-            async for snapshots in self._look(some, heads):
-                lacking |= {snapshot.run_id for snapshot in snapshots}
-                group += snapshots
-                if sum(map(_weight, group)) >= WRITTEN_BYTES:
-                    done |= await self._write(group)
-                    group = []
-            done |= {run_id for run_id in some if run_id not in lacking}
-        return done | await self._write(group)
-
-    async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, ArchiveHead]:
-        found = {one: self._heads[one] for one in run_ids if one in self._heads}
-        if unknown := [one for one in run_ids if one not in found]:
-            found |= await self._archive.heads(unknown)
-        return found
-
-    async def _look(
-        self, run_ids: Sequence[str], heads: Mapping[str, ArchiveHead]
-    ) -> AsyncIterator[list[RunSnapshot]]:
-        """What the archive lacks of these, some at a time; nothing of those of which it knew
-        better."""
-        remembered = {run_id for run_id in run_ids if self._heads.pop(run_id, None) is not None}
-        unsure: list[str] = []
-        async for readings in self._hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
-            lacking: list[RunSnapshot] = []
-            complete: list[RunSnapshot] = []
-            for run_id, reading in readings.items():
-                head = heads.get(run_id)
-                match sync_action(head, reading):
-                    case SyncAction.LEAVE:
-                        complete.append(reading.snapshot)
-                        if head is not None and not head.kept.finished:
-                            self._remember(run_id, head)
-                    case SyncAction.WRITE:
-                        lacking.append(reading.snapshot)
-                    case _ if run_id in remembered:
-                        unsure.append(run_id)  # somebody else may have put it right since
-                    case SyncAction.REPLACE:
-                        await self._replace(reading.snapshot)
-                    case SyncAction.RESUME:
-                        await self._resume(reading.snapshot)
-                    case SyncAction.RENUMBER:
-                        assert head is not None  # noqa: S101
-                        lacking += await self._renumber(reading.snapshot, head)
-            await self._let_go(complete)
-            yield lacking
-        if unsure:
-            async for lacking in self._look(unsure, await self._archive.heads(unsure)):
-                yield lacking
-
-    async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
-        """Those of these that are finished need not be hot for ever."""
-        await self._hints.archived(
-            [ArchiveEntry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
-        )
-
-    async def _renumber(self, here: RunSnapshot, head: ArchiveHead) -> list[RunSnapshot]:
-        """The whole run, under a generation that neither side has used."""
-        log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
-        following = max(here.generation, head.kept.generation) + 1
-        await self._hot.renumber(here.run_id, here.generation, following)
-        whole = self._hot.read({here.run_id: None})
-        return [reading.snapshot async for some in whole for reading in some.values()]
-
-    async def _replace(self, here: RunSnapshot) -> None:
-        kept = await self._archive.read(here.run_id)
-        if kept is None or not kept.finished:
-            return  # it was retried meanwhile; whoever did that tells of it
-        log.warning("run %s was finished before the end of its log was lost", here.run_id)
-        following = replace(kept, generation=max(here.generation, kept.generation) + 1)
-        await self._hints.archived([ArchiveEntry(here.run_id, self._clock())])
-        await self._hot.put_back(following, 0.0, replacing=here.generation)
+        """Bring the archive up to these runs; returns those of which it has everything."""
+        complete, lost_retries = await self._writer.bring(run_ids)
+        for snapshot in lost_retries:
+            await self._resume(snapshot)
+        return complete
 
     async def _resume(self, here: RunSnapshot) -> None:
         log.warning("run %s was retried before the end of its log was lost", here.run_id)
@@ -409,41 +476,6 @@ class Archiver:
         )
         if await self._hot.drop(here.run_id, as_it_is) == 1:
             await self._restore([here.run_id])
-
-    async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
-        """Those that the archive has now."""
-        if not snapshots:
-            return set()
-        try:
-            kept = await self._archive.write_many(snapshots)
-            if unknown := [one for one in snapshots if one.run_id not in kept]:
-                whole = [replace(s, content=await self._hot.definition(s)) for s in unknown]
-                kept |= await self._archive.write_many(whole)
-        except ArchiveDown:
-            raise
-        except (StoreError, LookupError) as error:
-            if len(snapshots) == 1:
-                log.exception("run %s cannot be archived", snapshots[0].run_id, exc_info=error)
-                return set()
-            # One of them cannot be written, which must not be in the way of the others.
-            return set().union(*[await self._write([one]) for one in snapshots])
-        done = [one for one in snapshots if self._has_taken(one, kept.get(one.run_id))]
-        # Before the hints are settled: if we die in between, we come again.
-        await self._let_go(done)
-        return {one.run_id for one in done}
-
-    def _has_taken(self, written: RunSnapshot, kept: ArchiveState | None) -> bool:
-        """If not, somebody else was there, with more of it or with another log; or something that
-        came earlier is missing. Then it comes again when its claim lapses, to be compared."""
-        taken = kept == (written.generation, written.last_seq, written.finished)
-        if kept is not None and taken and written.events and not written.finished:
-            self._remember(written.run_id, ArchiveHead(kept, written.epoch, written.events[-1]))
-        return taken
-
-    def _remember(self, run_id: str, head: ArchiveHead) -> None:
-        self._heads[run_id] = head
-        if len(self._heads) > MOST_HEADS:
-            self._heads.popitem(last=False)
 
     # ── what no hint told of ─────────────────────────────────────────────────────────────
 

@@ -254,7 +254,7 @@ class DistributedOrchestrator:
         if self.notices is not None and (turned or ended or (every_move and moved)):
             work.append(self.notices.moved([*moved, *ended], [*turned], ended))
         if dispatches:
-            work.append(self._transport.publish(dispatches))
+            work.append(self._publish(dispatches))
         if len(work) == 1:
             await work[0]
         else:
@@ -264,6 +264,10 @@ class DistributedOrchestrator:
             seen = now if since is None else since
             await asyncio.gather(self.agenda.ended(ended, seen), self._traffic.announce(ended))
         await self._store.sent()
+
+    async def _publish(self, dispatches: Sequence[Dispatch]) -> None:
+        if transitions := await self._transport.publish(dispatches):
+            await self.apply(transitions)
 
     def _is_news(self, run_id: str, now: float) -> bool:
         """Whether the agenda should know that a run has moved: to the second is enough. Who made

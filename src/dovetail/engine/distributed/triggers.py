@@ -75,21 +75,21 @@ class AcceptedRuns(Protocol):
 class TriggerService:
     """The driver of a process that asks for runs and leaves driving them to others."""
 
-    refused: StoreError | None = None
-    """Why this process must not ask for any: what it sent, no service would see."""
-
     def __init__(
         self,
         acceptance: AcceptedRuns,
         orchestrator: DistributedOrchestrator,
         clock: Clock,
         on_delay: Callable[[DovetailError], None],
+        refused: StoreError | None = None,
     ) -> None:
-        """`on_delay` is told why something that was accepted could not be made at once."""
+        """`on_delay` gets the reason when an accepted run cannot be created at once. `refused` is
+        why this process must not trigger runs: no service would receive its messages."""
         self._acceptance = acceptance
         self._orchestrator = orchestrator
         self._clock = clock
         self._on_delay = on_delay
+        self._refused = refused
 
     async def submit(self, submit: Submit) -> None:
         self._check()
@@ -124,8 +124,8 @@ class TriggerService:
         return await self._orchestrator.apply(moves, durable=durable)
 
     def _check(self) -> None:
-        if self.refused is not None:
-            raise self.refused
+        if self._refused is not None:
+            raise self._refused
 
     async def follow(self, decisions: Iterable[Decision]) -> None:
         await self._orchestrator.follow(decisions)

@@ -37,8 +37,8 @@ class LocalOrchestrator:
     async def submit(self, submit: Submit) -> None:
         """Create the run; returns when it cannot be lost any more."""
         decision = await self._store.create(submit, self._clock())
-        if decision.dispatch:
-            await self._transport.publish(decision.dispatch)
+        if decision.dispatch and (rest := await self._transport.publish(decision.dispatch)):
+            await self.apply(rest)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         """Step runs by these transitions and send out what follows."""
@@ -57,8 +57,8 @@ class LocalOrchestrator:
             if decision.stop:
                 for stop in decision.stop:
                     await self._transport.stop(stop)
-        if dispatches:
-            await self._transport.publish(dispatches)
+        if dispatches and (rest := await self._transport.publish(dispatches)):
+            await self.apply(rest)
 
     def follow_soon(self, orders: Decision) -> None:
         """The same, from where nothing can be awaited: a run was moved by somebody else."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import orjson
@@ -38,8 +38,17 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.redis_client.scripts import load_script
 
 Fields = dict[str, Any]
+
+
+@cache
+def source(*names: str) -> str:
+    """A script: these files of `lua/`, joined in this order."""
+    return load_script("dovetail.stores.redis", *(f"lua/{name}" for name in names))
+
+
 FOREVER = float("inf")
 
 _STATUSES = {
@@ -66,7 +75,7 @@ UNIT = 100_000
 PENDING = 6
 """Where a decision of the scripts says which nodes are left pending."""
 COUNTS = b"counts"
-"""Beside the states of the nodes: see consequences.lua."""
+"""Beside the states of the nodes: see effects.lua."""
 
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:

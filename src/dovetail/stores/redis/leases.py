@@ -17,8 +17,8 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.codec import Fields, time_text
-from dovetail.stores.redis.store import RedisStore, keys_of, script
+from dovetail.stores.redis.codec import Fields, source, time_text
+from dovetail.stores.redis.store import RULES, RedisStore, keys_of
 
 log = logging.getLogger("dovetail.worker")
 
@@ -49,8 +49,8 @@ class RedisLeases:
             if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
-            self._pipe.evaluation(
-                script(),
+            self._pipe.script_command(
+                source(*RULES),
                 keys_of(run_id),
                 [
                     orjson.dumps({"moves": [_request(tasks[at], now, until) for at in places]}),
@@ -60,7 +60,7 @@ class RedisLeases:
             for run_id, places in by_run.items()
         ]
         if asked:
-            answers = await self._pipe.many(asked)
+            answers = await self._pipe.call_many(asked)
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])

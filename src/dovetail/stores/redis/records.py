@@ -38,7 +38,7 @@ from dovetail.stores.records import (
     version_meant,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of
+from dovetail.stores.redis.codec import event_of, source
 from dovetail.stores.redis.definitions import definition, definition_key
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
@@ -57,7 +57,6 @@ from dovetail.stores.redis.run_index import (
     born,
     is_text,
     run_id_of,
-    source,
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
@@ -106,8 +105,8 @@ class RedisRecords:
         await self._pipe.call("SET", definition_key(sha256), content, "NX")
         await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
-        version, created = await self._pipe.script(
-            _seeing("records_register"),
+        version, created = await self._pipe.call_script(
+            source("records_seen", "records_register"),
             [key, f"{key}:versions", f"{key}:aliases"],
             [sha256, repr(now), _as_seen(seen)],
         )
@@ -215,7 +214,11 @@ class RedisRecords:
     async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
         keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
-        active = int(await self._pipe.script(_seeing("records_delete"), keys, [_as_seen(seen)]))
+        active = int(
+            await self._pipe.call_script(
+                source("records_seen", "records_delete"), keys, [_as_seen(seen)]
+            )
+        )
         if active < 0:
             raise changed(name)
         return active
@@ -227,8 +230,8 @@ class RedisRecords:
             raise Conflict("'latest' always names the newest version and cannot be set")
         found = await self.registered(name, version)
         key = workflow_key(name)
-        done = await self._pipe.script(
-            _seeing("records_alias"),
+        done = await self._pipe.call_script(
+            source("records_seen", "records_alias"),
             [f"{key}:versions", f"{key}:aliases", key],
             [alias, found.version, _as_seen(seen)],
         )
@@ -240,8 +243,10 @@ class RedisRecords:
         keep_latest(alias)
         latest = await self._latest(name)
         key = workflow_key(name)
-        done = await self._pipe.script(
-            _seeing("records_unalias"), [f"{key}:aliases", key], [alias, _as_seen(seen)]
+        done = await self._pipe.call_script(
+            source("records_seen", "records_unalias"),
+            [f"{key}:aliases", key],
+            [alias, _as_seen(seen)],
         )
         if done < 0:
             raise changed(name)
@@ -317,7 +322,7 @@ class RedisRecords:
         try:
             return await self._whole_summary(run_id, most)
         except (AttributeError, BrokenRun, LookupError, TypeError, ValueError) as problem:
-            (told,) = await self._pipe.ask([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
+            (told,) = await self._pipe.send([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
             kept = dict(zip(_SUMMARY, told if isinstance(told, list) else (), strict=False))
             return _damaged_summary(run_id, kept, problem)
 
@@ -359,7 +364,7 @@ class RedisRecords:
         else:
             kept = (await self._outputs.first({run_id: places}, most))[run_id].outputs
             if len(kept) < len(places):
-                sizes = await self._pipe.many([("HSTRLEN", out, place) for place in places])
+                sizes = await self._pipe.call_many([("HSTRLEN", out, place) for place in places])
                 names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
                 return OutputReference(sum(sizes) + names, None)
         found = [None if value is None else orjson.loads(value) for value in kept]
@@ -505,7 +510,7 @@ class RedisRecords:
             places = range(first, min(count, first + limit))
             kept = await self._pipe.call("HMGET", f"{batch_key(batch_id)}:places", *places)
             taken = [(at, r.decode()) for at, r in zip(places, kept, strict=True) if r is not None]
-            statuses = await self._pipe.many(
+            statuses = await self._pipe.call_many(
                 [("HGET", keys_of(run_id)[0], "status") for _, run_id in taken]
             )
             runs += [
@@ -553,7 +558,7 @@ class RedisRecords:
                 # Not before that; until then it is not in the way of others.
                 await self._pipe.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
                 return
-        if await self._pipe.script(source("records_drop"), keys, [repr(long_ago)]):
+        if await self._pipe.call_script(source("records_drop"), keys, [repr(long_ago)]):
             # What is left of it says where it is listed: a crash here, and we come again.
             await self._take_out(run_id)
         else:
@@ -593,11 +598,6 @@ class RedisRecords:
 
     async def doctor(self) -> list[DoctorFinding]:
         return [] if self._examine is None else await self._examine()
-
-
-def _seeing(name: str) -> str:
-    """A script that compares what is there with what was seen."""
-    return source("records_seen") + source(name)
 
 
 def _as_seen(seen: Seen | None) -> str:

@@ -30,7 +30,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -59,7 +58,7 @@ from dovetail.core.transitions import (
     bounded_submit,
 )
 from dovetail.engine.listener import Listener, SafeListener, end_in
-from dovetail.engine.ports import Cached, Sender, Task
+from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
@@ -72,6 +71,7 @@ from dovetail.stores.redis.codec import (
     event_of,
     joined,
     run_of,
+    source,
     take_counts,
     time_text,
 )
@@ -98,20 +98,19 @@ from dovetail.stores.redis.repair import (
     write_back,
 )
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import RunOrigin, source
+from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
     ConditionEvaluator,
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
-    bounded,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
-    "consequences",
+    "effects",
     "renew",
     "complete",
     "recall",
@@ -133,12 +132,6 @@ LONGEST_POLL_SECONDS = 0.2
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
-
-@cache
-def script() -> str:
-    """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(source, RULES))
 
 
 def keys_of(run_id: str) -> list[str]:
@@ -164,20 +157,21 @@ class RedisStore:
         news: Callable[[str], Awaitable[None]] | None = None,
         max_input_bytes: int = MAX_INPUT_BYTES,
         max_run_bytes: int | None = None,
+        ahead: SpeculativeDispatch | None = None,
     ) -> None:
         """Without `events` a decision may lack those of nodes, for who only follows orders.
         Without `listed` the lists of runs are kept elsewhere.
 
         `news` returns when it is worth to look whether a run has ended. `max_run_bytes` is what
-        the outputs of a run that is made here may have together, unless its submit says so.
+        the outputs of a run that is made here may have together, unless its submit says so. `ahead`
+        sends the tasks of nodes that are about to be published.
         """
         self._pipe = pipe
         self._events = events
         self._listed = listed
         self._news = news or _a_moment
         self._max_run_bytes = max_run_bytes
-        self.ahead: SpeculativeDispatch | None = None
-        """Set by the wiring, if nodes that are about to be published may be sent from here."""
+        self.ahead = ahead
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
@@ -204,15 +198,15 @@ class RedisStore:
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
-            await self._pipe.many(definitions)
+            await self._pipe.call_many(definitions)
             definitions = []
         # Each is sent when it is put together, so that workers can begin with the first.
         parts = [submits[at : at + BATCH_SIZE] for at in range(0, len(submits), BATCH_SIZE)]
         creating = (self._create(part, now, nonce) for part in parts)
-        _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
+        _, *made = await asyncio.gather(self._pipe.call_many(definitions), *creating)
         if monotonic() - began > GRACE_SECONDS / 2:
             # We stood still, and before the runs were there nothing referred to what they are of.
-            await self._pipe.many(await self._shells.keeping(submits))
+            await self._pipe.call_many(await self._shells.keeping(submits))
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
@@ -227,7 +221,7 @@ class RedisStore:
                 keys = (own + "meta", own + "nodes", own + "events", own + "held")
                 stored = self._shells.definitions.stored(submit.graph)
                 args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-                calls.append(self._pipe.evaluation(source("submit"), keys, args))
+                calls.append(self._pipe.script_command(source("submit"), keys, args))
         decisions = []
         foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
         is_wide = any(shell.shape.is_wide for shell in shells)
@@ -249,9 +243,9 @@ class RedisStore:
         """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
         if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
             self._loaded_at = self._pipe.breaks
-            await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
+            await self._pipe.call_many([("SCRIPT", "LOAD", source(name)) for name in HOT])
         refusals = self._pipe.refusals
-        asked = self._pipe.ask(calls)
+        asked = self._pipe.send(calls)
         if len(calls) > FEW or is_wide:
             self._pipe.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
@@ -261,7 +255,7 @@ class RedisStore:
             if tasks := [task for ahead in aheads for task in ahead.values()]:
                 self._sending.append(self.ahead.sending(tasks))
         self._pipe.flush()
-        answers = await self._pipe.judged(calls, await asked)
+        answers = await self._pipe.retry_errors(calls, await asked)
         if self._pipe.refusals != refusals:
             # A call may have come after what was sent behind it, so that nobody could claim that.
             return answers, [{}] * len(calls)
@@ -336,7 +330,7 @@ class RedisStore:
                 continue
             own = f"wf:{{{run_id}}}:"
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
-            calls.append(self._pipe.evaluation(complete_many, keys, args))
+            calls.append(self._pipe.script_command(complete_many, keys, args))
             asked.append((shell, places, mine))
         if not calls:
             return left
@@ -403,7 +397,7 @@ class RedisStore:
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        answer = await self._pipe.script(source("claim"), (nodes, events), args)
+        answer = await self._pipe.call_script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
     async def _step(
@@ -429,7 +423,9 @@ class RedisStore:
         self, run_id: str, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
-        go_on, why, seq, answers = await self._pipe.script(script(), keys_of(run_id), [body, graph])
+        go_on, why, seq, answers = await self._pipe.call_script(
+            source(*RULES), keys_of(run_id), [body, graph]
+        )
         return go_on, why, seq, answers
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
@@ -502,7 +498,7 @@ class RedisStore:
         for move, decision in zip(moves, decisions, strict=True):
             if type(move) is Complete and move.cache and is_taken(decision):
                 until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
-                await self._pipe.many(
+                await self._pipe.call_many(
                     [
                         ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
                         for key, kept in entries(move.cache, move.output)
@@ -544,7 +540,7 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.script(bounded("load"), keys, asked)
+            answer = await self._pipe.call_script(source("within", "load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
             fields, states, counts, endings = map(_pairs, hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
@@ -578,7 +574,7 @@ class RedisStore:
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._pipe.many(asking)
+            finished_at, on_agenda = await self._pipe.call_many(asking)
             if finished_at is None:
                 raise _no_run(run_id)
             if not finished_at:
@@ -725,7 +721,7 @@ class InstrumentedRedisStore(RedisStore):
         if caller is not None:  # before the runs: their first nodes are sent out at once
             life = CALLER_DAYS * 86400
             keys = [_caller_key(submit.run_id) for submit in submits]
-            await self._pipe.many([("SET", key, caller, "NX", "EX", life) for key in keys])
+            await self._pipe.call_many([("SET", key, caller, "NX", "EX", life) for key in keys])
         decisions = await super().create_many(submits, now)
         for submit, decision in zip(submits, decisions, strict=True):
             if decision.events:
@@ -746,15 +742,6 @@ class InstrumentedRedisStore(RedisStore):
         if decision.events or decision.ended:
             await self._tell(run_id, decision)
         return decision
-
-    async def callers_of(self, run_ids: Sequence[str]) -> list[str | None]:
-        """The `traceparent` of each, as it was kept with the run."""
-        found = await self._pipe.many([("GET", _caller_key(run_id)) for run_id in run_ids])
-        return [None if text is None else text.decode() for text in found]
-
-    def listened(self, sender: Sender) -> Sender:
-        """One whose tasks say what they belong to, if the listener wants them to."""
-        return self._listener.sender(sender, self.callers_of)
 
     async def close(self) -> None:
         """What is still to be read is read now; what cannot be is let go."""
@@ -797,7 +784,7 @@ class InstrumentedRedisStore(RedisStore):
             ("HMGET", keys_of(run_id)[1], *places) for run_id, (_, places) in ended.items()
         ]
         for (graph, places), states in zip(
-            ended.values(), await self._pipe.many(commands), strict=True
+            ended.values(), await self._pipe.call_many(commands), strict=True
         ):
             for place, state in zip(places, states, strict=True):
                 started, finished = times_of(state)
@@ -816,7 +803,7 @@ class InstrumentedRedisStore(RedisStore):
         graph = (await self._known(run_id)).run.graph
         texts = await self._pipe.call("LRANGE", keys_of(run_id)[5], 0, -1)
         log: list[Event] = [event_of(text, seq, graph) for seq, text in enumerate(texts, 1)]
-        (caller,) = await self.callers_of([run_id])
+        (caller,) = await callers_of(self._pipe, [run_id])
         self._listener.on_run_finished(run_id, graph, log, caller)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -840,6 +827,12 @@ def times_of(state: bytes | None) -> tuple[bytes, bytes]:
         return b"", b""
     _, started, finished = state.rsplit(_SEPARATOR, 2)
     return started, finished
+
+
+async def callers_of(pipe: PipelinedRedis, run_ids: Sequence[str]) -> list[str | None]:
+    """The `traceparent` of the request that triggered each run."""
+    found = await pipe.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
+    return [None if text is None else text.decode() for text in found]
 
 
 def _caller_key(run_id: str) -> str:

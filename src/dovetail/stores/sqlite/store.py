@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 
@@ -95,6 +95,22 @@ class JournalPart(list[tuple[int, int, bytes]]):
     """There may be more."""
 
 
+async def _nothing() -> None: ...
+
+
+class SqliteObserver(NamedTuple):
+    """What the engine of a process does about what its store finds out."""
+
+    on_effects: Callable[[Decision], None] = lambda effects: None
+    """Another process stepped a run that this process owns: dispatch its outstanding effects."""
+    on_crash: Callable[[BaseException], None] = lambda error: None
+    """The store is lost."""
+    on_change: Callable[[], Awaitable[None]] = _nothing
+    """Another process wrote to the file."""
+    is_alive: Callable[[], bool] = lambda: True
+    """Whether this process still serves the runs that it owns; called from another thread."""
+
+
 class SqliteStore:
     """Use `async with`; with `drives`, runs made here are driven here."""
 
@@ -110,13 +126,7 @@ class SqliteStore:
         """`max_run_bytes` is what the outputs of a run that is made here may have together."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
-        self.on_orders: Callable[[Decision], None] = lambda orders: None
-        """Set by the wiring: what follows when a run turned out to have been moved elsewhere."""
-        self.on_crash: Callable[[BaseException], None] = lambda error: None
-        self.on_change: Callable[[], Awaitable[None]] = _nothing
-        """Set by the wiring: another process wrote to the file."""
-        self.is_alive: Callable[[], bool] = lambda: True
-        """Set by the wiring, asked from another thread: whether we still serve what we drive."""
+        self._engine = SqliteObserver()
         self._leaving = threading.Event()
         self._drives = drives
         self._max_run_bytes = max_run_bytes
@@ -135,6 +145,10 @@ class SqliteStore:
         """Runs that cannot be read, and that the log has told of."""
         self._closing = False
         self._seen_version = -1
+
+    def observe(self, observer: SqliteObserver) -> None:
+        """Report to this observer from now on."""
+        self._engine = observer
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +233,7 @@ class SqliteStore:
                 self._lost.set_exception(error)
                 self._lost.exception()  # whoever waits is told; nobody need wait
             if not self._closing:
-                self.on_crash(error)
+                self._engine.on_crash(error)
 
     async def check_writable(self) -> None:
         """Raises `StoreError` if a write would fail, or one has failed: then none is tried again.
@@ -514,7 +528,7 @@ class SqliteStore:
             kept.mine = False
             orders = Decision()
             orders.stop = [Stop(run_id, name, token) for name, token in _running(kept.run)]
-            self.on_orders(orders)
+            self._engine.on_effects(orders)
         self._refuse_waiting(run_id, error)
         self._tell_aside(run_id, error)
 
@@ -556,7 +570,7 @@ class SqliteStore:
             orders = outstanding(kept.run) if kept.mine else Decision()
             ended = ran - _running(kept.run) if kept.mine else ran
             orders.stop = [Stop(kept.run.id, name, token) for name, token in ended]
-            self.on_orders(orders)
+            self._engine.on_effects(orders)
         if not kept.staged:
             self._tell(kept)
 
@@ -577,7 +591,7 @@ class SqliteStore:
         self._rounds.look_again(known)
         if changed:
             self._tell_strangers()
-            await self.on_change()
+            await self._engine.on_change()
 
     def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
         """In the writer's thread: whether another process wrote, and which of our runs it moved."""
@@ -596,7 +610,7 @@ class SqliteStore:
         process that is gone, or others would take over what runs here."""
         try:
             while not self._leaving.wait(self.owner.pause_seconds):
-                if self.is_alive() and self.owner.must_renew:
+                if self._engine.is_alive() and self.owner.must_renew:
                     self.writer.submit(self._renew_in_file, self._renewed)
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._break, error)
@@ -988,10 +1002,6 @@ def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
             if stop(row):
                 break
         return found
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:

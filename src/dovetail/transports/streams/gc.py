@@ -15,9 +15,9 @@ from typing import Any
 import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
-from dovetail.transports.messages import read_tasks
-from dovetail.transports.streams.messages import TASKS
-from dovetail.transports.streams.sender import DISMISS, MARK, WORKERS
+from dovetail.redis_client.scripts import load_script
+from dovetail.transports.messages import TASKS, read_tasks
+from dovetail.transports.streams.sender import MARK, WORKERS
 
 MOST_DISMISSED = 500
 """Of one stream in one go, as are these."""
@@ -56,7 +56,7 @@ class StreamGarbage:
         """By name as well: Redis 7.0 takes one for idle that reads all the time and finds nothing.
 
         What they hold is looked at again with the dismissal, as one."""
-        (told,) = await self._pipe.ask([("XINFO", "CONSUMERS", stream, WORKERS)])
+        (told,) = await self._pipe.send([("XINFO", "CONSUMERS", stream, WORKERS)])
         if isinstance(told, hiredis.ReplyError):
             return  # nobody has read it yet, or it is gone
         consumers = [dict(zip(one[::2], one[1::2], strict=True)) for one in told]
@@ -66,9 +66,11 @@ class StreamGarbage:
             if not one[b"pending"] and one[b"idle"] >= self._idle_milliseconds
             if (name := one[b"name"].decode()) != MARK and name not in alive
         ]
-        await self._pipe.many(
+        await self._pipe.call_many(
             [
-                self._pipe.evaluation(DISMISS, [stream], [WORKERS, name])
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
                 for name in idle[:MOST_DISMISSED]
             ]
         )
@@ -92,7 +94,9 @@ class StreamGarbage:
         useless = [number for number, runs in told_of.items() if runs and over.issuperset(runs)]
         if useless:
             # Settled first, whoever had read it: what is deleted and pending is so for ever.
-            await self._pipe.many([("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)])
+            await self._pipe.call_many(
+                [("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)]
+            )
 
 
 def _runs_of(fields: Any) -> set[str]:

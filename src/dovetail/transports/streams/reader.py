@@ -1,25 +1,33 @@
-"""The workers' end of the streams: tasks come in, results go out.
+"""Reads streams: the inbox of a worker, and the results that an orchestrator applies.
 
-A worker that is quick reads ahead, and a message may hold several tasks. What it keeps that way and
-cannot begin soon it gives away, if there is nothing else for others to do. What it must not know:
-any rule.
+A fast worker reads ahead, and a message may hold several tasks. A worker gives back tasks that it
+has read and cannot begin, if other workers are idle.
+
+An orchestrator acknowledges a result once it is applied. Each orchestrator holds a lease of a few
+seconds; when it lapses, another one reclaims the results that it had read. Results that two
+orchestrators apply are refused the second time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import hiredis
 
 from dovetail.engine.ports import Result, Task
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, as_one
-from dovetail.transports.streams.messages import (
+from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.redis_client.scripts import load_script
+from dovetail.transports.messages import (
     FEWEST_PACKED,
+    RESULTS,
     result_messages,
     stream_of,
     task_messages,
@@ -187,7 +195,7 @@ class StreamInbox:
         commands = result_messages(results)
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = as_one(commands)
+        asked = in_transaction(commands)
         # On the connection that is used next: with the next read, or the claims of what is kept,
         # and behind these, as handlers wait for them.
         reply = None
@@ -195,7 +203,7 @@ class StreamInbox:
             # For few everybody may wait: to put the next read together is a twentieth of a chain.
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
-            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+            reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
 
@@ -233,7 +241,9 @@ class StreamInbox:
     async def tell_again(self) -> None:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
-        await self._pipe.many([command for _, _, commands in self._told for command in commands])
+        await self._pipe.call_many(
+            [command for _, _, commands in self._told for command in commands]
+        )
 
     async def _arrived(self) -> None:
         """Everything that was sent before has arrived."""
@@ -256,7 +266,7 @@ class StreamInbox:
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
-                await self._pipe.many(again)
+                await self._pipe.call_many(again)
                 return
             except RedisError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -285,7 +295,7 @@ class StreamInbox:
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
-        await self._pipe.many(task_messages(message.content for message in left))
+        await self._pipe.call_many(task_messages(message.content for message in left))
         # After they are sent again: who dies in between leaves them twice, not lost.
         await self._readers[0][0].settle(left)
 
@@ -299,3 +309,149 @@ class StreamInbox:
         for reader, streams in self._readers:
             for stream in streams:
                 await reader.dismiss(stream, reader.consumer)
+
+
+ORCHESTRATORS_ALIVE = "wf:orchestrators"
+LEASE_SECONDS = 4.0
+BEAT_SECONDS = 0.5
+
+
+class OrchestratorPeers:
+    def __init__(self, pipe: PipelinedRedis, me: str) -> None:
+        self._pipe = pipe
+        self._me = me
+
+    async def beat(self) -> list[str]:
+        """Renew the own lease; returns whose has lapsed."""
+        lapsed = await self._pipe.call_script(
+            load_script(__package__, "orchestrators_beat"),
+            [ORCHESTRATORS_ALIVE],
+            [self._me, repr(LEASE_SECONDS)],
+        )
+        return [name.decode() for name in lapsed]
+
+    async def forget(self, name: str) -> None:
+        """It is gone, and nothing of it is left to do."""
+        await self._pipe.call("ZREM", ORCHESTRATORS_ALIVE, name)
+
+    async def leave(self) -> None:
+        await self.forget(self._me)
+
+
+MOST_MESSAGES = 128
+"""With results that are read at once: each may tell dozens."""
+FEW, MANY = 16, 128
+GATHER_SECONDS = 0.002
+SINGLES_SECONDS = 0.02
+"""Celery's processes tell their results one by one, each as dear as many together."""
+CROWD, CROWD_SECONDS = 32, 0.1
+"""While so many messages wait, no worker waits for what follows from a result."""
+UNDER_WAY_SECONDS = 1.0
+"""So long after it was read, a result that is not settled may still be under way."""
+
+log = logging.getLogger("dovetail.wiring.distributed")
+
+
+class ApplyResults(Protocol):
+    async def __call__(self, results: Sequence[Result], *, again: bool = False) -> bool:
+        """Whether anything followed from these but that they are noted. `again`: somebody had
+        them before, and may have died over them."""
+        ...
+
+
+class ResultConsumer:
+    def __init__(
+        self,
+        reader: StreamReader,
+        take_in: ApplyResults,
+        waiting: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """`waiting` says how many tasks wait, where results come as singles."""
+        self._reader = reader
+        self._take_in = take_in
+        self._waiting = waiting
+        self.unapplied = asyncio.Event()
+        """Set it if one of these could not go on: what it had read may not be applied."""
+
+    async def take(self, stopping: asyncio.Event | None) -> None:
+        """New ones, until it is told to stop, between two batches of them."""
+        crowd, seen_at = 0, 0.0
+        async with BackgroundTask() as beside:
+            while stopping is None or not stopping.is_set():
+                messages = await self._reader.read([RESULTS], MOST_MESSAGES)
+                await beside.done()
+                if len(messages) >= MANY:  # while Redis is busy with these, the next are read
+                    beside.begin(self._take_many(messages))
+                    continue
+                followed = False
+                if messages:
+                    followed = await self._taken_in(messages)
+                    self._reader.settle_soon(messages)
+                if len(messages) >= FEW and not followed:
+                    await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
+                elif self._waiting is not None and messages:
+                    if followed and time.monotonic() - seen_at > CROWD_SECONDS:
+                        crowd, seen_at = await self._waiting(), time.monotonic()
+                    if not followed or crowd >= CROWD:
+                        await asyncio.sleep(SINGLES_SECONDS)
+            await beside.done()
+
+    async def _take_many(self, messages: Sequence[StreamMessage]) -> None:
+        await self._taken_in(messages)
+        self._reader.settle_soon(messages)
+
+    async def _taken_in(self, messages: Sequence[StreamMessage], *, again: bool = False) -> bool:
+        """As `TakeIn` says. One that cannot be applied is a dead letter: nobody ever could, and
+        whether a worker is missed is not asked while a result lies there."""
+
+        async def take_in(some: Sequence[StreamMessage]) -> Sequence[bool]:
+            nonlocal again
+            had_before, again = again, True
+            return [await self._take_in([one.content for one in some], again=had_before)]
+
+        return any(await bisect_failures(take_in, messages, self._bury))
+
+    async def _bury(self, message: StreamMessage, problem: Exception) -> Sequence[bool]:
+        log.error(
+            "a result of run %s is a dead letter: %s",
+            message.content.run_id,
+            describe_error(problem),
+        )
+        await self._reader.bury(message, problem)
+        return ()
+
+    # ── and those that were read before ──────────────────────────────────────────────────
+
+    async def take_from_the_dead(self, peers: OrchestratorPeers) -> None:
+        """Results that an orchestrator has read whose lease then lapsed."""
+        while True:
+            for name in await peers.beat():
+                while messages := await self._reader.claim_from(RESULTS, name, MOST_MESSAGES):
+                    await self._take_again(messages)
+                await self._reader.dismiss(RESULTS, name)
+                await peers.forget(name)
+            await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def take_stale(self, idle: float, pause: float) -> None:
+        """The same of whoever is not known: results that were read so long ago, and not settled."""
+        while True:
+            while messages := await self._reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
+                await self._take_again(messages)
+            await asyncio.sleep(pause)
+
+    async def take_up_again(self) -> None:
+        """The same of our own: results that we have read and then were not able to apply. Not
+        those that were read just now, which may be under way."""
+        reader, idle = self._reader, UNDER_WAY_SECONDS
+        while True:
+            await self.unapplied.wait()
+            self.unapplied.clear()  # first: what cannot be applied from now on is for next time
+            await asyncio.sleep(idle)
+            while messages := await reader.claim_from(
+                RESULTS, reader.consumer, MOST_MESSAGES, idle_seconds=idle
+            ):
+                await self._take_again(messages)
+
+    async def _take_again(self, messages: Sequence[StreamMessage]) -> None:
+        await self._taken_in(messages, again=True)
+        await self._reader.settle(messages)
