@@ -28,9 +28,9 @@ from dovetail.celery import (
     register_handlers,
     run_dag,
     run_dag_group,
-    runner,
     task,
 )
+from dovetail.celery import task as runner
 from dovetail.engine.limits import LATENESS
 from dovetail.handlers.registry import HandlerError
 from dovetail.redis_client.pipelined import PipelinedRedis

@@ -11,9 +11,9 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.audit.event_check import audit
 from dovetail.core.errors import NotFound
-from dovetail.core.restore import restore
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.step import restore
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
 from dovetail.engine.distributed.publisher import Publisher
 from dovetail.redis_client.pipelined import PipelinedRedis

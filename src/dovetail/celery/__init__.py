@@ -9,12 +9,12 @@ from dovetail.extras import imports_of
 
 with imports_of("dovetail.celery", "celery"):
     from dovetail.celery.dag_registry import DagRefused, register_dag, register_handlers
-    from dovetail.celery.runner import dag_ended
     from dovetail.celery.task import (
         DagGroup,
         DagGroupResult,
         DagTask,
         configure,
+        dag_ended,
         result_of,
         run_dag,
         run_dag_group,

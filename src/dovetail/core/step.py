@@ -22,11 +22,13 @@ The principles:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import heapify
 from typing import Any
 
 from dovetail.core.effects import (
     COMPLETED,
     FAILED,
+    HELD,
     PENDING,
     PUBLISHED,
     QUEUED,
@@ -52,6 +54,7 @@ from dovetail.core.effects import (
     write,
 )
 from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.events import Event
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
@@ -404,3 +407,48 @@ RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
     Progress: progress,
     Recall: recall,
 }
+
+
+UNKNOWN_WORKER = "unknown"
+STARTED = {"worker": UNKNOWN_WORKER, "restored": True}
+"""The data of the event for a start that may have happened."""
+
+
+def counts_as_started(status: NodeStatus, at_most_once: bool) -> bool:
+    """Whether a node that is restored with this status may have started."""
+    return at_most_once and status is QUEUED
+
+
+def restore(run: RunState, lease_until: float, now: float) -> Decision:
+    """Restore a run from the archive: nodes that may have started are RUNNING.
+
+    An archive is a little behind its store, and the store's last decisions are lost with it. Most
+    of them are simply made again, but an `at_most_once` node must not start again. So the publisher
+    brings the archive up to date before it sends such a node. This leaves two cases:
+
+    - PENDING in the archive: the node was never published, and starts in its turn;
+    - QUEUED in the archive, published or waiting: it may have started, and counts as started by an
+      unknown worker. If that worker is alive, it has the token and its result counts. If no result
+      comes until the lease ends, the node is FAILED with reason `worker_lost`; an explicit retry
+      starts it.
+
+    More nodes may run than `max_concurrency` allows: a held one may have been published since.
+    """
+    out = Decision()
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if not counts_as_started(node.status, spec.at_most_once):
+            continue
+        if node.phase is HELD:
+            run.held.remove(index)
+        if node.phase is not PUBLISHED:
+            run.active += 1
+        node.status, node.phase, node.until = RUNNING, None, None
+        node.attempt = node.token.attempt
+        node.worker, node.lease_until, node.started_at = UNKNOWN_WORKER, lease_until, now
+        record_change(run, index, out, now, "node.started", dict(STARTED))
+    heapify(run.held)
+    return out
+
+
+def is_restored_start(event: Event) -> bool:
+    return event.type == "node.started" and bool((event.data or {}).get("restored"))

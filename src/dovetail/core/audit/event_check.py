@@ -43,10 +43,9 @@ from dovetail.core.effects import (
 )
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.restore import is_restored_start, restore
 from dovetail.core.run import NodeState, Phase, RunState, UnreadOutput
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
-from dovetail.core.step import begin, step
+from dovetail.core.step import begin, is_restored_start, restore, step
 from dovetail.core.templates import Condition
 from dovetail.core.text import counted
 from dovetail.core.transitions import (

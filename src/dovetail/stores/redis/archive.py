@@ -24,7 +24,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
-from dovetail.core.restore import STARTED, UNKNOWN_WORKER, counts_as_started
+from dovetail.core.step import STARTED, UNKNOWN_WORKER, counts_as_started
 from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
 from dovetail.engine.distributed.archiver import (
@@ -312,7 +312,7 @@ class RedisSnapshots:
     ) -> bool:
         """Make the run as it was, its workers with a lease until then. False if it is there.
 
-        At `now` those of its nodes count as started that may be: see `core/restore.py`.
+        At `now` those of its nodes count as started that may be: see `core/step.py`.
 
         `replacing` is the generation of a run in Redis whose place it takes, unless that was
         retried since.
@@ -383,7 +383,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     - whatever was published is offered again, and may run already: a new token makes that a
       start of which nothing counts any more;
     - but an at-most-once node that was queued is not: it counts as started, under its token, as
-      `core.restored.restore` has it.
+      `core.step.restore` has it.
     """
     nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
     nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
