@@ -48,10 +48,10 @@ class Told:
 
     def happen(self, deed: Deed) -> None:
         self.now += deed.wait
-        move = self._meaning.of(deed, self.run, self.now)
-        if isinstance(move, TakeOver):  # where clocks go back, a journal is kept
-            move = move._replace(behind=0.0)
-        self._keep(step(self.run, move, self.now, next(self._nonces)).events)
+        transition = self._meaning.of(deed, self.run, self.now)
+        if isinstance(transition, TakeOver):  # where clocks go back, a journal is kept
+            transition = transition._replace(behind=0.0)
+        self._keep(step(self.run, transition, self.now, next(self._nonces)).events)
         self._meaning.learn(self.run)
 
     def _keep(self, events: Log) -> None:
@@ -543,8 +543,8 @@ def test_a_fan_of_ten_thousand_conditions_is_audited_in_no_time() -> None:
     log = list(decision.events)
     for name in ("a", *names):
         token = run.node(name).token
-        for move in (Claim("r", name, token, "w", 9.0), Complete("r", name, token, {"n": 1})):
-            log += step(run, move, 2.0, 1).events
+        for transition in (Claim("r", name, token, "w", 9.0), Complete("r", name, token, {"n": 1})):
+            log += step(run, transition, 2.0, 1).events
     began = process_time()
     assert audit(Submit("r", graph, {}), log, run) == []
     assert process_time() - began < 5

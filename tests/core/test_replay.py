@@ -35,11 +35,11 @@ class Journalled:
         self.meaning = Meaning("r", {})
         self.meaning.learn(self.run)
 
-    def apply(self, move: Transition) -> Decision:
+    def apply(self, transition: Transition) -> Decision:
         seq = self.run.seq + 1
-        decision = step(self.run, move, self.now, seq)
+        decision = step(self.run, transition, self.now, seq)
         if decision:
-            self._keep(move, decision, seq)
+            self._keep(transition, decision, seq)
         self.meaning.learn(self.run)
         return decision
 
@@ -53,12 +53,12 @@ class Journalled:
         self.apply(Claim("r", name, token, "w", self.now + 10))
         self.apply(Complete("r", name, token, output))
 
-    def _keep(self, move: Submit | Transition, decision: Decision, seq: int) -> None:
+    def _keep(self, transition: Submit | Transition, decision: Decision, seq: int) -> None:
         kept = [
             seq,
             self.now,
-            KINDS[type(move)],
-            extra_of(move, decision),
+            KINDS[type(transition)],
+            extra_of(transition, decision),
             [order.place for order in decision.dispatch],
             [event[:] for event in decision.events],
         ]

@@ -121,7 +121,7 @@ class TestRetries:
     def test_the_event_has_the_delay_the_retry_and_the_error(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
-        (event,) = walk.told("node.retrying")
+        (event,) = walk.events_of("node.retrying")
         assert event.data == {"error": BROKEN, "delay": 10.0, "retry": 1}
         assert event.attempt == 1
 
@@ -138,7 +138,7 @@ class TestLeases:
             None,
         )
         assert walk.types("a") == ["node.queued", "node.started", "node.lost", "node.queued"]
-        assert walk.told("node.lost")[0].data == {"worker": "w1", "crashes": 1}
+        assert walk.events_of("node.lost")[0].data == {"worker": "w1", "crashes": 1}
         walk.start("a", worker="w2")
         assert (walk["a"].attempt, walk.token("a").attempt) == (2, 2)
         assert not walk.complete("a", "from the grave", old).changed
@@ -216,7 +216,7 @@ class TestLeases:
             "message": "its worker died during 3 attempts",
         }
         assert walk["b"].cause == "a"
-        assert walk.told("node.failed")[0].data == {
+        assert walk.events_of("node.failed")[0].data == {
             "error": walk["a"].error,
             "reason": "worker_lost",
         }

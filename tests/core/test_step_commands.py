@@ -269,7 +269,7 @@ class TestRetryFrom:
         assert walk.dispatched(walk.retry("b")) == ["b"]
         assert walk.states == {"a": "COMPLETED", "b": "QUEUED", "c": "PENDING"}
         assert (walk["a"].epoch, walk["a"].output) == (1, 1)
-        assert walk.told("run.retried")[0].data == {"from": "b"}
+        assert walk.events_of("run.retried")[0].data == {"from": "b"}
         walk.run("b", "c")
         assert (walk.status, walk["c"].epoch) == ("COMPLETED", 2)
 

@@ -127,8 +127,8 @@ def test_what_names_a_node_that_does_not_exist_decides_nothing() -> None:
     walk = Walk({"a": []})
     before = walk.state.snapshot()
     token = walk.token("a")
-    for move in (Claim("r", "ghost", token, "w", 1.0), Complete("r", "ghost", token, 1)):
-        assert not walk.apply(move)
+    for transition in (Claim("r", "ghost", token, "w", 1.0), Complete("r", "ghost", token, 1)):
+        assert not walk.apply(transition)
     assert walk.state.snapshot() == before
 
 

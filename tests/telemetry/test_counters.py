@@ -1,4 +1,4 @@
-"""Counting itself: what bounds it, how several processes add up, and who may ask."""
+"""Counters: their bounds, the sum over several processes, and access to the metrics port."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def test_the_page_explains_every_metric_with_its_labels() -> None:
 
 
 def test_label_sets_from_callers_are_bounded() -> None:
-    tally = Counters()
+    counters = Counters()
     for number in range(MAX_LABEL_SETS + 50):
-        tally.add_events(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
-    counts = tally.counts["dovetail_runs_total"]
+        counters.add_events(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
+    counts = counters.counts["dovetail_runs_total"]
     assert len(counts) == MAX_LABEL_SETS + 1
     assert counts[OTHER, OTHER] == 50
 
@@ -116,7 +116,7 @@ def test_what_children_count_is_added_up_while_they_live_and_after_their_end() -
         assert _counted(telemetry) == (7, 6)
         gates[0].set()
         children[0].join()
-        children[1].kill()  # what it had told a moment ago is not lost with it
+        children[1].kill()  # the counts that it had written are not lost
         children[1].join()
         for _ in range(3):
             assert _counted(telemetry) == (7, 6), "counted again at each question, or forgotten"

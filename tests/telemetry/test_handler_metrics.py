@@ -1,4 +1,4 @@
-"""Metrics that handlers make themselves, with `prometheus_client`: as they are told, and summed."""
+"""Metrics that handlers make themselves with `prometheus_client`: on the page, and summed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def pooled(tmp_path: Path) -> Iterator[Pooled]:
 
 
 def is_alive(pid: int) -> bool:
-    time.sleep(0.005)  # so that those who ask at once would get into each other's way
+    time.sleep(0.005)  # so that concurrent scrapes would disturb each other
     return Path(f"/proc/{pid}/stat").exists()
 
 

@@ -1,4 +1,4 @@
-"""Stores that are listened to: what they tell is what the log has, each event once."""
+"""Instrumented stores report each event once, and a broken listener stops no run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dovetail.stores.sqlite.store import InstrumentedSqliteStore
 from dovetail.telemetry.service import Telemetry
 
 
-class Ear:
-    """Writes down what it is told."""
+class RecordingListener:
+    """Records the calls of its hooks."""
 
     whole_logs = True
 
@@ -71,7 +71,7 @@ def graph() -> Graph:
 async def test_a_decision_that_another_process_overtook_is_reported_as_it_was_committed(
     tmp_path: Path,
 ) -> None:
-    driver, other = Ear(), Ear()
+    driver, other = RecordingListener(), RecordingListener()
     path = tmp_path / "runs.db"
     now = time.time()
     async with (
@@ -87,9 +87,9 @@ async def test_a_decision_that_another_process_overtook_is_reported_as_it_was_co
         assert [event.type for event in taken.events][:1] == ["node.completed"]
         await mine.apply([], now + 2, durable=True)
         log = [event async for event in mine.watch("r")]
-    told = sorted([*driver.events, *other.events])
-    assert [event.seq for event in told] == [event.seq for event in log]
-    assert [event.type for event in told] == [event.type for event in log]
+    reported = sorted([*driver.events, *other.events])
+    assert [event.seq for event in reported] == [event.seq for event in log]
+    assert [event.type for event in reported] == [event.type for event in log]
     assert log[-1].type == "result.refused"
     assert "run.cancelled" in {event.type for event in other.events}
     assert driver.times == []
@@ -97,15 +97,15 @@ async def test_a_decision_that_another_process_overtook_is_reported_as_it_was_co
 
 
 async def test_a_node_is_measured_from_its_start_to_its_end(tmp_path: Path) -> None:
-    ear = Ear()
-    async with InstrumentedSqliteStore(tmp_path / "runs.db", ear, drives=True) as store:
+    listener = RecordingListener()
+    async with InstrumentedSqliteStore(tmp_path / "runs.db", listener, drives=True) as store:
         (order,) = (await store.create(Submit("r", graph(), {}), 100.0)).dispatch
         await store.apply([Claim("r", "a", order.token, "w", 999.0)], 101.0, durable=True)
         await store.apply([Complete("r", "a", order.token, 1)], 103.5, durable=True)
-    assert ear.times == [("h", 2.5)]
+    assert listener.times == [("h", 2.5)]
 
 
-class BrokenListener(Ear):
+class BrokenListener(RecordingListener):
     """Every hook raises."""
 
     def on_events(self, *_: object) -> NoReturn:
@@ -124,7 +124,7 @@ class BrokenListener(Ear):
         raise RuntimeError("the collector is broken")
 
 
-class BrokenAtTheEnd(Ear):
+class BrokenAtTheEnd(RecordingListener):
     """Only the last hook raises."""
 
     def outputs_wanted(self, graph: Graph) -> Sequence[str]:
@@ -159,7 +159,10 @@ def hooks_logged(caplog: pytest.LogCaptureFixture) -> list[object]:
 
 @pytest.mark.parametrize(("broken", "hooks"), BROKEN)
 async def test_a_listener_that_raises_stops_no_run_in_sqlite_and_is_logged_once_per_hook(
-    broken: type[Ear], hooks: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    broken: type[RecordingListener],
+    hooks: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with InstrumentedSqliteStore(tmp_path / "runs.db", broken(), drives=True) as store:
         await run_to_the_end(store)
@@ -168,7 +171,10 @@ async def test_a_listener_that_raises_stops_no_run_in_sqlite_and_is_logged_once_
 
 @pytest.mark.parametrize(("broken", "hooks"), BROKEN)
 async def test_a_listener_that_raises_stops_no_run_in_redis_and_is_logged_once_per_hook(
-    broken: type[Ear], hooks: list[str], redis_url: str, caplog: pytest.LogCaptureFixture
+    broken: type[RecordingListener],
+    hooks: list[str],
+    redis_url: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with PipelinedRedis(redis_url) as pipe:
         store = InstrumentedRedisStore(pipe, broken())

@@ -1,4 +1,4 @@
-"""Log lines: one for each record, whoever logs, without secrets, in both forms."""
+"""Log lines: one per record, from any logger, without secrets, in both forms."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_lost_worker_a_late_result_and_what_waits_are_counted(three: Three) ->
     wait_for(lambda: _status(api, run_id) == "RUNNING", "it to run")
     mortal.send_signal(signal.SIGKILL)
     wait_for(lambda: three.total("dovetail_leases_reaped_total") > reaped, "the reaper")
-    # It waits again, for a handler that nobody serves any more.
+    # It waits again, for a handler that no worker serves any more.
     wait_for(
         lambda: all(page("dovetail_queue_depth", handler="lone") for page in three.pages()),
         "the queue",

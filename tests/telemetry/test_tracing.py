@@ -1,4 +1,4 @@
-"""Spans: one trace for all of a run, whoever asked for it and wherever its nodes ran."""
+"""Spans: one trace for a whole run, whatever triggered it and wherever its nodes ran."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_run_without_a_caller_has_its_own_trace_and_an_unsampled_caller_none(
     strange = api.run(node("a"), name="strange", headers={"traceparent": "00-zz-zz-01"})
     api.ended(unsampled)
     api.ended(strange)
-    # As one who knows nothing of traces asks, past the API.
+    # A trigger without a trace, past the API.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "OTEL_"))}
     (three.services.folder / "flow.yaml").write_text(
         "name: asked\nnodes: [{id: a, handler: quick}, {id: b, handler: quick}]"

@@ -389,8 +389,8 @@ class DagGroup:
             results.append(result)
             counts[result.status.value] += 1
         failures = {
-            redis: result.error or {"type": "unknown", "message": "no step failed"}
-            for redis, result in enumerate(results)
+            index: result.error or {"type": "unknown", "message": "no step failed"}
+            for index, result in enumerate(results)
             if result is not None and result.status != "COMPLETED"
         }
         duration = sum(result.duration for result in results if result is not None)
