@@ -213,7 +213,7 @@ class Driver(Protocol):
     async def apply(
         self, moves: Sequence[Transition], *, durable: bool = False
     ) -> list[Decision]: ...
-    async def follow(self, decisions: Iterable[Decision]) -> None:
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
         """Send out what follows from what was decided elsewhere."""
         ...
 
@@ -383,7 +383,7 @@ class TemplateScope(Protocol):
 class ScopeReader(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
 
-    async def scene_of(self, order: Dispatch) -> TemplateScope:
+    async def scope_of(self, order: Dispatch) -> TemplateScope:
         """For rendering this node: whatever its templates read, and nothing else.
 
         Raises `TooLarge` if that is more than a node may read.
@@ -395,7 +395,7 @@ class ScopeReader(Protocol):
         digests of outputs. None if that is more than a node may read."""
         ...
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
         """For rendering these nodes, by run: their parents, and whatever their templates read."""
         ...
 
@@ -507,15 +507,15 @@ class ParkedNode(NamedTuple):
 class ParkedIndex(Protocol):
     """Who waits for which rate limit. An index: it may lack some, and have some who are gone."""
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         """They were told to come then, or have another time from now on."""
         ...
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         """Everybody, in the order of their times; nobody if all of these come so soon."""
         ...
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None: ...
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None: ...
 
 
 class TimerIndex(ParkedIndex, Protocol):

@@ -71,7 +71,7 @@ class ParkedRescheduler:
 
     async def look(self) -> None:
         """Let everybody move up who stands behind somebody who is gone, or behind nobody."""
-        waits = await self._lines.line(self._clock(), LATE_SECONDS)
+        waits = await self._lines.parked(self._clock(), LATE_SECONDS)
         if not waits:
             return
         phases = await bisect_failures(
@@ -84,7 +84,7 @@ class ParkedRescheduler:
             await self._move_up(tag, [one for one in line if one[1] in IN_LINE])
         gone = [wait for wait, phase in zip(waits, phases, strict=True) if phase not in IN_LINE]
         for at in range(0, len(gone), BATCH_SIZE):  # last: if we die, another finds them again
-            await self._lines.leave_line(gone[at : at + BATCH_SIZE])
+            await self._lines.remove_parked(gone[at : at + BATCH_SIZE])
 
     async def _move_up(self, tag: str, line: Sequence[tuple[ParkedNode, Phase | None]]) -> None:
         now = self._clock()
@@ -101,7 +101,7 @@ class ParkedRescheduler:
         ]
         for first in range(0, len(late), BATCH_SIZE):
             some = late[first : first + BATCH_SIZE]
-            await self._lines.line_up(some)
+            await self._lines.add_parked(some)
             await self._apply([Park(*wait.wake, wait.at) for wait in some])
 
 

@@ -187,7 +187,7 @@ class TaskInbox(Protocol):
         """Make ready what will be asked for next, for who has to wait anyway."""
         ...
 
-    async def settle(self, messages: Sequence[Any]) -> None: ...
+    async def acknowledge(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
         """Nobody here wants these."""
@@ -203,7 +203,7 @@ class QueueTaskSource:
         self,
         inbox: TaskInbox,
         store: SharedStore,
-        agenda: TimerIndex,
+        timers: TimerIndex,
         limits: RateLimiter,
         clock: Clock,
         apply: Callable[[Sequence[Transition]], Awaitable[object]],
@@ -218,7 +218,7 @@ class QueueTaskSource:
         self._secrets = secrets or {}
         self._inbox = inbox
         self._store = store
-        self._agenda = agenda
+        self._timers = timers
         self._limits = limits
         self._clock = clock
         self._apply = apply
@@ -270,16 +270,17 @@ class QueueTaskSource:
             ]
             tasks = [task for task, at in zip(tasks, times, strict=True) if at is None]
             if waits:
-                await self._agenda.line_up(waits)  # first: who is in no line never moves up
+                # First: a node that is not in the index is never rescheduled.
+                await self._timers.add_parked(waits)
                 await self._apply([Park(*wait.wake, wait.at) for wait in waits])
         if not tasks:
-            await self._inbox.settle(messages)
+            await self._inbox.acknowledge(messages)
             return []
         now = self._clock()
         until = now + self._lease_seconds
         # In this order: a claim in a run that is on nobody's list would be reaped late, and a
         # message that is settled before its claim would have to be sent again.
-        await self._agenda.lease({task.run_id for task in tasks}, until)
+        await self._timers.lease({task.run_id for task in tasks}, until)
         # The same question again, if one of them fails: what was granted then is granted again.
         claiming = bisect_failures(partial(self._claim, until=until, now=now), tasks, _left_alone)
         if self._inbox.has_more:
@@ -296,7 +297,7 @@ class QueueTaskSource:
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
         if self._holds:
             self._held.add(mine)  # first: what follows may take longer than a lease
-        await self._inbox.settle(messages)
+        await self._inbox.acknowledge(messages)
         if any(task.cache is not None and task.cache.facts is not None for task in mine):
             mine = await self._unanswered(mine)
         return mine
@@ -364,7 +365,7 @@ class QueueTaskSource:
             now = self._clock()
             await self._renew(starts, now)
             # Should we die before they are queued again, the next reaper does it.
-            await self._agenda.lease({run_id for run_id, _, _ in starts}, now)
+            await self._timers.lease({run_id for run_id, _, _ in starts}, now)
             await self._apply([Reap(*start, max_crashes=NO_LIMIT) for start in starts])
 
     async def close(self) -> None:

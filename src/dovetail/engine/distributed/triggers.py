@@ -127,21 +127,21 @@ class TriggerService:
         if self._refused is not None:
             raise self._refused
 
-    async def follow(self, decisions: Iterable[Decision]) -> None:
-        await self._orchestrator.follow(decisions)
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
+        await self._orchestrator.dispatch_effects(decisions)
 
     def now(self) -> float:
         return self._clock()
 
-    async def look_after(self, run_id: str) -> None:
+    async def reconcile_run(self, run_id: str) -> None:
         """Send out again whatever is outstanding of a run."""
-        await self._orchestrator.look_after(run_id)
+        await self._orchestrator.reconcile_run(run_id)
 
-    async def over(self, run_id: str) -> None:
+    async def announce_end(self, run_id: str) -> None:
         """A run was ended by force: whoever waits for that or lists it is told."""
-        await self._orchestrator.over(run_id)
+        await self._orchestrator.announce_end(run_id)
 
-    async def make_up(self) -> None:
+    async def recover_accepted(self) -> None:
         """A duty of orchestrators: make what others have accepted and then died over."""
         for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
             await self._make(left)
