@@ -40,7 +40,7 @@ WORDS = {
     "claim": "apply",
     "settle_pending": "verdicts",
     "load": "look",
-    "settle": "ack",
+    "acknowledge": "ack",
 }
 STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "put_off", "released", "woken"}
 STEPS |= {"verdicts", "look", "running", "ack"}

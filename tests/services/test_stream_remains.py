@@ -117,7 +117,7 @@ async def test_a_consumer_that_was_idle_for_long_is_none_any_more(yard: Yard) ->
 
 async def test_one_that_holds_something_stays_and_another_takes_it_over(yard: Yard) -> None:
     await yard.serve("alive")
-    await taken(yard, "dead", acknowledge=False)
+    await taken(yard, "dead", settle=False)
     await yard.remains().clear()
     assert "dead" in await yard.consumers()
     other = await yard.hire("alive", stale_seconds=0.0)
@@ -180,7 +180,7 @@ async def test_one_that_was_dismissed_and_is_alive_goes_on_as_before(
     assert (await yard.pending(), await yard.length()) == (0, 0)
     await yard.remains().clear()
     reader = inbox._readers[0][0]
-    await taken(yard, "other", acknowledge=False)
+    await taken(yard, "other", settle=False)
     assert await reader.claim_stale([STREAM], 0.0, 10), "it can still take over from others"
 
 
@@ -192,7 +192,7 @@ async def test_messages_of_runs_that_have_ended_go_where_nobody_serves_them(yard
     await yard.store.apply([Cancel(ended), Cancel(retried)], 2.0)
     await yard.store.apply([Retry(retried)], 3.0)
     await yard.send(ended, going_on, retried, "gone")
-    await taken(yard, "dead", acknowledge=False)  # of another one that is gone
+    await taken(yard, "dead", settle=False)  # of another one that is gone
     await yard.remains().clear()
     left = [entry[1][1].decode() for entry in await yard.pipe.call("XRANGE", STREAM, "-", "+")]
     assert left == [going_on, retried]
