@@ -93,7 +93,7 @@ class RedisArchiveQueue:
         flat = await self._pipe.call_script(source("archive_claim"), [UNARCHIVED], given)
         return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """The archive has them, as they were when they were claimed."""
         await self._strike(
             UNARCHIVED, [ArchiveEntry(claim.run_id, claim.until) for claim in claims]

@@ -600,11 +600,11 @@ class RedisStore:
             if not finished:
                 await asyncio.sleep(pause)
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
         """For rendering these nodes: their parents, and whatever their templates read."""
         return await self._scenes.read(orders)
 
-    async def scene_of(self, order: Dispatch) -> RedisTemplateScope:
+    async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
         run, place, _ = order
         scene = await self._scenes.only(run, run.graph.nodes[place].config.reads)
         nodes = run.graph.nodes

@@ -48,13 +48,13 @@ class RedisTimerIndex:
 
     # ── who waits for a token ────────────────────────────────────────────────────────────
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         """In order with whatever is asked of the same connection; nobody waits for it."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
             self._pipe.enqueue([("ZADD", LINE, *entries)])
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
         if not last:
             return []
@@ -64,7 +64,7 @@ class RedisTimerIndex:
         told = await self._pipe.call("ZRANGE", LINE, 0, -1, "WITHSCORES")
         return [_wait(name, at) for name, at in _pairs(told)]
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         if names := [_wait_name(wait) for wait in waits]:
             await self._pipe.call("ZREM", LINE, *names)
 
