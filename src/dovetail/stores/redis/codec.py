@@ -7,8 +7,9 @@ request reaches Redis.
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -41,6 +42,16 @@ from dovetail.core.transitions import (
 from dovetail.redis_client.scripts import load_script
 
 Fields = dict[str, Any]
+
+
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """The fields of a hash, or the members and scores of a sorted set, as Redis replies them."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def new_nonce() -> int:
+    """A random number that tells tokens apart."""
+    return int.from_bytes(os.urandom(6), "big") | 1
 
 
 @cache

@@ -16,7 +16,7 @@ from dovetail.core.transitions import Wake
 from dovetail.engine.ports import ParkedNode
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, scanned
-from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.codec import pairs, source
 
 log = logging.getLogger("dovetail.orchestrator")
 
@@ -48,13 +48,13 @@ class RedisTimerIndex:
 
     # ── who waits for a token ────────────────────────────────────────────────────────────
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         """In order with whatever is asked of the same connection; nobody waits for it."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
             self._pipe.enqueue([("ZADD", LINE, *entries)])
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
         if not last:
             return []
@@ -62,9 +62,9 @@ class RedisTimerIndex:
             await self._pipe.call("ZREMRANGEBYSCORE", LINE, "-inf", repr(float(now)))
             return []
         told = await self._pipe.call("ZRANGE", LINE, 0, -1, "WITHSCORES")
-        return [_wait(name, at) for name, at in _pairs(told)]
+        return [_wait(name, at) for name, at in pairs(told)]
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         if names := [_wait_name(wait) for wait in waits]:
             await self._pipe.call("ZREM", LINE, *names)
 
@@ -83,7 +83,7 @@ class RedisTimerIndex:
         _, found = await self._pipe.call_many(
             [("ZADD", LEASES, "XX", 0, ""), _until(LEASES, now, limit)]
         )
-        return [name.decode() for name, _ in _pairs(found)]
+        return [name.decode() for name, _ in pairs(found)]
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
@@ -154,7 +154,7 @@ class RedisTimerIndex:
             await self._pipe.call("ZADD", key, *how, *flat)
 
     async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        return _pairs(await self._pipe.call(*_until(key, at, limit)))
+        return pairs(await self._pipe.call(*_until(key, at, limit)))
 
 
 async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
@@ -165,10 +165,6 @@ async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
 def _until(key: str, at: float, limit: int) -> tuple[Argument, ...]:
     """What asks for what is there until then, earliest first, and when each is."""
     return ("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
-
-
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _name(wake: Wake) -> str:
