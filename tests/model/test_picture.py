@@ -215,7 +215,7 @@ async def test_the_last_result_takes_the_run_off_the_agenda(engine: Engine) -> N
     engine.same(processes.take_in(message))
 
 
-async def test_a_result_that_somebody_died_over_makes_who_takes_it_look(engine: Engine) -> None:
+async def test_a_result_whose_reader_died_makes_the_next_reader_look(engine: Engine) -> None:
     await claimed(engine, "a")
     message = ("result", engine.start("a"), "yes", True)
     late = result(engine, "a")
@@ -304,7 +304,7 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
         (
             "go_on",
             mutants.go_on_alike,
-            test_a_result_that_somebody_died_over_makes_who_takes_it_look,
+            test_a_result_whose_reader_died_makes_the_next_reader_look,
         ),
     ],
 )

@@ -255,4 +255,4 @@ async def everything(world: World) -> Keys:
 async def come_back_with(world: World, keys: Keys) -> None:
     """As a Redis that is started again without the end of its log."""
     await world.pipe.call("FLUSHALL")
-    await world.pipe.many([("RESTORE", name, 0, dumped) for name, dumped in keys])
+    await world.pipe.call_many([("RESTORE", name, 0, dumped) for name, dumped in keys])

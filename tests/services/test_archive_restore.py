@@ -366,7 +366,7 @@ class TestRestoring:
         run_id = await half_done(world)
         await world.archiver.archive_what_moved()
         await lose_everything(world)
-        script, harmed = world.pipe.script, []
+        script, harmed = world.pipe.call_script, []
 
         async def after_a_restart(source: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
             if not harmed:
@@ -374,7 +374,7 @@ class TestRestoring:
                 assert await world.pipe.call(verb, *harmed, *more)
             return await script(source, keys, args)
 
-        monkeypatch.setattr(world.pipe, "script", after_a_restart)
+        monkeypatch.setattr(world.pipe, "call_script", after_a_restart)
         assert await world.restorer.restore() == 1
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         assert not await world.pipe.call("KEYS", "*restoring*")

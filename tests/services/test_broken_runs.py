@@ -270,7 +270,7 @@ async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> Non
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     tasks = [read_task(fields) for _, fields in found]
-    await stage.parts.pipe.many(damaged("bad", "nodes"))
+    await stage.parts.pipe.call_many(damaged("bad", "nodes"))
     task_source = QueueTaskSource(
         *(Settled(), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply_each,
@@ -298,7 +298,7 @@ async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) ->
     claims = [Claim(one, "a", (await stage.store.load(one)).nodes[0].token, "w", 1) for one in ids]
     assert all(await stage.store.apply(claims, now))
     await stage.timers.lease(ids, 1)
-    await stage.parts.pipe.many(damaged("bad"))
+    await stage.parts.pipe.call_many(damaged("bad"))
     await stage.living.reap()
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     assert {read_task(fields).run_id for _, fields in found} == {"r0", "r1"}
@@ -312,8 +312,8 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
     await store.create_many([Submit(one, RETRIED, {}) for one in ids], clock())
     starts = [(one, "a", await scene.token(one)) for one in ids]
     assert all(await store.apply([Claim(*start, "w", clock() + 60) for start in starts], clock()))
-    await scene.parts.pipe.many(damaged("bad"))
-    await scene.parts.pipe.many(result_messages([Complete(*start, 1) for start in starts]))
+    await scene.parts.pipe.call_many(damaged("bad"))
+    await scene.parts.pipe.call_many(result_messages([Complete(*start, 1) for start in starts]))
     for one in ids[1:]:
         assert await scene.status(one) is RunStatus.COMPLETED
     await scene.until(lambda: is_settled(scene, RESULTS, ORCHESTRATORS))
@@ -322,7 +322,7 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
 
 async def test_who_asks_for_nothing_is_answered(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe:
-        assert await asyncio.wait_for(pipe.ask([]), 5) == []
+        assert await asyncio.wait_for(pipe.send([]), 5) == []
         assert await pipe.call("PING") == b"PONG"
 
 

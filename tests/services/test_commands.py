@@ -19,6 +19,7 @@ from dovetail.core.errors import ArchiveDown, Conflict, InvalidDefinition, Inval
 from dovetail.core.run import RunState
 from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.ports import RunQuery
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
@@ -61,7 +62,7 @@ async def started(hands: Hands, run_id: str) -> None:
 
 
 async def ids(commands: Commands, **wanted: Any) -> list[str]:
-    return [run["run_id"] for run in (await commands.list_runs(**wanted))["items"]]
+    return [run["run_id"] for run in (await commands.list_runs(RunQuery(**wanted)))["items"]]
 
 
 # --- workflows -----------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ async def test_a_run_is_made_done_and_read(commands: Commands) -> None:
     whole = await commands.get_run(run_id)
     assert whole.pop("nodes")[1]["output"] == "hello 3"
     assert short == whole
-    (listed,) = (await commands.list_runs(workflow="read"))["items"]
+    (listed,) = (await commands.list_runs(RunQuery(workflow="read")))["items"]
     assert listed == short
     assert (await commands.results(run_id))["result"] == {"b": "hello 3"}
     assert await commands.find_run(run_id[:8]) == run_id

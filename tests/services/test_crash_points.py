@@ -210,7 +210,7 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
     with monkeypatch.context() as patched:
         patched.setattr(DistributedOrchestrator, "apply_results", die)
         fields = result_fields(Complete("r", "a", task.token, 1))
-        await stage.parts.pipe.together([("XADD", RESULTS, "*", *fields)] * copies)
+        await stage.parts.pipe.transaction([("XADD", RESULTS, "*", *fields)] * copies)
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
     assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == copies

@@ -147,7 +147,7 @@ async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redi
     ):
         orchestrating = asyncio.create_task(orchestrate(settings, stopping))
         pipe = commands.store._pipe  # type: ignore[attr-defined]
-        while not isinstance((await pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
+        while not isinstance((await pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
             await asyncio.sleep(0.001)  # until it reads
         made = await commands.batch(FLOW, [{}] * 20)
         stopping.set()

@@ -95,7 +95,7 @@ async def orchestrating(settings: Settings) -> AsyncIterator[None]:
 
 async def until_read(parts: ServiceParts) -> None:
     """Somebody reads results."""
-    while not isinstance((await parts.pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
+    while not isinstance((await parts.pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
         await asyncio.sleep(0.01)
 
 
@@ -127,12 +127,12 @@ async def test_what_was_refused_is_asked_again_and_done_once(
             asyncio.ensure_future(one)
             for one in (
                 pipe.call("INCR", "called"),
-                pipe.many([("INCR", "many"), ("GET", "many"), ("INCR", "many")]),
-                pipe.together(added),
-                pipe.script("return redis.call('INCR', KEYS[1])", ["scripted"], []),
+                pipe.call_many([("INCR", "many"), ("GET", "many"), ("INCR", "many")]),
+                pipe.transaction(added),
+                pipe.call_script("return redis.call('INCR', KEYS[1])", ["scripted"], []),
             )
         ]
-        pipe.soon([("INCR", "soon")])
+        pipe.enqueue([("INCR", "soon")])
         await asyncio.sleep(0.3)
         assert not any(one.done() for one in asked)
         full.end()
@@ -156,7 +156,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
             await pipe.call("SET", "taken", 1)
             full.begin()
             try:
-                await pipe.script(script, ["made", "taken"], [])
+                await pipe.call_script(script, ["made", "taken"], [])
                 done = True
             except RedisError:
                 done = False
@@ -168,7 +168,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
 async def test_what_redis_6_says_of_a_script_is_understood(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = PipelinedRedis.ask
+    ask = PipelinedRedis.send
     refusals = [
         "ERR Error running script (call to f_8f55): @user_script:41: @user_script: 41: "
         "-OOM command not allowed when used memory > 'maxmemory'."
@@ -182,8 +182,8 @@ async def test_what_redis_6_says_of_a_script_is_understood(
         return told
 
     async with PipelinedRedis(redis_url) as pipe:
-        monkeypatch.setattr(PipelinedRedis, "ask", answer)
-        assert await pipe.script("return 7", [], []) == 7
+        monkeypatch.setattr(PipelinedRedis, "send", answer)
+        assert await pipe.call_script("return 7", [], []) == 7
     assert refusals == []
 
 
@@ -283,7 +283,9 @@ async def test_results_that_were_read_just_then_are_applied_soon(full: Refusing)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        await parts.pipe.many([("MULTI",), *result_messages([done]), full.beginning, ("EXEC",)])
+        await parts.pipe.call_many(
+            [("MULTI",), *result_messages([done]), full.beginning, ("EXEC",)]
+        )
         await asyncio.sleep(1.0)
         full.end()
         async with asyncio.timeout(SOON):
@@ -320,7 +322,7 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
         done = await claimed(parts, "r")
         await until_read(parts)
         monkeypatch.setattr(DistributedOrchestrator, "_dispatch", fail_to_follow)
-        await parts.pipe.many(result_messages([done]))
+        await parts.pipe.call_many(result_messages([done]))
         async with asyncio.timeout(SOON + 2):  # it fails twice
             await followed(parts, "r")
             while await parts.pipe.call("XLEN", stream_of("h")) < len(FLOW.nodes):

@@ -356,14 +356,14 @@ async def test_what_could_not_be_sent_again_is_not_settled(
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
     keeper, _ = await keeping(post)
     before = await post.pending()
-    many = PipelinedRedis.many
+    many = PipelinedRedis.call_many
 
     async def refused(pipe: PipelinedRedis, commands: Sequence[Command]) -> list[Any]:
         if any(isinstance(one, bytes) and b"XADD" in one for one in commands):
             raise RedisError("it is away")
         return await many(pipe, commands)
 
-    monkeypatch.setattr(PipelinedRedis, "many", refused)
+    monkeypatch.setattr(PipelinedRedis, "call_many", refused)
     with pytest.raises(RedisError):
         await keeper.share_once()
     assert await post.pending() == before  # so others find it after a lease

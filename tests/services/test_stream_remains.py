@@ -135,7 +135,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
 ) -> None:
     await yard.serve("somebody else")
     inbox = await taken(yard, "slow")
-    many, read = PipelinedRedis.many, []
+    many, read = PipelinedRedis.call_many, []
 
     async def read_first(self: PipelinedRedis, commands: Any, **more: Any) -> list[Any]:
         if commands and commands[0][0] == "EVALSHA" and not read:  # the dismissal
@@ -143,7 +143,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
             read.extend(await inbox.tasks(10))
         return await many(self, commands, **more)
 
-    monkeypatch.setattr(PipelinedRedis, "many", read_first)
+    monkeypatch.setattr(PipelinedRedis, "call_many", read_first)
     await yard.remains().clear()
     assert read
     assert "slow" in await yard.consumers()

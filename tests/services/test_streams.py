@@ -178,7 +178,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
     await same._open(RESULTS)
     same._breaks = -1  # the connection broke
     ask, loading = (
-        PipelinedRedis.ask,
+        PipelinedRedis.send,
         [hiredis.ReplyError("LOADING Redis is loading the dataset in memory")],
     )
 
@@ -189,7 +189,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
             return told
         return ask(self, commands, **more)
 
-    monkeypatch.setattr(PipelinedRedis, "ask", answer)
+    monkeypatch.setattr(PipelinedRedis, "send", answer)
     assert await same.read([RESULTS], 10) == []
     assert [message.content for message in await same.read([RESULTS], 10)] == [result]
 

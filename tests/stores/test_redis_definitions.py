@@ -219,7 +219,7 @@ async def test_one_that_was_put_aside_anew_is_not_forgotten_by_who_saw_it_there_
     async def while_others_look(self: UnusedDefinitions) -> set[str]:
         monkeypatch.setattr(UnusedDefinitions, "_of_runs", runs)
         used = await self._of_runs()
-        await shelf.pipe.many(await RunHeaderCache(shelf.pipe).keeping([run]))
+        await shelf.pipe.call_many(await RunHeaderCache(shelf.pipe).keeping([run]))
         await UnusedDefinitions(shelf.pipe).look(NOW + 9 * DAY)
         return used
 

@@ -131,8 +131,16 @@ class Told:
         self._pipe = pipe
         self._command = command
         self._answers = answers
-        self.script, self.many, self.evaluation = pipe.script, pipe.many, pipe.evaluation
-        self.clustered, self.target, self.name_of = pipe.clustered, pipe.target, pipe.name_of
+        self.call_script, self.call_many, self.script_command = (
+            pipe.call_script,
+            pipe.call_many,
+            pipe.script_command,
+        )
+        self.is_clustered, self.target, self.key_name = (
+            pipe.is_clustered,
+            pipe.target,
+            pipe.key_name,
+        )
         self.keeps_order = pipe.keeps_order
 
     def nodes(self) -> list[Told]:

@@ -11,6 +11,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.stores import tiered
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.wiring import distributed
@@ -51,7 +52,7 @@ async def listed(commands: Commands, **wanted: Any) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await commands.list_runs(limit=2, cursor=cursor, **wanted)
+        page = await commands.list_runs(RunQuery(limit=2, cursor=cursor, **wanted))
         found += [run["run_id"] for run in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -78,7 +79,7 @@ async def test_runs_are_listed_as_they_are_however_far_the_archive_is(
     await commands.retry(ids[0])
     assert await listed(commands, **of, status="CANCELLED") == ids[:0:-2]
     assert await listed(commands, **of, status="RUNNING") == [*ids[-2::-2], ids[0]]
-    (newest,) = (await commands.list_runs(**of, limit=1))["items"]
+    (newest,) = (await commands.list_runs(RunQuery(**of, limit=1)))["items"]
     assert newest == await commands.get_run(ids[-1], nodes=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
@@ -19,8 +19,6 @@ from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
 from dovetail.api.responses import Here, json_answer
 from dovetail.api.service import ApiService
-from dovetail.core.events import Event
-from dovetail.engine.views import event_view
 
 router = APIRouter(tags=["runs"])
 
@@ -34,6 +32,7 @@ PAGE = 1000
 PAGE_BYTES = 1 << 20
 """What such a page is taken to have."""
 STREAM = "text/event-stream"
+Queued = asyncio.Queue[dict[str, Any] | Exception | None]
 
 
 EVENT = {"$ref": "#/components/schemas/Event"}
@@ -87,7 +86,7 @@ async def events(
     run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
-    if came_back and (await here.commands.store.load(run_id, outputs=False)).seq <= after:
+    if came_back and await here.commands.last_seq(run_id) <= after:
         # A browser comes back whenever a stream ends; this is how it is told not to.
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}
@@ -141,8 +140,8 @@ async def _listed(
 async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
     yield b": events of a run\n\n"
-    queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MOST_WAITING)
-    pumping = asyncio.ensure_future(_pump(here.commands.store.watch(run_id, after), queue))
+    queue: Queued = asyncio.Queue(MOST_WAITING)
+    pumping = asyncio.ensure_future(_pump(here.commands.watch(run_id, after), queue))
     closing = asyncio.ensure_future(here.closing.wait())
     upcoming = asyncio.ensure_future(queue.get())
     try:
@@ -169,9 +168,9 @@ async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[by
             task.cancel()
 
 
-async def _pump(feed: AsyncIterator[Event], queue: asyncio.Queue[Event | Exception | None]) -> None:
+async def _pump(feed: AsyncGenerator[dict[str, Any]], queue: Queued) -> None:
     """In a task of its own, which nobody needs to await when the client leaves."""
-    async with aclosing(cast("AsyncGenerator[Event]", feed)):
+    async with aclosing(feed):
         try:
             async for event in feed:
                 await queue.put(event)
@@ -180,6 +179,6 @@ async def _pump(feed: AsyncIterator[Event], queue: asyncio.Queue[Event | Excepti
             await queue.put(error)
 
 
-def _frame(event: Event) -> bytes:
+def _frame(event: dict[str, Any]) -> bytes:
     # JSON has no line breaks of its own, so one `data:` line is the whole of it.
-    return b"id: %d\ndata: %b\n\n" % (event.seq, orjson.dumps(event_view(event)))
+    return b"id: %d\ndata: %b\n\n" % (event["seq"], orjson.dumps(event))

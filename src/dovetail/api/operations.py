@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -25,9 +26,11 @@ from dovetail.api.problems import KIND_OF, Refusal, answer
 from dovetail.api.request_body import Field, is_number, is_whole, read_fields
 from dovetail.api.responses import Here, fields_of, json_answer
 from dovetail.api.service import ApiService
+from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import ServedEngine
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import timestamp
 
 health_router = APIRouter(prefix="/health", tags=["health"])
@@ -50,7 +53,7 @@ async def ready(request: Request) -> Response:
     async def probe() -> None:
         """What a trigger needs; raises `StoreError`."""
         await here.fleet.check()
-        await here.commands.list_runs(limit=1)
+        await here.commands.list_runs(RunQuery(limit=1))
         await here.commands.check_writable()
 
     refused = await here.readiness(probe)
@@ -183,17 +186,17 @@ class ThisProcess:
 
     def __init__(
         self,
-        commands: Commands,
-        handlers: Iterable[str],
+        commands: ServedEngine,
+        handlers: Iterable[Mapping[str, Any]],
         concurrency: int,
         depths: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`depths` says how many nodes wait, by handler."""
+        """`handlers` are as they are announced; `depths` is how many nodes wait, by handler."""
         self._commands = commands
         self._depths = depths
         self._backlog = 0
         self._counted_at = float("-inf")
-        self._handlers = sorted(handlers)
+        self._handlers = sorted(handlers, key=itemgetter("name"))
         self._concurrency = concurrency
         self._host = socket.gethostname()
         self._started_at = commands.clock()
@@ -207,7 +210,8 @@ class ThisProcess:
                 "started_at": timestamp(self._started_at),
                 # Whoever answers is alive at this moment.
                 "last_heartbeat": timestamp(self._commands.clock()),
-                "handlers": self._handlers,
+                "handlers": [handler["name"] for handler in self._handlers],
+                "handler_details": self._handlers,
                 "running": await self._running(),
                 "concurrency": self._concurrency,
                 "alive": True,
@@ -230,13 +234,12 @@ class ThisProcess:
         """Counted from the runs that are driven here, which are in memory."""
         count, cursor = 0, None
         while True:
-            page = await self._commands.list_runs(
-                status=RunStatus.RUNNING.value, limit=PAGE, cursor=cursor
-            )
+            query = RunQuery(status=RunStatus.RUNNING.value, limit=PAGE, cursor=cursor)
+            page = await self._commands.list_runs(query)
             for item in page["items"]:
                 run_id = item["run_id"]
                 if await self._commands.owner(run_id) == "here":
-                    run = await self._commands.store.load(run_id)
+                    run = await self._commands.load_run(run_id, ONLY_SIZES)
                     count += sum(node.status is NodeStatus.RUNNING for node in run.nodes)
             cursor = page["next_cursor"]
             if cursor is None or count >= self._concurrency:

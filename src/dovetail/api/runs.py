@@ -51,8 +51,9 @@ from dovetail.api.service import ApiService
 from dovetail.api.workflows import IfNoneMatch, check
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
-from dovetail.engine.commands import Accepted, with_warnings
-from dovetail.engine.views import run_view
+from dovetail.engine.api import Accepted
+from dovetail.engine.ports import RunQuery
+from dovetail.engine.views import run_view, with_warnings
 
 router = APIRouter(tags=["runs"])
 
@@ -131,14 +132,10 @@ async def list_runs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    found = await here.commands.list_runs(
-        status=status,
-        workflow=workflow or None,
-        batch=batch or None,
-        limit=page_size(limit),
-        cursor=cursor or None,
-        most=LARGE_OUTPUT,
+    query = RunQuery(
+        status, workflow or None, batch or None, page_size(limit), cursor or None, LARGE_OUTPUT
     )
+    found = await here.commands.list_runs(query)
     for view in found["items"]:
         result = view["result"]
         if not _is_whole(result):
@@ -164,11 +161,11 @@ async def get_run(
         waits(request)
         await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
     if not nodes:
-        view = await here.commands.summary(run_id, most=LARGE_OUTPUT)
+        view = await here.commands.summary(run_id, max_result_bytes=LARGE_OUTPUT)
         # What goes on has a result in parts, and one that is large is made of references.
         if view["finished_at"] is not None and _is_whole(view["result"]):
             return unless_known(request, view)
-    run = await here.commands.look(run_id, FULL if outputs else SHOWN)
+    run = await here.commands.load_run(run_id, FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, nodes=nodes, full=outputs is not None)
 
 
@@ -195,7 +192,7 @@ def _is_whole(result: Any) -> bool:
 
 
 def _reader(here: ApiService, run: RunState) -> Read:
-    return lambda wanted: here.commands.store.read_outputs(run, wanted)
+    return lambda wanted: here.commands.read_outputs(run, wanted)
 
 
 async def _end(here: ApiService, run_id: str, request: Request) -> None:
@@ -227,7 +224,8 @@ async def results(
     partial: bool = False,
     outputs: WhichOutputs = None,
 ) -> Response:
-    run = await here.commands.with_results(run_id, partial=partial, room=FULL if outputs else SHOWN)
+    budget = FULL if outputs else SHOWN
+    run = await here.commands.with_results(run_id, partial=partial, budget=budget)
     parts = await result_parts(run, PREFIX, full=outputs is not None)
     return answer_of(request, parts, _reader(here, run), here.answers)
 
@@ -257,7 +255,7 @@ async def node_output(
     },
 )
 async def result(run_id: str, request: Request, here: Here, partial: bool = False) -> Response:
-    run = await here.commands.with_results(run_id, partial=partial, room=FULL)
+    run = await here.commands.with_results(run_id, partial=partial, budget=FULL)
     parts = joined(await RunOutputs(run, PREFIX, full=True).result())
     return answer_of(request, parts, _reader(here, run), here.answers)
 
@@ -305,7 +303,7 @@ async def retry(
     from_node, dry_run = (await read_fields(request, here, _RETRY)).fields.values()
     if dry_run:
         return json_answer(await here.commands.plan_retry(run_id, from_node))
-    run = await here.commands.retry(run_id, from_node, room=FULL if outputs else SHOWN)
+    run = await here.commands.retry(run_id, from_node, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
 
 
@@ -320,7 +318,7 @@ async def cancel(
     run_id: str, request: Request, here: Here, outputs: WhichOutputs = None
 ) -> Response:
     await read_fields(request, here, {})
-    run = await here.commands.cancel(run_id, room=FULL if outputs else SHOWN)
+    run = await here.commands.cancel(run_id, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
 
 

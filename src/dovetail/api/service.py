@@ -26,7 +26,7 @@ from dovetail.api.admission import FairLine, TooLong
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.text import counted
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import ServedEngine
 
 log = logging.getLogger("dovetail.api")
 
@@ -178,7 +178,7 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApiService:
-    commands: Commands
+    commands: ServedEngine
     fleet: Fleet
     settings: Settings
     hosts: Sequence[str] = ()

@@ -50,9 +50,8 @@ from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import Checked, DefinitionLimits
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
-from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 from dovetail.handlers.registry import Registry
 
 MOST_PROBLEMS = 20
@@ -250,7 +249,7 @@ class BatchSession:
         completed = self._tally.counts[RunStatus.COMPLETED.value]
         return 0 if completed == self._survey.count else FAILED
 
-    async def _document(self, commands: Commands) -> dict[str, Any]:
+    async def _document(self, commands: EngineApi) -> dict[str, Any]:
         """The batch with its runs, each with its result or what failed."""
         batch = await commands.get_batch(self._batch_id, limit=_PAGE)
         while batch["next_cursor"] is not None and len(batch["runs"]) < MOST_RESULTS:
@@ -267,7 +266,7 @@ class BatchSession:
                 run |= {"result": view["result"], "error": view["error"]}
         return batch
 
-    async def _open(self, commands: Commands) -> dict[str, Any]:
+    async def _open(self, commands: EngineApi) -> dict[str, Any]:
         return await commands.open_batch(
             self._checked,
             self._survey.count,
@@ -275,10 +274,10 @@ class BatchSession:
             items=self._survey.digest,
         )
 
-    async def _look_back(self, commands: Commands) -> None:
+    async def _look_back(self, commands: EngineApi) -> None:
         """What an earlier process has made of this batch."""
         # A run may be FAILED and yet not finished: a node of it ran on when its process died.
-        orphans = set(await commands.store.orphans())
+        orphans = set(await commands.orphans())
         cursor: str | None = None
         while True:
             page = await commands.get_batch(
@@ -294,7 +293,7 @@ class BatchSession:
     # ── driving ──────────────────────────────────────────────────────────────────────────
 
     async def _drive(
-        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
+        self, commands: EngineApi, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
@@ -304,7 +303,7 @@ class BatchSession:
         await lanes.drive(made, progress)
 
     async def _lane(
-        self, commands: Commands, lanes: Lanes, items: Iterator[Item], stopping: Stopping
+        self, commands: EngineApi, lanes: Lanes, items: Iterator[Item], stopping: Stopping
     ) -> None:
         """One of the places in the window. All lanes take from the same items."""
         quick = 0
@@ -327,23 +326,24 @@ class BatchSession:
     def _has_room(self) -> bool:
         return len(self._failures) < MOST_FAILURES
 
-    async def _see(self, commands: Commands, lanes: Lanes, item: Item, left: int) -> None:
+    async def _see(self, commands: EngineApi, lanes: Lanes, item: Item, left: int) -> None:
         place = (self._batch_id, item.place)
         accepted = await commands.trigger(self._checked, item.params, place=place)
         if left in _STATUS:
             with suppress(Conflict):  # another process retries the same batch
-                await commands.retry(accepted.run_id)
-        run = await lanes.see(accepted.run_id, just_made=accepted.created)
+                await commands.retry_run(accepted.run_id)
+        run = await lanes.see(accepted.run_id, just_made=accepted.created, nodes=False)
         if run is not None:
-            self._tally.add(run.status.value)
-            if run.status is not RunStatus.COMPLETED and self._has_room():
-                self._failures.append(_failure(item, run))
+            self._tally.add(run["status"])
+            if run["status"] != RunStatus.COMPLETED and self._has_room():
+                self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
-    async def _remember(self, commands: Commands, item: Item) -> None:
+    async def _remember(self, commands: EngineApi, item: Item) -> None:
         """A failure of an earlier process: there already, so this only looks it up."""
         place = (self._batch_id, item.place)
         accepted = await commands.trigger(self._checked, item.params, place=place)
-        self._failures.append(_failure(item, await commands.store.load(accepted.run_id)))
+        run = await commands.get_run(accepted.run_id, nodes=False)
+        self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
@@ -403,20 +403,13 @@ class BatchSession:
         os.write(2, words.encode() + b"\n")
 
 
-def _failure(item: Item, run: RunState) -> ItemFailure:
-    error: dict[str, Any] = run.error or {}
-    node = str(error.get("node", ""))
-    why = f"{node}: {error_words(node, error)}" if error else run.status.value.lower()
-    return ItemFailure(item.line, run.id, clip(plain(why), 200))
-
-
 LOOK_SECONDS = 0.5
 _RUNS_PAGE = 1000
 _BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 
 
 class SentBatch(BatchSession):
-    async def _open(self, commands: Commands) -> dict[str, Any]:
+    async def _open(self, commands: EngineApi) -> dict[str, Any]:
         items = [item.params for item in self._items]
         try:
             return await commands.batch(self._checked, items, idempotency_key=self._key)
@@ -427,7 +420,7 @@ class SentBatch(BatchSession):
             raise InvalidInput(f"{self._items.name}: {reason}") from None
 
     async def _drive(
-        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
+        self, commands: EngineApi, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
         if self._retry_failed and await self._went_badly(commands):
             await commands.retry_batch(self._batch_id)
@@ -449,11 +442,11 @@ class SentBatch(BatchSession):
             if progress is not None:
                 progress.end()
 
-    async def _went_badly(self, commands: Commands) -> bool:
+    async def _went_badly(self, commands: EngineApi) -> bool:
         counts = (await commands.get_batch(self._batch_id, limit=1))["counts"]
         return any(counts.get(status) for status in _BAD)
 
-    async def _follow(self, commands: Commands) -> None:
+    async def _follow(self, commands: EngineApi) -> None:
         """Returns when every run of it has finished."""
         while True:
             batch = await commands.get_batch(self._batch_id, limit=1)
@@ -463,7 +456,7 @@ class SentBatch(BatchSession):
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _find_failures(self, commands: Commands) -> None:
+    async def _find_failures(self, commands: EngineApi) -> None:
         """The first runs that went wrong, each with the line of its item."""
         if not any(self._tally.counts[status] for status in _BAD):
             return

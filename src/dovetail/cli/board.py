@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.cli.text import Line, Piece, clip, countdown, counted, duration, pad, plain
-from dovetail.core.dag import Edges, Graph, NodeSpec, descendants
-from dovetail.core.events import Event
-from dovetail.core.run import NodeState, Phase, RunState
+from dovetail.core.dag import Edges, children_of, descendants
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
+from dovetail.engine.views import NodeWait, RunSnapshot, seconds
 
 
 class NodeRow:
@@ -84,18 +83,21 @@ class Board:
         self.delayed: dict[str, NodeRow] = {}
 
     @classmethod
-    def before(cls, graph: Graph) -> Board:
-        """Of a run before its first event."""
-        return cls([spec.id for spec in graph.nodes], [spec.children for spec in graph.nodes])
+    def before(cls, nodes: Sequence[Mapping[str, Any]]) -> Board:
+        """Of a run with these nodes before its first event."""
+        index = {node["id"]: n for n, node in enumerate(nodes)}
+        parents = [[index[parent] for parent in node["dependencies"]] for node in nodes]
+        return cls(list(index), children_of(parents))
 
     @classmethod
-    def now(cls, run: RunState) -> Board:
+    def now(cls, run: RunSnapshot) -> Board:
         """Of a run after its newest event, without reading any of them."""
-        board = cls.before(run.graph)
-        board.status = run.status
+        nodes = run.view["nodes"]
+        board = cls.before(nodes)
+        board.status = RunStatus(run.view["status"])
         board.counts.clear()
-        for row, spec, node in zip(board.rows, run.graph.nodes, run.nodes, strict=True):
-            _read(row, spec, node)
+        for row, node in zip(board.rows, nodes, strict=True):
+            _read(row, node, run.waits.get(row.id))
             board.counts[row.status] += 1
             board._sort_in(row)
         return board
@@ -104,20 +106,20 @@ class Board:
     def finished(self) -> int:
         return sum(self.counts[status] for status in FINISHED)
 
-    def apply(self, event: Event) -> NodeRow | None:
+    def apply(self, event: Mapping[str, Any]) -> NodeRow | None:
         """Take an event in; returns the row of its node if that changed."""
-        if event.node is None:
-            self.status = _RUN_STATUS.get(event.type, self.status)
-            if event.type == "run.retried":
-                self._reopen((event.data or {}).get("from"))
+        if "node" not in event:
+            self.status = _RUN_STATUS.get(event["type"], self.status)
+            if event["type"] == "run.retried":
+                self._reopen(event.get("from"))
             return None
-        row = self._by_id[event.node]
-        change = _CHANGES.get(event.type)
+        row = self._by_id[event["node"]]
+        change = _CHANGES.get(event["type"])
         if change is None:
             return None
         before = row.status
-        row.attempt = event.attempt or 0
-        change(row, event.time, event.data or {})
+        row.attempt = event["attempt"] or 0
+        change(row, seconds(event["time"]), event)
         if row.status is not before:
             self.counts[before] -= 1
             self.counts[row.status] += 1
@@ -155,66 +157,67 @@ def _keep(group: dict[str, NodeRow], row: NodeRow, belongs: bool) -> None:
         group.pop(row.id, None)
 
 
-def _read(row: NodeRow, spec: NodeSpec, node: NodeState) -> None:
-    row.status, row.attempt = node.status, node.attempt
-    row.started, row.stopped = node.started_at, node.finished_at
-    row.cached = node.status is NodeStatus.COMPLETED and not node.attempt
-    row.reason, row.cause = node.reason, node.cause
-    row.until = node.until
-    if node.phase is Phase.PARKED:
-        row.tag = spec.resource_tag
-    elif node.phase is Phase.BACKING_OFF:
-        row.retry = node.attempt - node.crashes
-        row.message = _words(node.error or {})
+def _read(row: NodeRow, node: Mapping[str, Any], wait: NodeWait | None) -> None:
+    row.status, row.attempt = NodeStatus(node["status"]), node["attempt"]
+    row.started, row.stopped = _seconds(node["started_at"]), _seconds(node["finished_at"])
+    row.cached = row.status is NodeStatus.COMPLETED and not row.attempt
+    row.reason, row.cause = node["reason"], node["cause"]
+    if wait is not None:
+        row.until, row.tag, row.retry = wait.until, wait.resource_tag, wait.retry
+        row.message = "" if wait.error is None else _words(wait.error)
 
 
-def _words(error: dict[str, Any]) -> str:
+def _seconds(time: str | None) -> float | None:
+    return None if time is None else seconds(time)
+
+
+def _words(error: Mapping[str, Any]) -> str:
     return f"{error.get('type')}: {error.get('message')}"
 
 
-def _queued(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _queued(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until = None
 
 
-def _started(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _started(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.RUNNING
     row.started, row.stopped = at, None
     row.until = row.tag = row.fraction = None
     row.message = ""
 
 
-def _progressed(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _progressed(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.fraction, row.message = data["fraction"], data["message"]
 
 
-def _parked(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _parked(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
-    row.until, row.tag = data["until"], data["resource_tag"]
+    row.until, row.tag = seconds(data["until"]), data["resource_tag"]
 
 
-def _retrying(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _retrying(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until, row.tag, row.retry = at + data["delay"], None, data["retry"]
     row.message = _words(data["error"])
 
 
-def _cached(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _cached(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.cached = True
     _ended(row, NodeStatus.COMPLETED, at, data)
 
 
-def _ended(row: NodeRow, status: NodeStatus, at: float, data: dict[str, Any]) -> None:
+def _ended(row: NodeRow, status: NodeStatus, at: float, data: Mapping[str, Any]) -> None:
     row.status, row.stopped = status, at
     row.reason, row.cause = data.get("reason"), data.get("cause")
     row.until = None
 
 
-def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, dict[str, Any]], None]:
+def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, Mapping[str, Any]], None]:
     return lambda row, at, data: _ended(row, status, at, data)
 
 
-_CHANGES: dict[str, Callable[[NodeRow, float, dict[str, Any]], None]] = {
+_CHANGES: dict[str, Callable[[NodeRow, float, Mapping[str, Any]], None]] = {
     "node.queued": _queued,
     "node.started": _started,
     "node.progress": _progressed,

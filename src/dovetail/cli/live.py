@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -29,9 +30,9 @@ from rich.text import Text
 from dovetail.cli.board import LONGEST_ID, Board, NodeRow, ending, id_width, row_line
 from dovetail.cli.output import say
 from dovetail.cli.text import JOINERS, Line, clip, counted, duration, listed
-from dovetail.core.events import Event
 from dovetail.core.states import FINAL, FINISHED, NodeStatus
 from dovetail.core.text import visible
+from dovetail.engine.views import seconds
 
 QUIET_SECONDS = 30.0
 """After so long without a line it says what runs."""
@@ -59,14 +60,14 @@ class PlainView:
         before = f", {done:,} completed before" if done else ""
         self._say(f"RUNNING {run_id[:6]} {workflow}, {nodes}{before}")
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Mapping[str, Any]) -> None:
         row = self._board.apply(event)
-        if event.type == "run.retried":
+        if event["type"] == "run.retried":
             self._fates.clear()
             nodes = counted(self._board.counts[NodeStatus.PENDING], "node")
             self._say(f"retried: {nodes} to run")
         elif row is not None and self._is_news(row, event):
-            self._say(row_line(row, self._ids, event.time))
+            self._say(row_line(row, self._ids, seconds(event["time"])))
 
     def refresh(self) -> None:
         if time.monotonic() - self._spoke >= QUIET_SECONDS and self._board.running:
@@ -78,20 +79,22 @@ class PlainView:
             if count > SAME_FATE:
                 self._say(f"– and {count - SAME_FATE:,} more {fate}")
 
-    def _is_news(self, row: NodeRow, event: Event) -> bool:
-        if event.type == "node.progress":
-            last = self._progress_told.get(row.id, row.started or event.time)
-            if event.time - last < PROGRESS_SECONDS:
+    def _is_news(self, row: NodeRow, event: Mapping[str, Any]) -> bool:
+        if event["type"] == "node.progress":
+            now = seconds(event["time"])
+            last = self._progress_told.get(row.id, row.started or now)
+            if now - last < PROGRESS_SECONDS:
                 return False
-            self._progress_told[row.id] = event.time
+            self._progress_told[row.id] = now
             return True
-        if event.type == "node.parked":
-            return row.until is not None and row.until - event.time >= WORTH_TELLING_SECONDS
+        if event["type"] == "node.parked":
+            wait = 0.0 if row.until is None else row.until - seconds(event["time"])
+            return wait >= WORTH_TELLING_SECONDS
         if row.status in FINISHED and not (row.failed or row.status is NodeStatus.COMPLETED):
             fate = ending(row)
             self._fates[fate] += 1
             return self._fates[fate] <= SAME_FATE
-        return row.status in FINISHED or event.type == "node.retrying"
+        return row.status in FINISHED or event["type"] == "node.retrying"
 
     def _say(self, line: Line | str) -> None:
         self._spoke = time.monotonic()
@@ -181,7 +184,7 @@ class LiveView:
         self._began = time.monotonic() - passed
         self._live.start(refresh=True)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Mapping[str, Any]) -> None:
         with self._lock:
             self._board.apply(event)
 

@@ -22,9 +22,8 @@ from dovetail.cli import output as streams
 from dovetail.cli.interruptible import Stopping
 from dovetail.cli.text import Line, countdown, duration
 from dovetail.cli.waiting import cancel_all, see_to_end
-from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 
 LINE_SECONDS = 5.0
 WORTH_AN_ESTIMATE = 5
@@ -131,7 +130,7 @@ MOST_SHARED = 500
 
 
 class Lanes:
-    def __init__(self, commands: Commands, stopping: Stopping) -> None:
+    def __init__(self, commands: EngineApi, stopping: Stopping) -> None:
         self._commands = commands
         self._stopping = stopping
         self.flying: dict[str, asyncio.Task[Any]] = {}
@@ -163,7 +162,9 @@ class Lanes:
             if progress is not None:
                 progress.end()
 
-    async def see(self, run_id: str, *, just_made: bool) -> RunState | None:
+    async def see(
+        self, run_id: str, *, just_made: bool, nodes: bool = True
+    ) -> dict[str, Any] | None:
         """The run at its end, from within a lane; None if it is somebody else's to end."""
         lane = asyncio.current_task()
         assert lane is not None  # noqa: S101
@@ -173,7 +174,9 @@ class Lanes:
                 if await self._commands.owner(run_id) != "here":
                     return None
                 await cancel_all(self._commands, [run_id])
-            return await see_to_end(self._commands, run_id, take_over=True, just_made=just_made)
+            return await see_to_end(
+                self._commands, run_id, take_over=True, just_made=just_made, nodes=nodes
+            )
         finally:
             del self.flying[run_id]
 

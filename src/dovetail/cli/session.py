@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -34,10 +34,9 @@ from dovetail.cli.waiting import (
 )
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
-from dovetail.core.events import Event
-from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
+from dovetail.engine.views import RunSnapshot, seconds
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -49,7 +48,7 @@ class View(Protocol):
     refresh_seconds: float
 
     def begin(self, workflow: str, run_id: str, passed: float) -> None: ...
-    def show(self, event: Event) -> None: ...
+    def show(self, event: Mapping[str, Any]) -> None: ...
     def refresh(self) -> None: ...
     def end(self) -> None: ...
 
@@ -64,16 +63,18 @@ class Shown(NamedTuple):
     since: float
 
     @classmethod
-    def from_the_start(cls, run: RunState) -> Shown:
-        return cls(run.id, run.graph.name, Board.before(run.graph), 0, run.created_at)
+    def from_the_start(cls, run: Mapping[str, Any]) -> Shown:
+        board = Board.before(run["nodes"])
+        return cls(run["run_id"], run["workflow"], board, 0, seconds(run["created_at"]))
 
     @classmethod
-    def from_now(cls, run: RunState) -> Shown:
+    def from_now(cls, run: RunSnapshot) -> Shown:
         """What happened before is on the board, but no news."""
-        return cls(run.id, run.graph.name, Board.now(run), run.seq, time.time())
+        view = run.view
+        return cls(view["run_id"], view["workflow"], Board.now(run), run.seq, time.time())
 
 
-Begin = Callable[[Commands], Awaitable[Shown]]
+Begin = Callable[[EngineApi], Awaitable[Shown]]
 
 
 class Session:
@@ -115,18 +116,20 @@ class Session:
                 await self._tell(commands, run, shown.since)
         if run is None:
             run = await self._leave(shown, stopping.asked)
-        if run is not None and run.status is RunStatus.COMPLETED:
+        if run is not None and run["status"] == RunStatus.COMPLETED:
             return 0
         if stopping.asked is None or (run is not None and not stopping.cancels):
             return FAILED
         return stopping.asked.value
 
-    def _open(self) -> AbstractAsyncContextManager[Commands]:
+    def _open(self) -> AbstractAsyncContextManager[EngineApi]:
         if self._registry is None:
             return looking(self._settings)
         return driving(self._settings, self._registry)
 
-    async def _see(self, commands: Commands, shown: Shown, stopping: Stopping) -> RunState | None:
+    async def _see(
+        self, commands: EngineApi, shown: Shown, stopping: Stopping
+    ) -> dict[str, Any] | None:
         """The run at its end; None if it goes on, or would, without this process."""
         asked = asyncio.create_task(stopping.wait())
         ending = asyncio.create_task(
@@ -164,42 +167,42 @@ class Session:
             nodes = counted(running, "running node")
             streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
 
-    async def _leave(self, shown: Shown, asked: Ask | None) -> RunState | None:
+    async def _leave(self, shown: Shown, asked: Ask | None) -> dict[str, Any] | None:
         """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
         async with looking(self._settings) as commands:
-            run = await commands.store.load(shown.run_id)
-            if run.finished:
+            run = await commands.get_run(shown.run_id)
+            if run["finished_at"] is not None:
                 await self._tell(commands, run, shown.since)
                 return run
-            self._document(commands, run)
+            self._document(run)
             short = await short_id(commands, shown.run_id)
             gone = await commands.owner(shown.run_id) == "gone"
         if asked is Ask.HAND_BACK and self._driven:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
-            hint = resume_hint(short, handlers_to_name(run.graph))
+            hint = resume_hint(short, handlers_to_name(run))
             self._comment([(f"{INTERRUPTED}; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None
 
-    async def _tell(self, commands: Commands, run: RunState, since: float) -> None:
+    async def _tell(self, commands: EngineApi, run: dict[str, Any], since: float) -> None:
         """Before the engine is closed: a handler that clings to life need not delay the news."""
-        self._document(commands, run)
+        self._document(run)
         if self._write is None:
             for line in run_ending(run, since):
                 streams.say(line)
-            if run.status is not RunStatus.COMPLETED:
+            if run["status"] != RunStatus.COMPLETED:
                 with suppress(Conflict):  # somebody has retried it already
-                    plan = await commands.plan_retry(run.id)
-                    short = await short_id(commands, run.id)
-                    streams.say(retry_hint(run.status, short, plan, self._handlers))
+                    plan = await commands.plan_retry(run["run_id"])
+                    short = await short_id(commands, run["run_id"])
+                    streams.say(retry_hint(run["status"], short, plan, self._handlers))
             sys.stdout.flush()
         self._told = True
 
-    def _document(self, commands: Commands, run: RunState) -> None:
+    def _document(self, run: dict[str, Any]) -> None:
         if self._write is not None:
-            self._write(json_bytes(commands.view(run)))
+            self._write(json_bytes(run))
 
     def _comment(self, line: Line | str) -> None:
         """To who reads, never into the document."""
@@ -225,8 +228,8 @@ class Session:
         os.write(2, words.encode() + b"\n")
 
 
-async def _watch(commands: Commands, shown: Shown, view: View) -> None:
-    async for event in commands.store.watch(shown.run_id, shown.after):
+async def _watch(commands: EngineApi, shown: Shown, view: View) -> None:
+    async for event in commands.watch(shown.run_id, shown.after):
         view.show(event)
 
 

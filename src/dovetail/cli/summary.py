@@ -14,9 +14,8 @@ from typing import Any
 from dovetail.cli.board import LONGEST_ID
 from dovetail.cli.target import typed_place
 from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable
-from dovetail.core.run import RunState
 from dovetail.core.states import NodeStatus, Reason, RunStatus
-from dovetail.engine.views import result
+from dovetail.engine.views import seconds
 
 MOST_RESULT_LINES = 40
 MOST_RESULT_CHARACTERS = 8_000
@@ -38,15 +37,20 @@ _STYLES = {
 }
 
 
-def run_ending(run: RunState, since: float | None = None) -> Iterator[Line]:
+def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[Line]:
     """The last lines about a run that has ended; it took its time from `since` on."""
-    if run.status is RunStatus.COMPLETED:
-        yield from result_lines(result(run))
-    began = run.created_at if since is None else since
-    passed = (run.finished_at or began) - began
-    yield [status_piece(run.status), (f" {run.id[:6]} in {duration(passed)}", "")]
-    if run.status is RunStatus.FAILED:
+    if run["status"] == RunStatus.COMPLETED:
+        yield from result_lines(run["result"])
+    took = duration(seconds_taken(run, since))
+    yield [status_piece(run["status"]), (f" {run['run_id'][:6]} in {took}", "")]
+    if run["status"] == RunStatus.FAILED:
         yield from causes(run)
+
+
+def seconds_taken(run: Mapping[str, Any], since: float | None = None) -> float:
+    """From `since`, or from its creation, to its end."""
+    began = seconds(run["created_at"]) if since is None else since
+    return (began if run["finished_at"] is None else seconds(run["finished_at"])) - began
 
 
 def status_piece(status: str) -> tuple[str, str]:
@@ -103,12 +107,12 @@ def result_lines(value: Any) -> Iterator[Line]:
         yield [(f"… {len(text):,} characters in all; --json prints everything", "dim")]
 
 
-def causes(run: RunState) -> Iterator[Line]:
+def causes(run: Mapping[str, Any]) -> Iterator[Line]:
     """Each node that failed by itself; those that failed because of it are no causes."""
     found = [
-        (spec.id, node.error or {})
-        for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
-        if node.status is NodeStatus.FAILED and node.reason is not Reason.DEPENDENCY_FAILED
+        (node["id"], node["error"] or {})
+        for node in run["nodes"]
+        if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
     ]
     for node_id, error in found[:MOST_CAUSES]:
         yield from _cause(node_id, error)

@@ -11,7 +11,7 @@ What it must not know: what is asked, or how the answer looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,10 +21,10 @@ from dovetail.cli.failures import InvalidInput
 from dovetail.cli.files import File, checked_file
 from dovetail.cli.text import plain
 from dovetail.config import Settings, load_settings
-from dovetail.core.dag import Graph
 from dovetail.core.definition.validation import Checked, DefinitionLimits
 from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Problem
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
+from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import builtin_registry, load_registry
 from dovetail.handlers.registry import Registry
 from dovetail.wiring.embedded import attached, embedded
@@ -78,15 +78,15 @@ def drivers(settings: Settings) -> str:
 
 def looking(
     settings: Settings, registry: Registry | None = None, *, create: bool = False
-) -> AbstractAsyncContextManager[Commands]:
-    """Commands that drive nothing; a file that is not there is made only with `create`."""
+) -> AbstractAsyncContextManager[EngineApi]:
+    """EngineApi that drive nothing; a file that is not there is made only with `create`."""
     if is_shared(settings):
         return _elsewhere(settings, registry)
     return attached(settings, registry, create=create)
 
 
-def driving(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
-    """Commands whose runs go on: in this process, or in those that are there for it."""
+def driving(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
+    """EngineApi whose runs go on: in this process, or in those that are there for it."""
     if is_shared(settings):
         return _elsewhere(settings, registry)
     return embedded(settings, registry)
@@ -94,7 +94,7 @@ def driving(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
 
 def _elsewhere(
     settings: Settings, registry: Registry | None
-) -> AbstractAsyncContextManager[Commands]:
+) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
         from dovetail.client import http_client
 
@@ -112,7 +112,7 @@ T = TypeVar("T")
 
 UNKNOWN_HANDLER = "unknown_handler"
 FORBIDDEN = "template_forbidden"
-Question = Callable[[Commands], Awaitable[T]]
+Question = Callable[[EngineApi], Awaitable[T]]
 
 
 def ask(question: Question[T], registry: Registry | None = None, *, keeps: bool = False) -> T:
@@ -137,13 +137,13 @@ def checked_for_this_place(file: File, limits: DefinitionLimits, registry: Regis
     return ask(lambda commands: commands.judge(definition), registry)
 
 
-def handlers_to_name(graph: Graph) -> Sequence[str]:
-    """What `--handlers` has to name in a command that goes on with a run of this graph: nothing
+def handlers_to_name(run: Mapping[str, Any]) -> Sequence[str]:
+    """What `--handlers` has to name in a command that goes on with this run: nothing
     where services run it, or where its handlers are known without; else a file that has them."""
     settings = settings_of_this_place()
     if is_shared(settings):
         return ()
-    used = {spec.handler for spec in graph.nodes}
+    used = {node["handler"] for node in run["nodes"]}
     if used <= set(builtin_registry(settings)):
         return ()
     try:
@@ -194,18 +194,18 @@ def _unknown(checked: Checked) -> dict[str, Problem]:
     return {one.path: one for one in checked.errors if one.code == UNKNOWN_HANDLER}
 
 
-async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> str:
+async def chosen_run(commands: EngineApi, given: str | None, *statuses: str) -> str:
     """The full id of the run that was named, or of the newest one, of these statuses if any."""
     if given is not None:
         return await commands.find_run(given.strip().lower())
     newest: dict[str, Any] | None = None
     kind = " or ".join(statuses)
     for status in statuses or (None,):
-        items = (await commands.list_runs(status=status, limit=1))["items"]
+        items = (await commands.list_runs(RunQuery(status=status, limit=1)))["items"]
         if items and (newest is None or items[0]["created_at"] > newest["created_at"]):
             newest = items[0]
     if newest is None:
-        if statuses and (await commands.list_runs(limit=1))["items"]:
+        if statuses and (await commands.list_runs(RunQuery(limit=1)))["items"]:
             raise NotFound(f"no run here is {kind}")
         maker = "trigger NAME" if is_shared(settings_of_this_place()) else "run FILE"
         raise NotFound(f"there is no run here yet; dovetail {maker} makes one")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from dovetail.cli.target import looking
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
-from dovetail.core.run import RunState
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 
 LOOK_SECONDS = 1.0
 """How often it looks whether somebody still drives the run."""
@@ -24,14 +24,19 @@ SHORT_ID = 6
 
 
 async def see_to_end(
-    commands: Commands, run_id: str, *, take_over: bool, just_made: bool = False
-) -> RunState | None:
+    commands: EngineApi,
+    run_id: str,
+    *,
+    take_over: bool,
+    just_made: bool = False,
+    nodes: bool = True,
+) -> dict[str, Any] | None:
     """The run once it has finished, whoever drives it.
 
     If whoever does is gone, it is taken over here; without `take_over` the answer is then None,
     because nobody knows whether the end will ever come.
     """
-    waiting = asyncio.ensure_future(commands.wait(run_id))
+    waiting = asyncio.ensure_future(commands.wait_run(run_id, nodes=nodes))
     # The first look is at once, because it may have been gone for long.
     gone, patience = 0.0, LOOK_SECONDS if just_made else 0.0
     try:
@@ -52,7 +57,7 @@ async def see_to_end(
             await waiting
 
 
-async def _take_over(commands: Commands, run_id: str) -> None:
+async def _take_over(commands: EngineApi, run_id: str) -> None:
     try:
         await commands.resume(run_id)
     except Conflict:
@@ -61,12 +66,12 @@ async def _take_over(commands: Commands, run_id: str) -> None:
             raise
 
 
-async def cancel_all(commands: Commands, run_ids: Iterable[str]) -> None:
+async def cancel_all(commands: EngineApi, run_ids: Iterable[str]) -> None:
     """Cancel what of these has not finished."""
 
     async def cancel(run_id: str) -> None:
         with suppress(Conflict):  # it ended in this very moment
-            await commands.cancel(run_id)
+            await commands.cancel_run(run_id)
 
     await asyncio.gather(*map(cancel, run_ids))
 
@@ -85,7 +90,7 @@ def cancelled_from_outside(settings: Settings, run_ids: Iterable[str]) -> bool:
     return True
 
 
-async def short_id(commands: Commands, run_id: str) -> str:
+async def short_id(commands: EngineApi, run_id: str) -> str:
     """As much of the id as tells it from all others here, at least six digits."""
     for length in range(SHORT_ID, len(run_id)):
         with suppress(Conflict):

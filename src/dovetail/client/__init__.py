@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -25,7 +24,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import orjson
 
@@ -54,8 +53,8 @@ from dovetail.client.arguments import (
 )
 from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.core.errors import Conflict, DovetailError, StoreError
-from dovetail.engine.commands import Accepted, Commands
-from dovetail.engine.views import event_view
+from dovetail.engine.api import Accepted, EngineApi
+from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
 from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
@@ -106,8 +105,8 @@ class Dovetail:
         self._settings = _settings(target, {**settings, "token": token})
         self._registry = _registry(self._settings, handlers)
         self._limits = definition_limits(self._settings)
-        self._engine: AbstractAsyncContextManager[Commands] | None = None
-        self._opened: Commands | None = None
+        self._engine: AbstractAsyncContextManager[EngineApi] | None = None
+        self._opened: EngineApi | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._opened is None else "open"
@@ -144,7 +143,7 @@ class Dovetail:
             await engine.__aexit__(kind, error, traceback)
 
     @property
-    def _commands(self) -> Commands:
+    def _commands(self) -> EngineApi:
         if self._opened is None:
             raise DovetailError("not open; call it inside  async with Dovetail() as dt:")
         return self._opened
@@ -245,7 +244,7 @@ class Dovetail:
         elsewhere = await self._take_over(perhaps_elsewhere)
         try:
             async with limit:
-                return _run(commands.view(await self._attended(commands.wait(run_id), elsewhere)))
+                return _run(await self._attended(commands.wait_run(run_id), elsewhere))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -260,13 +259,12 @@ class Dovetail:
         Raises `NotFound`, and `Conflict` when the state of the run forbids it.
         """
         commands = self._commands
-        state = await commands.retry(text("run_id", run_id), text_or_none("from_node", from_node))
-        return _run(commands.view(state))
+        wanted = text_or_none("from_node", from_node)
+        return _run(await commands.retry_run(text("run_id", run_id), wanted))
 
     async def cancel(self, run_id: str) -> Run:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
-        commands = self._commands
-        return _run(commands.view(await commands.cancel(text("run_id", run_id))))
+        return _run(await self._commands.cancel_run(text("run_id", run_id)))
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
         """Rebuild a run's state from its own log; with `dry_run`, only say what differs.
@@ -293,14 +291,14 @@ class Dovetail:
         cursor: str | None = None,
     ) -> Page:
         """Runs, newest first, without their nodes; at most 1,000 at a time."""
-        page = await self._commands.list_runs(
+        query = RunQuery(
             status=text_or_none("status", status),
             workflow=text_or_none("workflow", workflow),
             batch=text_or_none("batch", batch),
             limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )
-        return Page.from_api(_own(page))
+        return Page.from_api(_own(await self._commands.list_runs(query)))
 
     async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event after the one with the number `after`, live; ends with the run.
@@ -311,13 +309,12 @@ class Dovetail:
         owner = await self._attended(commands.owner(text("run_id", run_id)), [])
         # What is stored of a run that nobody drives is told before anybody looks after it.
         elsewhere = [] if owner in ("here", "none") else [run_id]
-        feed = commands.store.watch(run_id, whole_number("after", after))
-        async with aclosing(cast("AsyncGenerator[Any]", feed)):
+        async with aclosing(commands.watch(run_id, whole_number("after", after))) as feed:
             while True:
                 event = await self._attended(anext(feed, None), elsewhere)
                 if event is None:
                     return
-                yield Event.from_api(_own(event_view(event)))
+                yield Event.from_api(_own(event))
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -406,7 +403,7 @@ class Dovetail:
         found: list[str] = []
         cursor = None
         while True:
-            page = await commands.list_runs(batch=batch_id, limit=PAGE, cursor=cursor)
+            page = await commands.list_runs(RunQuery(batch=batch_id, limit=PAGE, cursor=cursor))
             found += [run["run_id"] for run in page["items"] if run["finished_at"] is None]
             cursor = page["next_cursor"]
             if cursor is None:
@@ -481,7 +478,7 @@ def _place(target: str | PathLike[str]) -> Literal["server", "redis_url", "db"]:
     return "server" if is_url and scheme in HTTP_SCHEMES else "db"
 
 
-def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
+def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
         return _server(settings)
     if settings.redis_url is None:
@@ -495,7 +492,7 @@ def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
     return commanding(settings, registry)
 
 
-def _server(settings: Settings) -> AbstractAsyncContextManager[Commands]:
+def _server(settings: Settings) -> AbstractAsyncContextManager[EngineApi]:
     with http_client():
         from dovetail.client.server import calling
     return calling(settings)

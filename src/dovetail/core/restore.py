@@ -1,16 +1,16 @@
-"""What a run that was put back from its archive may still do.
+"""The rule for a run that is restored from the archive.
 
-An archive is a little behind the store that it copies. What the store decided since is lost with
-it, and most of that is simply done again. A node with `delivery: at_most_once` must not be: it may
-have started. So the publisher brings the archive up to date before it sends such a node
-(`engine/distributed/publisher.py`). This leaves two cases in a run that is put back:
+An archive is a little behind its store. If the store is lost, its last decisions are lost too, and
+most of them are simply made again. A node with `delivery: at_most_once` must not start again. So
+the publisher brings the archive up to date before it sends such a node
+(`engine/distributed/publisher.py`). This leaves two cases in a restored run:
 
-- PENDING in the archive: it was never published, and starts in its turn;
-- QUEUED in the archive, whatever it waited for: it may have started. It counts as started, by a
-  worker that is not known. If that worker is alive, it holds the token and its result counts. If it
-  says nothing until the lease ends, the node is lost, and so FAILED as `worker_lost`.
+- PENDING in the archive: the node was never published, and starts in its turn;
+- QUEUED in the archive, published or waiting: the node may have started. It counts as started by
+  an unknown worker. If that worker is alive, it has the token and its result counts. If no result
+  comes until the lease ends, the node is FAILED with reason `worker_lost`.
 
-To be wrong about it costs a node that had not started: an explicit retry starts it.
+If the node had not started, an explicit retry starts it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dovetail.core.transitions import Decision
 
 UNKNOWN_WORKER = "unknown"
 STARTED = {"worker": UNKNOWN_WORKER, "restored": True}
-"""What the log says of a start that may have been."""
+"""The data of the event for a start that may have happened."""
 
 
 def counts_as_started(status: NodeStatus, at_most_once: bool) -> bool:
-    """Whether a node that is restored with this status may be running, or may have run."""
+    """Whether a node that is restored with this status may have started."""
     return at_most_once and status is QUEUED
 
 
 def restore(run: RunState, lease_until: float, now: float) -> Decision:
-    """The run is put back from its archive: what may have started counts as started.
+    """Mark the nodes that may have started as RUNNING.
 
     More nodes may run than `max_concurrency` allows: a held one may have been published since.
     """

@@ -6,7 +6,7 @@ asks, or how the answer is shown.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
@@ -68,15 +68,16 @@ def explain(
     return told
 
 
-def counts(run: RunState) -> dict[str, int]:
-    """How many nodes are in which state, in words; only states that some node is in.
+def counts(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of a run's nodes are in which state, in words; only states that some node is in.
 
     A node that `fail_fast` failed along with its parent is FAILED, too, but it never ran.
     """
     found = dict.fromkeys(_COUNTED.values(), 0) | {NEVER_RUN: 0}
-    for node in run.nodes:
-        passed_on = node.reason is Reason.DEPENDENCY_FAILED and node.status is NodeStatus.FAILED
-        found[NEVER_RUN if passed_on else _COUNTED[node.status]] += 1
+    for node in nodes:
+        status = NodeStatus(node["status"])
+        never = node["reason"] == Reason.DEPENDENCY_FAILED and status is NodeStatus.FAILED
+        found[NEVER_RUN if never else _COUNTED[status]] += 1
     return {word: count for word, count in found.items() if count}
 
 

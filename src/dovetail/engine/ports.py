@@ -231,6 +231,22 @@ all is already as the caller wants it.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs a listing has: newest first, without nodes, a page at a time."""
+
+    status: str | None = None
+    workflow: str | None = None
+    batch: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+    max_result_bytes: int | None = None
+    """A larger result is an `OutputReference` with its size alone."""
+
+
+ALL_RUNS = RunQuery()
+
+
 class Records(Protocol):
     """What is kept beside runs, in the fields of the HTTP API."""
 
@@ -251,19 +267,7 @@ class Records(Protocol):
         ...
 
     async def find_run(self, prefix: str) -> str: ...
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        """A result of more bytes than `most` is an `OutputReference`, with its size and no more."""
-        ...
-
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]: ...
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""

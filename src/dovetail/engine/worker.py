@@ -30,7 +30,7 @@ from typing import Any
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.events import LATE, Token
-from dovetail.core.retry import LONGEST_RETRY_AFTER
+from dovetail.core.retry import MAX_RETRY_AFTER_SECONDS
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Call, Calls, Result, Task, TaskSource
@@ -511,7 +511,7 @@ def failure(
 def pause_asked_by(error: BaseException) -> float | None:
     """For how long a service asked to be left alone, if it did."""
     _, at_least = _delays(error)
-    return None if at_least is None else min(at_least, LONGEST_RETRY_AFTER)
+    return None if at_least is None else min(at_least, MAX_RETRY_AFTER_SECONDS)
 
 
 def _delays(error: BaseException) -> tuple[float | None, float | None]:

@@ -25,7 +25,7 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Calls, Sender
 from dovetail.telemetry import route_of
-from dovetail.telemetry.metrics import Counters
+from dovetail.telemetry.counters import Counters
 
 if TYPE_CHECKING:
     from dovetail.telemetry.metrics import ServiceFacts

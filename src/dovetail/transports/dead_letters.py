@@ -48,4 +48,6 @@ class DeadLetterQueue:
         fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
         # Its messages are acknowledged and have no number any more; its key says what it was.
         number = f"{run_id}:{node_id}:{token.epoch}"
-        await self._pipe.many(burying(stream_of(handler), number, reason, fields, self._redact))
+        await self._pipe.call_many(
+            burying(stream_of(handler), number, reason, fields, self._redact)
+        )

@@ -325,7 +325,7 @@ class PoolProcess:
 
     def _confirm(self) -> None:
         for hand in self._hands:
-            hand.pipe.confirm()
+            hand.pipe.flush_acks()
 
     async def pass_on(self, task: Task) -> bool:
         """Pass a message on, if another worker has its handler."""
@@ -412,11 +412,11 @@ class TaskRunner:
         try:
             task = _read(args, fields)
         except MISREAD as problem:
-            self.pipe.soon(taken(None))
+            self.pipe.enqueue(taken(None))
             reason = str(problem) or type(problem).__name__
             dead_letter(self.pipe, self._child.settings, message_id, fields, reason)
             return {"dead": reason}
-        self.pipe.soon(taken(task.handler))
+        self.pipe.enqueue(taken(task.handler))
         if task.handler not in self._child.registry:
             passed = self._child.watch.call(partial(self._child.pass_on, task))
             self._flush()
@@ -445,7 +445,7 @@ class TaskRunner:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
         node_state, output = done(
-            self.pipe.many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
+            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
         )
         node = None if node_state is None else node_of(node_state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:
@@ -457,10 +457,10 @@ class TaskRunner:
     def _tell(self, result: Result) -> None:
         """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
         Should the process die with Redis, the lease runs out, as if it had died a moment before."""
-        self.pipe.post([result_command(result)])
+        self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:
-        done(self.pipe.many([("PING",)]))
+        done(self.pipe.call_many([("PING",)]))
 
 
 async def _nothing_to_follow(moves: Sequence[Any]) -> None:
@@ -489,7 +489,7 @@ class ResultSender:
         """Celery acknowledges its messages itself."""
 
     async def send(self, results: Sequence[Result]) -> None:
-        await self._pipe.many([result_command(one) for one in results])
+        await self._pipe.call_many([result_command(one) for one in results])
 
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
         """Celery keeps the messages."""
@@ -511,7 +511,7 @@ def dead_letter(
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
     shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
-    done(pipe.many(burying(QUEUE, message_id, reason, shown, redact)))
+    done(pipe.call_many(burying(QUEUE, message_id, reason, shown, redact)))
 
 
 def _install_signals(worker: BlockingWorker) -> None:

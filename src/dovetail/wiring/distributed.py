@@ -461,7 +461,9 @@ async def working(
         await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
-        if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
+        if (
+            await parts.pipe.is_clustered()
+        ):  # a read covers one stream there, and needs a connection
             for _ in list(registry)[1:]:
                 blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
                 readers.append(StreamReader(blocking, parts.pipe, WORKERS, me, redactor))

@@ -14,10 +14,10 @@ from dovetail.cli.text import Line, age, clip, counted, plain, table
 from dovetail.cli.waiting import SHORT_ID
 from dovetail.core.errors import NotFound
 from dovetail.core.states import RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 
 
-async def batch_meant(commands: Commands, beginning: str | None) -> str:
+async def batch_meant(commands: EngineApi, beginning: str | None) -> str:
     """The id of the batch that begins so; without one, of the newest. `NotFound`, `Conflict`."""
     if beginning is not None:
         return await commands.find_batch(beginning)
@@ -28,7 +28,7 @@ async def batch_meant(commands: Commands, beginning: str | None) -> str:
 
 
 def list_batches(limit: int, cursor: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.list_batches(limit=limit, cursor=cursor)
 
     page = ask(question)
@@ -75,7 +75,7 @@ def _counts(batch: dict[str, Any]) -> str:
 
 
 def show_batch(beginning: str | None, limit: int, cursor: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         batch_id = await batch_meant(commands, beginning)
         return await commands.get_batch(batch_id, limit=limit, cursor=cursor)
 

@@ -8,11 +8,11 @@ from dovetail.cli import output as streams
 from dovetail.cli.output import print_json
 from dovetail.cli.target import ask
 from dovetail.cli.text import Line, plain, table
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 
 
 def list_limits(*, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.rate_limits()
 
     limits = ask(question)
@@ -28,7 +28,7 @@ def list_limits(*, as_json: bool) -> None:
 
 
 def set_limit(tag: str, rate: float, burst: int, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.set_rate_limit(tag, rate, burst)
 
     limit = ask(question, keeps=True)

@@ -19,7 +19,7 @@ from dovetail.cli.output import Write, document_if
 from dovetail.cli.session import Session, Shown
 from dovetail.cli.target import choose, settings_of_this_place
 from dovetail.core.errors import InvalidParams
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.wiring.embedded import definition_limits
@@ -61,10 +61,10 @@ def _run(
         return INVALID
     show_logs(settings)
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         accepted = await commands.trigger(checked, params)
         tell_warnings(accepted.warnings)
-        return Shown.from_the_start(await commands.store.load(accepted.run_id))
+        return Shown.from_the_start(await commands.get_run(accepted.run_id))
 
     try:
         return Session(settings, registry, write, handlers).run(begin)

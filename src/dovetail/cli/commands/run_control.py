@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.interruptible import Ask, Stopping, perform
 from dovetail.cli.output import Write, document_if, json_bytes, print_json
 from dovetail.cli.session import Session, Shown
-from dovetail.cli.summary import command, error_words, retry_hint, status_piece
+from dovetail.cli.summary import command, error_words, retry_hint, seconds_taken, status_piece
 from dovetail.cli.target import (
     ask,
     chosen_run,
@@ -32,10 +32,9 @@ from dovetail.cli.text import Line, clip, counted, duration, listed, plain
 from dovetail.cli.waiting import cancel_all, cancelled_from_outside, see_to_end, short_id
 from dovetail.config import Settings
 from dovetail.core.errors import BrokenRun, Conflict
-from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view
+from dovetail.engine.api import EngineApi
+from dovetail.engine.views import seconds
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import Registry
 from dovetail.telemetry.logs import show_logs
@@ -90,15 +89,15 @@ class Several:
         failed = any(run["status"] != RunStatus.COMPLETED for run in self._ended)
         return FAILED if failed or left else 0
 
-    async def _see(self, commands: Commands, run_id: str) -> None:
-        run = await see_to_end(commands, run_id, take_over=True)
+    async def _see(self, commands: EngineApi, run_id: str) -> None:
+        run = await see_to_end(commands, run_id, take_over=True, nodes=False)
         if run is not None:
-            self._ended.append(run_view(run, nodes=False))
+            self._ended.append(run)
             self._say(_ending(run))
 
-    async def _left_behind(self, commands: Commands, driven: list[str]) -> int:
+    async def _left_behind(self, commands: EngineApi, driven: list[str]) -> int:
         """Say which runs could not be taken over, and why; how many these are."""
-        left = await commands.store.orphans()
+        left = await commands.orphans()
         unable = max(0, len(left) - MOST_LEFT)
         for run_id in left[:MOST_LEFT]:
             try:
@@ -133,14 +132,13 @@ def _taken_over(count: int, left: int) -> str:
     return "nothing to resume: every unfinished run has a process that runs it"
 
 
-def _ending(run: RunState) -> Line:
-    passed = (run.finished_at or run.created_at) - run.created_at
-    error = run.error or {}
+def _ending(run: Mapping[str, Any]) -> Line:
+    error = run["error"] or {}
     node = str(error.get("node", ""))
     why = f"  {clip(plain(f'{node}: {error_words(node, error)}'), 200)}" if error else ""
     return [
-        status_piece(run.status),
-        (f" {run.id[:6]} {plain(run.graph.name)} in {duration(passed)}", ""),
+        status_piece(run["status"]),
+        (f" {run['run_id'][:6]} {plain(run['workflow'])} in {duration(seconds_taken(run))}", ""),
         (why, "dim"),
     ]
 
@@ -151,9 +149,9 @@ MOST_NAMED = 20
 def watch_run(given: str | None, *, as_json: bool) -> int:
     settings = settings_of_this_place()
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         run_id = await chosen_run(commands, given)
-        return Shown.from_the_start(await commands.store.load(run_id))
+        return Shown.from_the_start(await commands.get_run(run_id))
 
     with document_if(as_json) as write:
         return Session(settings, None, write).run(begin)
@@ -173,14 +171,14 @@ def retry_run(
     with document_if(as_json) as write:
         settings, registry = _loaded(handlers)
 
-        async def begin(commands: Commands) -> Shown:
+        async def begin(commands: EngineApi) -> Shown:
             run_id = await _to_retry(commands, given, from_node)
-            run = await commands.store.load(run_id)
+            run = await commands.snapshot(run_id)
             if await commands.owner(run_id) != "elsewhere":
-                _require_handlers(run, await commands.plan_retry(run_id, from_node), registry)
+                _require_handlers(run.view, await commands.plan_retry(run_id, from_node), registry)
             shown = Shown.from_now(run)
             # Whoever drives it gets to know of it through the file; if nobody does, we do.
-            await commands.retry(run_id, from_node)
+            await commands.retry_run(run_id, from_node)
             return shown
 
         return Session(settings, registry, write, handlers).run(begin)
@@ -189,13 +187,13 @@ def retry_run(
 def _retry_shared(given: str | None, from_node: str | None, *, detach: bool, as_json: bool) -> int:
     """Where services drive runs: they run it again, and we look on."""
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         run_id = await _to_retry(commands, given, from_node)
-        shown = Shown.from_now(await commands.store.load(run_id))
-        await commands.retry(run_id, from_node)
+        shown = Shown.from_now(await commands.snapshot(run_id))
+        await commands.retry_run(run_id, from_node)
         return shown
 
-    async def alone(commands: Commands) -> tuple[dict[str, Any], str]:
+    async def alone(commands: EngineApi) -> tuple[dict[str, Any], str]:
         run_id = (await begin(commands)).run_id
         return await commands.get_run(run_id), await short_id(commands, run_id)
 
@@ -211,19 +209,22 @@ def _retry_shared(given: str | None, from_node: str | None, *, detach: bool, as_
     return 0
 
 
-def _require_handlers(run: RunState, plan: dict[str, list[str]], registry: Registry) -> None:
+def _require_handlers(
+    run: Mapping[str, Any], plan: dict[str, list[str]], registry: Registry
+) -> None:
     """Before anything is reopened: without its handlers the run would only fail again."""
-    needed = {run.graph.nodes[run.graph.index[node]].handler for node in plan["rerun"]}
+    rerun = set(plan["rerun"])
+    needed = {node["handler"] for node in run["nodes"] if node["id"] in rerun}
     if unknown := sorted(name for name in needed if name not in registry):
         names = ", ".join(f"'{name}'" for name in unknown)
         raise Conflict(
-            f"run {run.id} needs handlers that are not known here: {names}; "
+            f"run {run['run_id']} needs handlers that are not known here: {names}; "
             "load them with --handlers"
         )
 
 
 def plan_retry(given: str | None, from_node: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> tuple[dict[str, list[str]], Line]:
+    async def question(commands: EngineApi) -> tuple[dict[str, list[str]], Line]:
         run_id = await _to_retry(commands, given, from_node)
         plan = await commands.plan_retry(run_id, from_node)
         return plan, [("run ", "dim"), (await short_id(commands, run_id), "bold")]
@@ -237,7 +238,7 @@ def plan_retry(given: str | None, from_node: str | None, *, as_json: bool) -> No
         streams.say([*which, (f" {verb} {len(names):,}{named}", "")])
 
 
-async def _to_retry(commands: Commands, given: str | None, from_node: str | None) -> str:
+async def _to_retry(commands: EngineApi, given: str | None, from_node: str | None) -> str:
     # A run that completed can be rerun, but only from a node that somebody names.
     statuses = () if from_node else (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
     return await chosen_run(commands, given, *statuses)
@@ -252,33 +253,30 @@ def resume_runs(given: str | None, handlers: Sequence[str], *, detach: bool, as_
         if given is None:
             return Several(settings, registry, write, handlers).resume()
 
-        async def begin(commands: Commands) -> Shown:
+        async def begin(commands: EngineApi) -> Shown:
             run_id = await commands.find_run(given)
-            run = await commands.store.load(run_id)
+            run = await commands.snapshot(run_id)
             await commands.resume(run_id)
-            return Shown.from_now(run)._replace(since=run.created_at)  # as `runs show` counts
+            since = seconds(run.view["created_at"])  # as `runs show` counts
+            return Shown.from_now(run)._replace(since=since)
 
         return Session(settings, registry, write, handlers).run(begin)
 
 
 def cancel_run(given: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+    async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, given, RunStatus.RUNNING.value)
-        run = await commands.cancel(run_id)
+        run = await commands.cancel_run(run_id)
         if as_json:
-            return commands.view(run)
+            return run
         short = await short_id(commands, run_id)
-        if not run.nodes:  # it could not be read, and was ended unread
+        title: Line = [status_piece(run["status"]), (f" {short} {plain(run['workflow'])}", "")]
+        if not run["nodes"]:  # it could not be read, and was ended unread
             told = "its log cannot be read and was left as it is; trigger the workflow anew"
-            return [
-                [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
-                [(told, "wait")],
-            ]
+            return [title, [(told, "wait")]]
         plan = await commands.plan_retry(run_id)
-        return [
-            [status_piece(run.status), (f" {short} {plain(run.graph.name)}", "")],
-            retry_hint(RunStatus.CANCELLED, short, plan, handlers_to_name(run.graph)),
-        ]
+        hint = retry_hint(RunStatus.CANCELLED, short, plan, handlers_to_name(run))
+        return [title, hint]
 
     answer = ask(question)
     if isinstance(answer, dict):
@@ -289,7 +287,7 @@ def cancel_run(given: str | None, *, as_json: bool) -> None:
 
 
 def repair_run(given: str, *, dry_run: bool, as_json: bool) -> None:
-    async def question(commands: Commands) -> tuple[dict[str, Any], str, bool]:
+    async def question(commands: EngineApi) -> tuple[dict[str, Any], str, bool]:
         run_id = await chosen_run(commands, given)
         done = await commands.repair(run_id, dry_run=dry_run)
         gone = not dry_run and await commands.owner(run_id) == "gone"

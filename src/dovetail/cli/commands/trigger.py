@@ -19,7 +19,8 @@ from dovetail.cli.target import ask, is_shared, settings_of_this_place
 from dovetail.cli.text import plain
 from dovetail.cli.waiting import SHORT_ID, short_id
 from dovetail.core.errors import InvalidParams, NotFound
-from dovetail.engine.commands import Accepted, Commands, with_warnings
+from dovetail.engine.api import Accepted, EngineApi
+from dovetail.engine.views import with_warnings
 from dovetail.handlers.builtin import load_registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.wiring.embedded import definition_limits
@@ -53,7 +54,7 @@ def _trigger(
 
     is_file = Path(name).is_file()
 
-    async def schema_of(commands: Commands) -> Mapping[str, Any] | None:
+    async def schema_of(commands: EngineApi) -> Mapping[str, Any] | None:
         try:
             found = await commands.workflow(name, wanted)
         except NotFound as error:
@@ -72,7 +73,7 @@ def _trigger(
     if params is None:
         return INVALID
 
-    async def make(commands: Commands) -> Accepted:
+    async def make(commands: EngineApi) -> Accepted:
         accepted = await commands.trigger(
             name, params, version=wanted, idempotency_key=idempotency_key
         )
@@ -82,8 +83,8 @@ def _trigger(
             streams.complain([(f"run {short} was made with this key before", "dim")])
         return accepted
 
-    async def begin(commands: Commands) -> Shown:
-        return Shown.from_the_start(await commands.store.load((await make(commands)).run_id))
+    async def begin(commands: EngineApi) -> Shown:
+        return Shown.from_the_start(await commands.get_run((await make(commands)).run_id))
 
     try:
         if is_shared(settings):
@@ -95,8 +96,10 @@ def _trigger(
         return tell_violations(error)
 
 
-def _leave_to_services(make: Callable[[Commands], Awaitable[Accepted]], write: Write | None) -> int:
-    async def question(commands: Commands) -> tuple[dict[str, Any], str]:
+def _leave_to_services(
+    make: Callable[[EngineApi], Awaitable[Accepted]], write: Write | None
+) -> int:
+    async def question(commands: EngineApi) -> tuple[dict[str, Any], str]:
         accepted = await make(commands)
         made = with_warnings(await commands.receipt(accepted.run_id), accepted.warnings)
         return made, await short_id(commands, accepted.run_id)

@@ -16,7 +16,7 @@ from dovetail.cli.summary import command
 from dovetail.cli.target import ask, checked_for_this_place, is_shared, settings_of_this_place
 from dovetail.cli.text import Line, age, plain, table
 from dovetail.core.definition.validation import Checked
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 from dovetail.handlers.builtin import load_registry
 from dovetail.wiring.embedded import definition_limits
 
@@ -46,14 +46,14 @@ def register_file(path: str, handlers: Sequence[str], *, as_json: bool) -> int:
 
 
 def _register(checked: Checked) -> dict[str, Any]:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return (await commands.register(checked))._asdict()
 
     return ask(question, keeps=True)
 
 
 def list_workflows(limit: int, cursor: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.workflows(limit=limit, cursor=cursor)
 
     page = ask(question)
@@ -87,7 +87,7 @@ def _aliases(aliases: dict[str, int]) -> str:
 def show_workflow(name: str, version: str | None, *, as_json: bool) -> None:
     wanted = int(version) if version is not None and version.isdecimal() else version
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.workflow(name, wanted)
 
     found = ask(question)
@@ -104,7 +104,7 @@ def show_workflow(name: str, version: str | None, *, as_json: bool) -> None:
 
 
 def delete_workflow(name: str, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> None:
+    async def question(commands: EngineApi) -> None:
         await commands.delete_workflow(name)
 
     ask(question)
@@ -115,7 +115,7 @@ def delete_workflow(name: str, *, as_json: bool) -> None:
 
 
 def set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.set_alias(name, alias, version)
 
     answer = ask(question)
@@ -126,7 +126,7 @@ def set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
 
 
 def delete_alias(name: str, alias: str, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> None:
+    async def question(commands: EngineApi) -> None:
         await commands.delete_alias(name, alias)
 
     ask(question)

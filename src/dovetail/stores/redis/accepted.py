@@ -23,6 +23,7 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import Key, KeyUsed
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import source
 from dovetail.stores.redis.definitions import ACCEPTED, definition, definition_key
 from dovetail.stores.redis.run_index import (
     ALL_BATCHES,
@@ -31,7 +32,6 @@ from dovetail.stores.redis.run_index import (
     batch_key,
     batch_number,
     batch_of,
-    source,
 )
 from dovetail.stores.redis.store import keys_of
 
@@ -75,7 +75,9 @@ class RedisAcceptedRuns:
             # Together, so that nobody finds the one for long without the other.
             _, (body, made) = await asyncio.gather(
                 self._pipe.call("ZADD", ACCEPTED, "NX", repr(now), name),
-                self._pipe.script(source("records_claim"), [name], [key[2], submit.run_id, todo]),
+                self._pipe.call_script(
+                    source("records_claim"), [name], [key[2], submit.run_id, todo]
+                ),
             )
             known = KeyUsed(made.decode(), same_body=body.decode() == key[2])
         if not known.same_body:
@@ -129,7 +131,7 @@ class RedisAcceptedRuns:
 
     async def unclaim(self, name: str, made: str) -> None:
         """The key is free again, if it is for that run or batch."""
-        await self._pipe.script(source("records_unclaim"), [name], [made])
+        await self._pipe.call_script(source("records_unclaim"), [name], [made])
 
     async def _is_forgotten(self, run_id: str) -> bool:
         """It ended long ago, and somebody is about to take it off the lists."""
@@ -196,7 +198,7 @@ class RedisAcceptedRuns:
             commands.append(("ZADD", ACCEPTED, repr(now), name))
         else:
             commands.append(("ZADD", OPENED, repr(now), batch_id))
-        await self._pipe.many([*commands, ("HSET", name, *fields), *places])
+        await self._pipe.call_many([*commands, ("HSET", name, *fields), *places])
 
     async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
         if key is None:
@@ -207,7 +209,9 @@ class RedisAcceptedRuns:
             raise known
 
     async def _claimed(self, name: str, body: str, batch_id: str) -> KeyUsed | None:
-        kept, made = await self._pipe.script(source("records_claim"), [name], [body, batch_id, ""])
+        kept, made = await self._pipe.call_script(
+            source("records_claim"), [name], [body, batch_id, ""]
+        )
         if made.decode() == batch_id:
             return None
         return KeyUsed(made.decode(), same_body=kept.decode() == body)
@@ -226,7 +230,7 @@ class RedisAcceptedRuns:
         commands: list[Command] = [("ZREM", BATCH_IDS, batch_id)]
         if created_at is not None:
             commands.append(("ZREM", ALL_BATCHES, batch_entry(batch_id, float(created_at))))
-        await self._pipe.many(commands)
+        await self._pipe.call_many(commands)
         await self._pipe.call("DEL", name, f"{name}:places")
 
     async def opened(self, before: float, limit: int) -> list[str]:
@@ -312,7 +316,7 @@ class RedisAcceptedRuns:
         ]
 
     async def settle(self, name: str) -> None:
-        await self._pipe.many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
+        await self._pipe.call_many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
 
     async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
         first = submits[0]

@@ -40,13 +40,15 @@ from dovetail.stores.records import Definitions
 from dovetail.stores.redis.codec import (
     SEPARATOR,
     UNIT,
+    new_nonce,
     node_status,
+    pairs,
+    source,
     take_counts,
     time_text,
     weight_text,
 )
-from dovetail.stores.redis.definitions import definition, definition_key
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.store import PARTS, keys_of
 from dovetail.stores.redis.timers import ACTIVE
@@ -90,8 +92,8 @@ class RedisArchiveQueue:
         now = self._clock()
         until = now + CLAIM_SECONDS
         given: list[Argument] = [repr(now - rested), repr(until), limit]
-        flat = await self._pipe.script(source("hints_claim"), [UNARCHIVED], given)
-        return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
+        flat = await self._pipe.call_script(source("archive_claim"), [UNARCHIVED], given)
+        return [ArchiveClaim(name.decode(), float(since), until) for name, since in pairs(flat)]
 
     async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """The archive has them, as they were when they were claimed."""
@@ -121,7 +123,7 @@ class RedisArchiveQueue:
             *("ZRANGEBYSCORE", ARCHIVED, "-inf", repr(before)),
             *("WITHSCORES", "LIMIT", 0, limit),
         )
-        return [ArchiveEntry(flat[at].decode(), float(flat[at + 1])) for at in _pairs(flat)]
+        return [ArchiveEntry(name.decode(), float(since)) for name, since in pairs(flat)]
 
     async def forget(self, entries: Sequence[ArchiveEntry]) -> None:
         """They are not hot any more, or not finished; unless they were archived again since."""
@@ -129,11 +131,7 @@ class RedisArchiveQueue:
 
     async def _strike(self, key: str, entries: Sequence[ArchiveEntry]) -> None:
         if flat := [part for run_id, score in entries for part in (run_id, repr(score))]:
-            await self._pipe.script(source("hints_settle"), [key], flat)
-
-
-def _pairs(flat: Sequence[object]) -> range:
-    return range(0, len(flat), 2)
+            await self._pipe.call_script(source("remove_unchanged"), [key], flat)
 
 
 PIECE = 1000
@@ -170,7 +168,7 @@ class RedisSnapshots:
             cursor, flat = await self._pipe.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE)
             run_ids = [name.decode() for name in flat[::2]]
             logs = [("LLEN", _keys(run_id)["events"]) for run_id in run_ids]
-            counts = zip(run_ids, await self._pipe.ask(logs) if logs else (), strict=True)
+            counts = zip(run_ids, await self._pipe.send(logs) if logs else (), strict=True)
             # A log that is none says nothing of the others.
             yield {run_id: count for run_id, count in counts if isinstance(count, int)}
             if cursor == b"0":
@@ -179,13 +177,13 @@ class RedisSnapshots:
     async def known(self, run_ids: Sequence[str]) -> set[str]:
         """Those of these that Redis has."""
         asked = [("HEXISTS", _keys(run_id)["meta"], "status") for run_id in run_ids]
-        there = await self._pipe.many(asked)
+        there = await self._pipe.call_many(asked)
         return {run_id for run_id, found in zip(run_ids, there, strict=True) if found}
 
     async def finished(self, run_ids: Sequence[str]) -> list[str]:
         """Those of these that are there, and have ended."""
         asked = [("HGET", _keys(run_id)["meta"], "finished_at") for run_id in run_ids]
-        ended = await self._pipe.many(asked)
+        ended = await self._pipe.call_many(asked)
         return [run_id for run_id, at in zip(run_ids, ended, strict=True) if at]
 
     async def read(
@@ -213,9 +211,11 @@ class RedisSnapshots:
             names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
             kept = NOTHING if head is None else head.kept
             asked.append(
-                self._pipe.evaluation(source("snapshot"), names, [kept.last_seq, kept.generation])
+                self._pipe.script_command(
+                    source("snapshot"), names, [kept.last_seq, kept.generation]
+                )
             )
-        answers = zip(heads.items(), await self._pipe.many(asked), strict=True)
+        answers = zip(heads.items(), await self._pipe.call_many(asked), strict=True)
         return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
 
     async def _with_outputs(
@@ -278,13 +278,12 @@ class RedisSnapshots:
         return b"{%s}" % b",".join(told)
 
     async def _graph(self, snapshot: RunSnapshot) -> Graph:
-        number = int(snapshot.meta["definition"], 16)
-        retries = snapshot.meta.get("retries", "{}").encode()
-        try:
-            return self._definitions.graph(number, retries, _not_compiled)
-        except LookupError:
-            content = snapshot.content or await self.definition(snapshot)
-            return self._definitions.graph(number, retries, lambda: content)
+        """Raises `LookupError` if its definition is gone."""
+        retries, digest = snapshot.meta.get("retries", "{}").encode(), snapshot.meta["definition"]
+        graph = await stored_graph(self._pipe, self._definitions, digest, retries, snapshot.content)
+        if graph is None:
+            raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
+        return graph
 
     async def definition(self, snapshot: RunSnapshot) -> bytes:
         """The text of a run's definition."""
@@ -298,7 +297,7 @@ class RedisSnapshots:
     async def renumber(self, run_id: str, was: int, generation: int) -> None:
         """Its log goes on under another generation, unless somebody else saw to that."""
         given: list[Argument] = [was, generation]
-        await self._pipe.script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
+        await self._pipe.call_script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
 
     async def put_back(
         self,
@@ -325,12 +324,12 @@ class RedisSnapshots:
         for _ in range(MOST_TRIES):
             aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
             for commands in _writes(aside, parts):
-                await self._pipe.many(commands)
+                await self._pipe.call_many(commands)
             # Last: what nothing refers to does not stay there for ever, and this may take long.
             key = definition_key(snapshot.meta["definition"])
             await self._pipe.call("SET", key, content, "NX")
             both = [*keys.values(), *(aside + part for part in keys)]
-            answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
+            answer = int(await self._pipe.call_script(source("snapshot_put_back"), both, given))
             if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
                 return answer == 1
         raise RedisError(f"run {snapshot.run_id}: what is written of it does not stay in Redis")
@@ -340,14 +339,14 @@ class RedisSnapshots:
         keys = _keys(run_id)
         names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
-        return int(await self._pipe.script(source("snapshot_drop"), names, given))
+        return int(await self._pipe.call_script(source("snapshot_drop"), names, given))
 
 
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, *rest = answer
     events, nodes, ends = rest or ([], [], [])
-    fields, states = dict(_field_pairs(flat)), dict(_field_pairs(nodes))
+    fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
         fields |= take_counts(states)
     meta = {name.decode(): value.decode() for name, value in fields.items()}
@@ -362,7 +361,7 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
         meta=meta,
         nodes={int(place): state.decode() for place, state in states.items()},
         outputs={},
-        ends={int(place): end for place, end in _field_pairs(ends)},
+        ends={int(place): end for place, end in pairs(ends)},
         first_seq=kept.last_seq + 1,
         events=events,
     )
@@ -383,7 +382,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     - but an at-most-once node that was queued is not: it counts as started, under its token, as
       `core.restored.restore` has it.
     """
-    nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
+    nonce = str(new_nonce())
     nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
     active, held, started = 0, [], []
     for place in sorted(nodes):
@@ -469,11 +468,3 @@ def _epoch(snapshot: RunSnapshot) -> bytes:
 
 def _keys(run_id: str) -> dict[str, str]:
     return dict(zip(PARTS, keys_of(run_id), strict=True))
-
-
-def _field_pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
-
-
-def _not_compiled() -> bytes:
-    raise LookupError

@@ -11,10 +11,9 @@ from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.stores.redis.codec import held_of, node_of
+from dovetail.stores.redis.codec import held_of, node_of, source
 from dovetail.stores.redis.fast_path import MOST_AT_ONCE, claim_args, claimed_token
 from dovetail.stores.redis.run_cache import RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 BATCH_SIZE = 64
 """Runs that are looked through in one go."""
@@ -57,10 +56,10 @@ class Claims:
                     args += (place, token)
                     known.append(at)
                 if known:
-                    commands.append(self._pipe.evaluation(claims, keys, args))
+                    commands.append(self._pipe.script_command(claims, keys, args))
                     asked.append(known)
         granted = [False] * len(tasks)
-        answers = await self._pipe.many(commands, now=True)
+        answers = await self._pipe.call_many(commands, now=True)
         for mine, (_, *answer) in zip(asked, answers, strict=True):
             for at, flag in zip(mine, answer, strict=True):
                 granted[at] = bool(flag)
@@ -74,7 +73,7 @@ class Claims:
             place = await self._place(task)
             commands.append(("HGET", _nodes_of(task.run_id), -1 if place is None else place))
         found = []
-        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
+        for task, state in zip(tasks, await self._pipe.call_many(commands), strict=True):
             start = (task.run_id, task.node_id, task.token)
             node = None if state is None else node_of(state.decode())
             found.append(
@@ -105,7 +104,7 @@ class Claims:
                 for some in _pieces(by_run[run_id]):
                     places = [index.get(starts[at][1], -1) for at in some]
                     asked.append((("HMGET", _nodes_of(run_id), *places), some))
-            answers = await self._pipe.many([command for command, _ in asked])
+            answers = await self._pipe.call_many([command for command, _ in asked])
             for (_, some), states in zip(asked, answers, strict=True):
                 for at, state in zip(some, states, strict=True):
                     node = None if state is None else node_of(state.decode())
@@ -119,7 +118,7 @@ class Claims:
         for at in range(0, len(run_ids), BATCH_SIZE):  # a run may be large
             part = run_ids[at : at + BATCH_SIZE]
             asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
-            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
+            for run_id, flat in zip(part, await self._pipe.call_many(asked), strict=True):
                 if own := held_of(flat):
                     held[run_id] = own
         await self._shells.look_for(held)

@@ -17,9 +17,12 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.dag import Graph
 from dovetail.engine.supervisor import bisect_failures
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, scanned
-from dovetail.stores.redis.run_index import WORKFLOWS, source, workflow_key
+from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.run_index import WORKFLOWS, workflow_key
 
 GRACE_SECONDS = 600.0
 """So long a definition stays aside before it is forgotten."""
@@ -43,9 +46,26 @@ async def definition(pipe: PipelinedRedis, digest: str) -> bytes | None:
     return await _bring_back(pipe, digest) if content is None else content
 
 
+async def stored_graph(
+    pipe: PipelinedRedis,
+    definitions: Definitions,
+    digest: str,
+    retries: bytes,
+    content: bytes | None = None,
+) -> Graph | None:
+    """The graph of a definition, read if it is neither given nor known; None if it is gone."""
+    number = int(digest, 16)
+    graph = definitions.known(number, retries)
+    if graph is None:
+        text = content or await definition(pipe, digest)
+        if text is not None:
+            graph = definitions.graph(number, retries, lambda: text)
+    return graph
+
+
 async def _bring_back(pipe: PipelinedRedis, digest: str) -> bytes | None:
     keys = [definition_key(digest), aside_key(digest)]
-    content: bytes | None = await pipe.script(source("definition_back"), keys, [])
+    content: bytes | None = await pipe.call_script(source("definition_back"), keys, [])
     return content
 
 
@@ -67,10 +87,12 @@ class UnusedDefinitions:
             if digest in used:
                 await _bring_back(self._pipe, digest)
             elif float(since) <= now - self._grace_seconds:
-                await self._pipe.script(source("definition_forget"), [aside_key(digest)], [since])
+                await self._pipe.call_script(
+                    source("definition_forget"), [aside_key(digest)], [since]
+                )
         for digest in kept - used:
             keys = [definition_key(digest), aside_key(digest)]
-            await self._pipe.script(source("definition_aside"), keys, [repr(now)])
+            await self._pipe.call_script(source("definition_aside"), keys, [repr(now)])
 
     async def _there(self) -> tuple[set[str], dict[str, bytes]]:
         """What there is, and what is aside since when."""
@@ -113,7 +135,7 @@ class UnusedDefinitions:
         """Some at a time: there may be many, and others wait meanwhile."""
         asked, found = list(commands), []
         for at in range(0, len(asked), BATCH_SIZE):
-            found += await self._pipe.many(asked[at : at + BATCH_SIZE])
+            found += await self._pipe.call_many(asked[at : at + BATCH_SIZE])
         return found
 
 

@@ -146,7 +146,7 @@ async def _eviction(pipe: PipelinedRedis, info: dict[str, str]) -> DoctorFinding
 
 
 async def _cluster(pipe: PipelinedRedis, settings: Settings) -> DoctorFinding:
-    if not await pipe.clustered():
+    if not await pipe.is_clustered():
         return DoctorFinding("cluster", True, "a single server")
     told = (await pipe.call("CLUSTER", "INFO")).decode()
     state = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)

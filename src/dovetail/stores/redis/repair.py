@@ -8,7 +8,6 @@ a lost start: its lease ends at once. What it must not know: who drives the run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,11 +27,12 @@ from dovetail.stores.redis.codec import (
     STATUS_LETTERS,
     UNIT,
     event_of,
+    new_nonce,
     node_of,
+    source,
     time_text,
 )
 from dovetail.stores.redis.run_cache import RunHeader
-from dovetail.stores.redis.run_index import source
 
 MOST_TRIES = 8
 WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"
@@ -48,7 +48,7 @@ async def rebuilt_from_log(
     """The run as its log in Redis says. Raises `DamagedLog`, or `NotFound` without a log."""
     run = shell.run
     asked: list[Command] = [("LRANGE", keys[5], 0, -1), ("HGETALL", keys[3])]
-    texts, flat = await pipe.ask(asked)
+    texts, flat = await pipe.send(asked)
     if not isinstance(texts, list):
         raise _damaged(run.id, f"its log is of another kind ({texts})")
     if not texts:
@@ -87,7 +87,7 @@ async def strays(
 ) -> list[str]:
     """What is kept beside the nodes, of which a loaded run says nothing, where it is wrong."""
     asked: list[Command] = [("HGET", keys[0], "pending"), ("ZRANGE", keys[6], 0, -1)]
-    pending, held = await pipe.ask(asked)
+    pending, held = await pipe.send(asked)
     found = []
     try:
         left = orjson.loads(pending) if pending else {"ready": [], "queue": []}
@@ -106,11 +106,11 @@ async def write_back(
     pipe: PipelinedRedis, made: RebuiltRun, keys: Sequence[str], now: float
 ) -> bool:
     """Put the rebuilt run in the place of what is kept; False if somebody has moved it."""
-    (flat,) = await pipe.ask([("HGETALL", keys[1])])
+    (flat,) = await pipe.send([("HGETALL", keys[1])])
     kept = _nodes(flat if isinstance(flat, list) else ())
     right = _parts(made, kept, now)
     given: list[Argument] = [made.run.seq, orjson.dumps(right)]
-    return bool(await pipe.script(source("repair"), keys, given))
+    return bool(await pipe.call_script(source("repair"), keys, given))
 
 
 def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
@@ -127,7 +127,7 @@ def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
 
 def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[str, list[Any]]:
     run = made.run
-    nonce = int.from_bytes(os.urandom(6), "big") | 1
+    nonce = new_nonce()
     limit = run.graph.max_concurrency
     # Whatever was published is offered again, under a token of its own.
     active = sum(node.status is NodeStatus.RUNNING for node in run.nodes)
@@ -234,7 +234,7 @@ async def end_by_force(
 ) -> bool:
     """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
     given: list[Argument] = [time_text(now), size]
-    answer = int(await pipe.script(source("cancel_damaged"), keys, given))
+    answer = int(await pipe.call_script(source("cancel_damaged"), keys, given))
     if answer < 0:
         raise NotFound(f"no run '{run_id}' can be read in Redis: nothing is left of its record")
     return answer == 1

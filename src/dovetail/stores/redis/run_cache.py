@@ -72,7 +72,7 @@ class RunHeaderCache:
             return
         reading: list[Command] = [("HMGET", f"wf:{{{one}}}:meta", *_FACTS) for one in unknown]
         graphs: dict[tuple[bytes, bytes], Graph | None] = {}
-        for run_id, told in zip(unknown, await self._pipe.many(reading), strict=True):
+        for run_id, told in zip(unknown, await self._pipe.call_many(reading), strict=True):
             digest, retries, params, *birth = told
             if digest is None:
                 continue

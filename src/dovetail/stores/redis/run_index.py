@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import weight
+from dovetail.stores.redis.codec import source
 
 RUNS = "wf:list:{runs}"
 WORKFLOWS = "wf:workflows"
@@ -79,13 +79,6 @@ def batch_number(batch_id: str) -> int:
 @lru_cache(64)
 def batch_of(number: int) -> str:
     return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
-
-
-@cache
-def source(name: str) -> str:
-    return (
-        resources.files("dovetail.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
-    )
 
 
 class RunOrigin(NamedTuple):
@@ -210,7 +203,7 @@ class RunIndex:
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""
         reading = [_reading(run_id) for run_id in run_ids]
-        *read, scores = await self._pipe.many([*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)])
+        *read, scores = await self._pipe.call_many([*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)])
         simple: list[tuple[str, RunFacts, bool]] = []
         doubtful: list[tuple[str, RunFacts]] = []
         for run_id, was, score in zip(run_ids, read, scores, strict=True):
@@ -246,9 +239,9 @@ class RunIndex:
             change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
         ]
         if self._pipe.keeps_order:
-            answers = await self._pipe.many([*writing, *reading])
+            answers = await self._pipe.call_many([*writing, *reading])
         else:  # it might be read before it is listed
-            answers = [*await self._pipe.many(writing), *await self._pipe.many(reading)]
+            answers = [*await self._pipe.call_many(writing), *await self._pipe.call_many(reading)]
         moved = sum(
             answer
             for change, answer in zip(writing, answers, strict=False)
@@ -301,7 +294,7 @@ class RunIndex:
     async def _list(self, where: str, lists: Sequence[tuple[str, str, str]]) -> None:
         keys = [f"{where}:{name}" for name, _, _ in lists]
         given: list[Argument] = [part for _, *places in lists for part in places]
-        await self._pipe.script(source("records_list"), keys, given)
+        await self._pipe.call_script(source("records_list"), keys, given)
 
     # ── read ─────────────────────────────────────────────────────────────────────────────
 
@@ -358,7 +351,7 @@ class RunIndex:
         if where != RUNS:
             names = [OPEN, *names]
         # Read as one: a run that changes its status meanwhile is in one of them, or in both.
-        found = await self._pipe.together(
+        found = await self._pipe.transaction(
             [_newest_of(f"{where}:{name}", below, limit) for name in names]
         )
         return sorted(set(chain.from_iterable(found)), reverse=True)[:limit]
@@ -368,7 +361,7 @@ class RunIndex:
         found: list[bytes] = []
         while len(found) < limit:
             entries = await self._newest(f"{batch}:all", below, BATCH_SIZE)
-            told = await self._pipe.many([_status(run_id_of(one)) for one in entries])
+            told = await self._pipe.call_many([_status(run_id_of(one)) for one in entries])
             found += [one for one, now in zip(entries, told, strict=True) if now == _RUNNING]
             if len(entries) < BATCH_SIZE:
                 break

@@ -20,7 +20,6 @@ was made in. What it must not know: what follows from a verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,9 +32,8 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
-from dovetail.stores.redis.codec import UNIT, Fields, nodes_of
+from dovetail.stores.redis.codec import UNIT, Fields, nodes_of, source
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 OUTPUT_PART_BYTES = 4 << 20
 MOST_PLACES = 4000
@@ -49,12 +47,6 @@ class OutputPart(NamedTuple):
     """Of the first of the places that were asked for."""
 
 
-@cache
-def bounded(name: str) -> str:
-    """A script that gives as many outputs as are `within` bounds."""
-    return "\n".join([source("within"), source(name)])
-
-
 class RedisOutputs:
     def __init__(self, pipe: PipelinedRedis) -> None:
         self._pipe = pipe
@@ -62,7 +54,7 @@ class RedisOutputs:
     async def first(self, wanted: Mapping[str, Sequence[int]], most: int) -> dict[str, OutputPart]:
         """By run, as many of the wanted ones as have together so many bytes; maybe none."""
         asked = [self._asking(run_id, places, most, 0) for run_id, places in wanted.items()]
-        answers = await self._pipe.many(asked)
+        answers = await self._pipe.call_many(asked)
         return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
 
     async def all(
@@ -71,7 +63,9 @@ class RedisOutputs:
         """Those of these places that are there. None if the run has left this epoch."""
         found: dict[int, bytes] = {}
         while places:
-            (answer,) = await self._pipe.many([self._asking(run_id, places, OUTPUT_PART_BYTES, 1)])
+            (answer,) = await self._pipe.call_many(
+                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1)]
+            )
             part = OutputPart(*answer)
             if part.epoch != epoch:
                 return None
@@ -82,7 +76,9 @@ class RedisOutputs:
     def _asking(self, run_id: str, places: Sequence[int], most: int, least: int) -> Command:
         own = f"wf:{{{run_id}}}:"
         args: list[Argument] = [most, least, *places[:MOST_PLACES]]
-        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+        return self._pipe.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
 
 def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
@@ -212,7 +208,7 @@ class RedisScopes:
             if lacking:
                 commands.append(self._reading(run_id, lacking, most))
                 missing.append((scene, lacking))
-        answers = await self._pipe.many(commands)
+        answers = await self._pipe.call_many(commands)
         await self._add(
             missing, [_outputs(one[1], a) for one, a in zip(missing, answers, strict=True)]
         )
@@ -224,7 +220,9 @@ class RedisScopes:
         if len(places) <= FEW_PLACES:
             return ("HMGET", own + "out", *places)
         args = [most, 0, *places[:MOST_PLACES]]
-        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+        return self._pipe.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
     async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
         """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""
@@ -243,12 +241,12 @@ class RedisScopes:
         """The bytes of these outputs, 0 for one that is not there."""
         wanted = [*places.values()]
         asked = [
-            self._pipe.evaluation(
+            self._pipe.script_command(
                 source("input_sizes"), [f"wf:{{{run_id}}}:out"], wanted[at : at + MOST_PLACES]
             )
             for at in range(0, len(wanted), MOST_PLACES)
         ]
-        answers = await self._pipe.many(asked)
+        answers = await self._pipe.call_many(asked)
         return dict(zip(places, (size for answer in answers for size in answer), strict=True))
 
     async def of(
@@ -257,7 +255,7 @@ class RedisScopes:
         """These nodes, read behind what is asked first, with the answers to that."""
         scene = RedisTemplateScope(run)
         reading: list[Command] = [self._reading(run.id, places, PART_BYTES)] if places else []
-        answers = await self._pipe.many([*behind, *reading])
+        answers = await self._pipe.call_many([*behind, *reading])
         if places:
             await self._add([(scene, places)], [_outputs(places, answers[-1])])
         return scene, answers[: len(behind)]
@@ -288,7 +286,7 @@ class RedisScopes:
             for scene, places in doubtful
             for part in ("nodes", "ends", "out")
         ]
-        answers = iter(await self._pipe.many(commands))
+        answers = iter(await self._pipe.call_many(commands))
         for scene, places in doubtful:
             states, ends, outputs = next(answers), next(answers), next(answers)
             found = nodes_of(scene.run.graph, places, states, outputs, ends)

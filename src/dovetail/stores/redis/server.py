@@ -25,7 +25,7 @@ import hiredis
 
 from dovetail.engine.clock import StoreClock
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 LOOK_SECONDS = 10.0
 
@@ -62,7 +62,7 @@ async def renew_log(pipe: PipelinedRedis) -> None:
         facts = await node.info("persistence")
         if facts.get("aof_enabled") != "1" or facts.get("aof_last_rewrite_time_sec") != "-1":
             continue
-        (answer,) = await node.ask([("BGREWRITEAOF",)])
+        (answer,) = await node.send([("BGREWRITEAOF",)])
         if isinstance(answer, hiredis.ReplyError):  # it is at it, or we may not ask for that
             log.debug("Redis at %s does not rewrite its log: %s", node.where, answer)
 
@@ -82,7 +82,7 @@ _WHY = {
 
 async def check_writable(pipe: PipelinedRedis) -> None:
     """Raises `RedisError`, with its reason, if Redis would refuse a write."""
-    met = (await pipe.script(source("writable"), [KEY], [])).decode()
+    met = (await pipe.call_script(source("writable"), [KEY], [])).decode()
     if met:
         error = RedisError(f"Redis takes no writes: {met}")
         error.reason = "Redis accepts no writes" + because(met)

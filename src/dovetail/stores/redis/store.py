@@ -18,7 +18,6 @@ for it. What it must not know: who listens, or any rule.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -30,7 +29,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -61,6 +59,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.records import no_run
 from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
     FEW,
@@ -71,7 +70,10 @@ from dovetail.stores.redis.codec import (
     encode_transition,
     event_of,
     joined,
+    new_nonce,
+    pairs,
     run_of,
+    source,
     take_counts,
     time_text,
 )
@@ -98,20 +100,19 @@ from dovetail.stores.redis.repair import (
     write_back,
 )
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import RunOrigin, source
+from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
     ConditionEvaluator,
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
-    bounded,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
-    "consequences",
+    "effects",
     "renew",
     "complete",
     "recall",
@@ -133,12 +134,6 @@ LONGEST_POLL_SECONDS = 0.2
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
-
-@cache
-def script() -> str:
-    """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(source, RULES))
 
 
 def keys_of(run_id: str) -> list[str]:
@@ -201,19 +196,19 @@ class RedisStore:
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
-        nonce, began = _nonce(), monotonic()
+        nonce, began = new_nonce(), monotonic()
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
-            await self._pipe.many(definitions)
+            await self._pipe.call_many(definitions)
             definitions = []
         # Each is sent when it is put together, so that workers can begin with the first.
         parts = [submits[at : at + BATCH_SIZE] for at in range(0, len(submits), BATCH_SIZE)]
         creating = (self._create(part, now, nonce) for part in parts)
-        _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
+        _, *made = await asyncio.gather(self._pipe.call_many(definitions), *creating)
         if monotonic() - began > GRACE_SECONDS / 2:
             # We stood still, and before the runs were there nothing referred to what they are of.
-            await self._pipe.many(await self._shells.keeping(submits))
+            await self._pipe.call_many(await self._shells.keeping(submits))
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
@@ -228,7 +223,7 @@ class RedisStore:
                 keys = (own + "meta", own + "nodes", own + "events", own + "held")
                 stored = self._shells.definitions.stored(submit.graph)
                 args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-                calls.append(self._pipe.evaluation(source("submit"), keys, args))
+                calls.append(self._pipe.script_command(source("submit"), keys, args))
         decisions = []
         foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
         is_wide = any(shell.shape.is_wide for shell in shells)
@@ -250,9 +245,9 @@ class RedisStore:
         """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
         if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
             self._loaded_at = self._pipe.breaks
-            await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
+            await self._pipe.call_many([("SCRIPT", "LOAD", source(name)) for name in HOT])
         refusals = self._pipe.refusals
-        asked = self._pipe.ask(calls)
+        asked = self._pipe.send(calls)
         if len(calls) > FEW or is_wide:
             self._pipe.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
@@ -262,7 +257,7 @@ class RedisStore:
             if tasks := [task for ahead in aheads for task in ahead.values()]:
                 self._sending.append(self.ahead.sending(tasks))
         self._pipe.flush()
-        answers = await self._pipe.judged(calls, await asked)
+        answers = await self._pipe.retry_errors(calls, await asked)
         if self._pipe.refusals != refusals:
             # A call may have come after what was sent behind it, so that nobody could claim that.
             return answers, [{}] * len(calls)
@@ -322,7 +317,7 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[RunHeader, list[int], list[Complete]]] = []
-        nonce, complete_many = _nonce(), source("complete_many")
+        nonce, complete_many = new_nonce(), source("complete_many")
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
             if shell is None:  # it is not there, or had to make room for another of these
@@ -337,7 +332,7 @@ class RedisStore:
                 continue
             own = f"wf:{{{run_id}}}:"
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
-            calls.append(self._pipe.evaluation(complete_many, keys, args))
+            calls.append(self._pipe.script_command(complete_many, keys, args))
             asked.append((shell, places, mine))
         if not calls:
             return left
@@ -391,7 +386,7 @@ class RedisStore:
             else:
                 count = next((n for n, p in enumerate(todo) if type(moves[p]) is Claim), len(todo))
                 requests = [
-                    encode_transition(moves[place], shell.shape, now, _nonce())
+                    encode_transition(moves[place], shell.shape, now, new_nonce())
                     for place in todo[:count]
                 ]
                 made = await self._step(run_id, shell, requests)
@@ -404,7 +399,7 @@ class RedisStore:
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        answer = await self._pipe.script(source("claim"), (nodes, events), args)
+        answer = await self._pipe.call_script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
     async def _step(
@@ -430,12 +425,14 @@ class RedisStore:
         self, run_id: str, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
-        go_on, why, seq, answers = await self._pipe.script(script(), keys_of(run_id), [body, graph])
+        go_on, why, seq, answers = await self._pipe.call_script(
+            source(*RULES), keys_of(run_id), [body, graph]
+        )
         return go_on, why, seq, answers
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided, if there are any."""
-        cause = {"now": time_text(now), "nonce": str(_nonce())}
+        cause = {"now": time_text(now), "nonce": str(new_nonce())}
         shell = await self._shells.find(run_id)
         return NOTHING if shell is None else await self._settle(shell, cause, ())
 
@@ -503,7 +500,7 @@ class RedisStore:
         for move, decision in zip(moves, decisions, strict=True):
             if type(move) is Complete and move.cache and is_taken(decision):
                 until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
-                await self._pipe.many(
+                await self._pipe.call_many(
                     [
                         ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
                         for key, kept in entries(move.cache, move.output)
@@ -545,12 +542,12 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.script(bounded("load"), keys, asked)
+            answer = await self._pipe.call_script(source("within", "load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
-            fields, states, counts, endings = map(_pairs, hashes)
+            fields, states, counts, endings = (dict(pairs(flat)) for flat in hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
                 self._shells.forget(run_id)
-                raise _no_run(run_id)
+                raise no_run(run_id, "Redis")
             places = [int(place) for place in placed]
             rest = await self._outputs.all(run_id, places[len(small) :], fields[b"epoch"])
             if rest is not None:  # else it was retried, or dropped, meanwhile
@@ -579,9 +576,9 @@ class RedisStore:
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._pipe.many(asking)
+            finished_at, on_agenda = await self._pipe.call_many(asking)
             if finished_at is None:
-                raise _no_run(run_id)
+                raise no_run(run_id, "Redis")
             if not finished_at:
                 await self._news(run_id)
             elif on_agenda is None or (pause := next(pauses, None)) is None:
@@ -663,7 +660,7 @@ class RedisStore:
     async def _is_finished(self, run_id: str) -> bool:
         finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")
         if finished_at is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return bool(finished_at)
 
     async def recall(self, key: str, now: float) -> Cached | None:
@@ -678,7 +675,7 @@ class RedisStore:
     async def _known(self, run_id: str) -> RunHeader:
         shell = await self._shells.find(run_id)
         if shell is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return shell
 
 
@@ -690,19 +687,6 @@ def _node_of(move: Transition) -> str | None:
 
 async def _a_moment(_: str) -> None:
     await asyncio.sleep(POLL_SECONDS)
-
-
-def _no_run(run_id: str) -> NotFound:
-    return NotFound(f"no run '{run_id}' in Redis")
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    """A hash, as Redis answers it."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _nonce() -> int:
-    return int.from_bytes(os.urandom(6), "big") | 1
 
 
 MEASURE_SECONDS = 0.2
@@ -726,7 +710,7 @@ class InstrumentedRedisStore(RedisStore):
         if caller is not None:  # before the runs: their first nodes are sent out at once
             life = CALLER_DAYS * 86400
             keys = [_caller_key(submit.run_id) for submit in submits]
-            await self._pipe.many([("SET", key, caller, "NX", "EX", life) for key in keys])
+            await self._pipe.call_many([("SET", key, caller, "NX", "EX", life) for key in keys])
         decisions = await super().create_many(submits, now)
         for submit, decision in zip(submits, decisions, strict=True):
             if decision.events:
@@ -789,7 +773,7 @@ class InstrumentedRedisStore(RedisStore):
             ("HMGET", keys_of(run_id)[1], *places) for run_id, (_, places) in ended.items()
         ]
         for (graph, places), states in zip(
-            ended.values(), await self._pipe.many(commands), strict=True
+            ended.values(), await self._pipe.call_many(commands), strict=True
         ):
             for place, state in zip(places, states, strict=True):
                 started, finished = times_of(state)
@@ -836,7 +820,7 @@ def times_of(state: bytes | None) -> tuple[bytes, bytes]:
 
 async def callers_of(pipe: PipelinedRedis, run_ids: Sequence[str]) -> list[str | None]:
     """The `traceparent` of the request that triggered each run."""
-    found = await pipe.many([("GET", _caller_key(run_id)) for run_id in run_ids])
+    found = await pipe.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
     return [None if text is None else text.decode() for text in found]
 
 

@@ -30,7 +30,7 @@ from dovetail.core.redaction import SecretFields
 from dovetail.engine.supervisor import supervise
 from dovetail.engine.views import timestamp
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 WORKERS = "wf:workers"
 DEAD = "wf:dead"
@@ -85,8 +85,8 @@ class WorkerRegistry:
             *("running", worker.running, "concurrency", worker.concurrency),
         ]
         life = max(1, int(self._heartbeat_timeout * 1000))
-        now = await self._pipe.script(
-            source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
+        now = await self._pipe.call_script(
+            source("workers_beat"), [_worker(worker.worker_id)], [life, *fields]
         )
         await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
 
@@ -112,6 +112,7 @@ class WorkerRegistry:
                 "started_at": timestamp(one["started_at"]),
                 "last_heartbeat": timestamp(one["last_heartbeat"]),
                 "handlers": sorted(one["handlers"]),
+                "handler_details": [_announcement(one, name) for name in sorted(one["handlers"])],
                 "running": one["running"] if is_alive else 0,
                 "concurrency": one["concurrency"],
                 "alive": bool(is_alive),
@@ -162,25 +163,20 @@ class WorkerRegistry:
         for worker in await self.workers():
             for name in worker["handlers"] if worker["alive"] else ():
                 serving.setdefault(name, []).append(worker["worker_id"])
-        versions = await self.versions()
-        return [
-            {
-                "name": name,
-                "max_retries": told.retries,
-                "secrets": sorted(told.secrets)
-                if isinstance(told.secrets, frozenset)
-                else told.secrets,
-                "version": versions.get(name, 1),
-                "workers": serving.get(name, []),
-            }
-            for name, told in sorted((await self.announced()).items())
-        ]
+        known = {
+            name: _announcement(one, name)
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+        return [{**known[name], "workers": serving.get(name, [])} for name in sorted(known)]
 
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
-        depth = source("fleet_depth")
-        asked = [self._pipe.evaluation(depth, [TASKS + name], [MOST_OPENED]) for name in handlers]
-        return dict(zip(handlers, await self._pipe.many(asked), strict=True))
+        depth = source("workers_depth")
+        asked = [
+            self._pipe.script_command(depth, [TASKS + name], [MOST_OPENED]) for name in handlers
+        ]
+        return dict(zip(handlers, await self._pipe.call_many(asked), strict=True))
 
     async def _remembered(self) -> list[dict[str, Any]]:
         seconds, _ = await self._pipe.call("TIME")
@@ -199,6 +195,17 @@ class WorkerRegistry:
         texts = await self._pipe.call("LRANGE", DEAD, 0, MOST_SHOWN - 1)
         letters = [orjson.loads(text) for text in texts]
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+
+
+def _announcement(worker: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A handler as this worker has it, in the fields of `GET /workers`."""
+    fields = _secret_fields(worker, name)
+    return {
+        "name": name,
+        "max_retries": int(worker.get("retries", {}).get(name, 0)),
+        "secrets": sorted(fields) if isinstance(fields, frozenset) else fields,
+        "version": int(worker.get("versions", {}).get(name, 1)),
+    }
 
 
 def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
@@ -319,7 +326,7 @@ class ServiceRegistry:
 
     async def _asked(self, member: str, *, beside: bool) -> list[AnnouncedService]:
         given: list[Argument] = [member, repr(self._timeout), int(beside)]
-        told = await self._pipe.script(source("services_join"), [SERVICES], given)
+        told = await self._pipe.call_script(source("services_join"), [SERVICES], given)
         return _read(told)
 
 

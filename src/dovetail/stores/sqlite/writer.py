@@ -25,6 +25,7 @@ from dovetail.stores.sqlite.journal import Staged, encoded
 
 T = TypeVar("T")
 
+CHECK_SECONDS = 0.1
 QUICK_SECONDS = 0.002
 """A commit that takes longer is left to the thread; the event loop has other things to do."""
 COMMITS_PER_CHECKPOINT = 500
@@ -50,6 +51,7 @@ class Writer:
         self._here.execute("PRAGMA wal_autocheckpoint = 0")
         self._since_checkpoint = 0
         self._usual_seconds = 1.0
+        self._check_at = 0.0
         self.commits = 0
         """Transactions that were committed, for tests that count them."""
         self._thread = threading.Thread(target=self._run, name="dovetail-writer", daemon=True)
@@ -121,7 +123,11 @@ class Writer:
         self._connection.close()
 
     def transaction(
-        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]
+        self,
+        connection: sqlite3.Connection,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        makes_runs: bool = True,
     ) -> T:
         """All of it or nothing. To be called from `work`."""
         connection.execute("BEGIN IMMEDIATE")
@@ -133,7 +139,11 @@ class Writer:
                 connection.execute("ROLLBACK")
             raise
         self.commits += 1
-        self._file.check()  # before anybody is answered: others must find what was written
+        # Before the caller has its reply: other processes must find what was written. A commit that
+        # makes no run is checked now and then: to ask for the file's identity costs a third of it.
+        if makes_runs or time.monotonic() > self._check_at:
+            self._file.check()
+            self._check_at = time.monotonic() + CHECK_SECONDS
         return result
 
     def _run(self) -> None:
@@ -213,7 +223,7 @@ class CommitRound(NamedTuple):
     projections: Sequence[Projection]
     outputs: Sequence[tuple[str, float, Any]]
     """For the node cache: key, end of life, output."""
-    nudges: Sequence[int]
+    notifications: Sequence[int]
     """Runs that somebody else may drive."""
     released: Sequence[int]
     """Runs that we drive no longer."""
@@ -238,7 +248,9 @@ def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) 
         for add in round_.additions
     ]
     try:
-        return writer.transaction(connection, lambda c: _write(c, round_, rows))
+        return writer.transaction(
+            connection, lambda c: _write(c, round_, rows), makes_runs=bool(round_.creations)
+        )
     except LogConflict:  # and all is undone, so what stands at our places is not ours
         taken = {
             add.number
@@ -260,8 +272,8 @@ def _write(
             raise LogConflict
     made = [_create(connection, creation) for creation in round_.creations]
     # Before the projection, which lets go of a finished run's owner.
-    for number in round_.nudges:
-        connection.execute(sql["nudge"], (number, round_.owner))
+    for number in round_.notifications:
+        connection.execute(sql["notify_owner"], (number, round_.owner))
     if round_.projections:
         connection.executemany(sql["project_run"], map(projected, round_.projections))
     if round_.outputs:

@@ -15,7 +15,7 @@ from celery import Celery  # type: ignore[import-untyped]
 from kombu.entity import Exchange, Queue
 
 from dovetail.config import Settings, SettingsError, env_name
-from dovetail.redis_client.url import SCHEMES, of_celery, read
+from dovetail.redis_client.url import SCHEMES, read, to_celery
 
 QUEUE = "dovetail"
 TASK = "dovetail.execute_node"
@@ -45,7 +45,7 @@ def reached(url: str) -> dict[str, Any]:
     without options for one whose certificate nobody need look at."""
     if not is_redis(url):
         return {"broker_url": url}
-    found = of_celery(read(url))
+    found = to_celery(read(url))
     given: dict[str, Any] = {"broker_url": found.url}
     if found.use_ssl is not None:
         given["broker_use_ssl"] = found.use_ssl

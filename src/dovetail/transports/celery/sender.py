@@ -339,7 +339,7 @@ class CelerySender(StreamSender):
     async def send(self, tasks: Sequence[Task]) -> None:
         messages = self._envelopes.made(tasks)
         # Before they are sent: if we die in between, they are missed.
-        self._pipe.soon(sent(task.handler for task in tasks))
+        self._pipe.enqueue(sent(task.handler for task in tasks))
         if not self._unsent:
             try:
                 await self._broker.put(messages)
@@ -477,7 +477,7 @@ async def examine(settings: Settings) -> list[DoctorFinding]:
 
 async def _of_redis(url: str) -> DoctorFinding | None:
     async with PipelinedRedis(url) as pipe:
-        if await pipe.clustered():
+        if await pipe.is_clustered():
             message = "redis: it is a cluster, which Celery cannot use as a broker"
             return DoctorFinding(
                 CHECK, False, message, f"let {env_name('broker_url')} name another one"

@@ -14,8 +14,9 @@ from typing import Any
 import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import TASKS, read_tasks
-from dovetail.transports.streams.sender import DISMISS, MARK, WORKERS
+from dovetail.transports.streams.sender import MARK, WORKERS
 
 MOST_DISMISSED = 500
 """Of one stream in one go, as are these."""
@@ -54,7 +55,7 @@ class StreamGarbage:
         """By name as well: Redis 7.0 takes one for idle that reads all the time and finds nothing.
 
         What they hold is looked at again with the dismissal, as one."""
-        (told,) = await self._pipe.ask([("XINFO", "CONSUMERS", stream, WORKERS)])
+        (told,) = await self._pipe.send([("XINFO", "CONSUMERS", stream, WORKERS)])
         if isinstance(told, hiredis.ReplyError):
             return  # it has no reader yet, or it is gone
         consumers = [dict(zip(one[::2], one[1::2], strict=True)) for one in told]
@@ -64,9 +65,11 @@ class StreamGarbage:
             if not one[b"pending"] and one[b"idle"] >= self._idle_milliseconds
             if (name := one[b"name"].decode()) != MARK and name not in alive
         ]
-        await self._pipe.many(
+        await self._pipe.call_many(
             [
-                self._pipe.evaluation(DISMISS, [stream], [WORKERS, name])
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
                 for name in idle[:MOST_DISMISSED]
             ]
         )
@@ -90,7 +93,9 @@ class StreamGarbage:
         useless = [number for number, runs in told_of.items() if runs and over.issuperset(runs)]
         if useless:
             # Acknowledged first: a message that is deleted while pending stays pending for ever.
-            await self._pipe.many([("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)])
+            await self._pipe.call_many(
+                [("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)]
+            )
 
 
 def _runs_of(fields: Any) -> set[str]:

@@ -23,7 +23,8 @@ import hiredis
 
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, as_one
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,
@@ -194,7 +195,7 @@ class StreamInbox:
         commands = result_messages(results)
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = as_one(commands)
+        asked = in_transaction(commands)
         # On the connection that is used next: with the next read, or the claims of what is kept,
         # and behind these, as handlers wait for them.
         reply = None
@@ -202,7 +203,7 @@ class StreamInbox:
             # Few are awaited here: building the next read is a twentieth of a chain's time.
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
-            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+            reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
 
@@ -240,7 +241,9 @@ class StreamInbox:
     async def tell_again(self) -> None:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
-        await self._pipe.many([command for _, _, commands in self._told for command in commands])
+        await self._pipe.call_many(
+            [command for _, _, commands in self._told for command in commands]
+        )
 
     async def _arrived(self) -> None:
         """Everything that was sent before has arrived."""
@@ -263,7 +266,7 @@ class StreamInbox:
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
-                await self._pipe.many(again)
+                await self._pipe.call_many(again)
                 return
             except RedisError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -292,7 +295,7 @@ class StreamInbox:
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
-        await self._pipe.many(task_messages(message.content for message in left))
+        await self._pipe.call_many(task_messages(message.content for message in left))
         # After they are sent again: a process that dies in between leaves them twice, not lost.
         await self._readers[0][0].acknowledge(left)
 
@@ -311,12 +314,6 @@ class StreamInbox:
 ORCHESTRATORS_ALIVE = "wf:orchestrators"
 LEASE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
-_BEAT = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1e6
-redis.call('ZADD', KEYS[1], string.format('%.3f', now + ARGV[2]), ARGV[1])
-return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.3f', now))
-"""
 
 
 class OrchestratorPeers:
@@ -326,8 +323,10 @@ class OrchestratorPeers:
 
     async def beat(self) -> list[str]:
         """Renew the own lease; returns whose has lapsed."""
-        lapsed = await self._pipe.script(
-            _BEAT, [ORCHESTRATORS_ALIVE], [self._me, repr(LEASE_SECONDS)]
+        lapsed = await self._pipe.call_script(
+            load_script(__package__, "orchestrators_beat"),
+            [ORCHESTRATORS_ALIVE],
+            [self._me, repr(LEASE_SECONDS)],
         )
         return [name.decode() for name in lapsed]
 
