@@ -276,7 +276,7 @@ async def test_a_retry_is_noted_before_it_is_done(engine: Engine) -> None:
 async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine) -> None:
     task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
     inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         inbox,  # type: ignore[arg-type]
         engine.store,  # type: ignore[arg-type]
         engine.timers,  # type: ignore[arg-type]
@@ -286,7 +286,7 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
         worker_id="w",
         lease_seconds=10,
     )
-    assert await desk.take(1) == [task]
+    assert await task_source.take(1) == [task]
     engine.same(processes.take(engine.start("a")), without="")
 
 

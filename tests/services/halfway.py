@@ -55,13 +55,13 @@ class Stage:
         assert await self.store.claim([task], "w", now + lease, now) == [True]
 
     async def renew(self, task: Task, lease: float) -> None:
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             *(cast(Any, None), self.store, self.timers, cast(Any, None), self.parts.clock),
             self.living.apply,
             worker_id="w",
             lease_seconds=lease,
         )
-        assert await desk.renew([task]) == []
+        assert await task_source.renew([task]) == []
 
     async def listed(self) -> dict[str, float]:
         """Runs on the list of leases, and when each is looked at."""

@@ -271,13 +271,13 @@ async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> Non
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     tasks = [read_task(fields) for _, fields in found]
     await stage.parts.pipe.call_many(damaged("bad", "nodes"))
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         *(Settled(), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply_each,
         worker_id="w",
         lease_seconds=60.0,
     )
-    started = await desk.start([(None, task) for task in tasks])
+    started = await task_source.start([(None, task) for task in tasks])
     assert [task.run_id for task in started] == ["r0", "r1", "r2"]
 
 

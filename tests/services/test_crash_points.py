@@ -222,13 +222,13 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
     task = await stage.submit()
     for attempt in range(1, 6):  # more often than a node may crash
         await stage.claim(task)
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             *(cast(Any, None), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
             stage.living.apply,
             worker_id="w",
             lease_seconds=60,
         )
-        await desk.hand_back([task])
+        await task_source.hand_back([task])
         (task,) = await stage.tasks()
         assert task.token.attempt == attempt + 1
     await stage.living.reap()
@@ -244,14 +244,14 @@ async def test_what_a_worker_wanted_to_hand_back_when_it_died_is_queued_at_once(
     async def die(*_: Any) -> None:
         raise InterruptedError
 
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         *(cast(Any, None), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         die,
         worker_id="w",
         lease_seconds=60,
     )
     with pytest.raises(InterruptedError):
-        await desk.hand_back([task])
+        await task_source.hand_back([task])
     await stage.living.reap()
     (again,) = await stage.tasks()
     assert again.token.attempt == 2
@@ -284,32 +284,32 @@ class _GivenAndLost(_Given):
 async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(stage: Stage) -> None:
     task = await stage.submit()
     inbox = cast(Any, _GivenAndLost(task))
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         *(inbox, stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
         lease_seconds=60,
     )
-    assert await desk.take(1) == [task]
+    assert await task_source.take(1) == [task]
 
 
 async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         *(cast(Any, _Given(task)), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
         lease_seconds=60,
     )
-    taking = asyncio.create_task(desk.take(1))
-    while desk._taking is None or not desk._taking.done():
+    taking = asyncio.create_task(task_source.take(1))
+    while task_source._taking is None or not task_source._taking.done():
         await asyncio.sleep(0)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    await desk.hand_back([])
+    await task_source.hand_back([])
     (again,) = await stage.tasks()
     assert again.token.attempt == 2
 

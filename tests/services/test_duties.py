@@ -57,7 +57,7 @@ async def everything(settings: Settings) -> AsyncIterator[Commands]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duties that come round while one looks."""
     monkeypatch.setattr(distributed, "EXPIRE_SECONDS", 0.05)
-    monkeypatch.setattr(distributed, "MAKE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "RECOVER_SECONDS", 0.05)
     monkeypatch.setattr(triggers, "AGE_SECONDS", 0.05)
 
 

@@ -256,7 +256,7 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
     ):
         done = await claimed(parts, "r")
         reader = StreamReader(blocking, parts.pipe, WORKERS, "w")
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             StreamInbox(reader, parts.pipe, ["h"]),
             parts.store,
             parts.orchestrator.timers,
@@ -267,11 +267,11 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
             lease_seconds=60.0,
         )
         full.begin()
-        await desk.slow("tag", parts.clock() + 60)
-        await desk.report([Progress("r", "a", done.token, 0.5, "half"), done])
+        await task_source.slow("tag", parts.clock() + 60)
+        await task_source.report([Progress("r", "a", done.token, 0.5, "half"), done])
         full.end()
         while not await parts.pipe.call("XLEN", RESULTS):
-            await desk.report([done])  # whatever comes next sees to what was sent before
+            await task_source.report([done])  # whatever comes next sees to what was sent before
             await asyncio.sleep(0.05)
 
 

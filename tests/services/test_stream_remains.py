@@ -253,8 +253,8 @@ async def test_a_long_stream_is_looked_through_bit_by_bit_and_again(
 
 
 async def test_an_orchestrator_clears_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(distributed, "REST", 0)
+    monkeypatch.setattr(distributed, "GC_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "GC_PAUSE_RATIO", 0)
     settings = Settings(redis_url=redis_url, lease_seconds=0.01)
     async with PipelinedRedis(redis_url) as pipe:
         yard = Yard(pipe, lambda _: None)  # type: ignore[arg-type, return-value]

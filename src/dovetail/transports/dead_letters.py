@@ -1,7 +1,5 @@
-"""Messages that were given up, kept where they are seen: `GET /dead-letters`.
-
-What was no message of ours, and what killed every worker that it was given to. The newest are
-kept. What it must not know: why a message was given up.
+"""Dead letters, shown at `GET /dead-letters`: messages that cannot be read, and nodes that crashed
+as many workers as they may. The newest are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def burying(
 
 
 class DeadLetterQueue:
-    """For tasks that nobody will be given any more."""
+    """For tasks that are given up."""
 
     def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
         self._pipe = pipe

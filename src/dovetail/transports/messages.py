@@ -28,7 +28,7 @@ RESULT_FIELDS = ("run_id", "node_id", "token", "success", "output", "error")
 _PLAIN_TASK = [name.encode() for name in (*TASK_FIELDS, "place")]
 _PLAIN_TASK_WITH_PARAMS = [*_PLAIN_TASK[:-1], b"params", b"place"]
 USUAL_TIMEOUT = 300.0
-"""Not told, like params that there are none of."""
+"""Left out of messages, like empty params."""
 _PLAIN_RESULT = [name.encode() for name in RESULT_FIELDS]
 _PACKED_RESULT = [*_PLAIN_RESULT, b"more"]
 SHOWN_BYTES = 2000
@@ -157,7 +157,7 @@ def _object_or_none(name: str, text: bytes) -> dict[str, Any] | None:
 
 
 def read_results(fields: Sequence[bytes]) -> list[Result]:
-    """What a message tells: one result, and `more` of them that travel with it."""
+    """The results of a message: one, and `more` of them that travel with it."""
     names = fields[::2]
     if names in (_PLAIN_RESULT, _PACKED_RESULT) and fields[7] == b"1":  # nearly every one
         named = (fields[1].decode(), fields[3].decode(), _token(fields[5]))
@@ -243,7 +243,7 @@ def _cache(given: dict[str, bytes]) -> Caching | None:
 
 
 def _error(told: Any) -> dict[str, Any]:
-    """As everybody may read it: with a type and a message, both texts."""
+    """An error with a type and a message, both texts."""
     error = told if isinstance(told, dict) else {"message": told}
     kind, message = error.get("type"), error.get("message")
     if not isinstance(message, str):
@@ -418,7 +418,7 @@ def _is_usual(task: Task) -> bool:
 
 
 def _are_siblings(task: Task, other: Task) -> bool:
-    """What became ready together has one token; who has the same parents, one dict of inputs."""
+    """Nodes that became ready together share a token; nodes with the same parents share inputs."""
     return (
         task.source is other.source
         and task.source is not None
@@ -463,7 +463,7 @@ def _shared(task: Task) -> tuple[str, ...]:
 
 def _task_pack(pack: Sequence[_Packable]) -> Command:
     """The first as if it were alone, the others behind it, as `read_tasks` takes them; and how many
-    they are, for who counts what waits."""
+    they are, for the count of waiting tasks."""
     (first, _, _), *others = pack
     (alone,) = task_messages([first])
     if not others:
@@ -495,7 +495,7 @@ def _common(task: Task) -> tuple[bytes, bytes, bytes]:
 
 
 def result_messages(results: Sequence[Result]) -> list[Command]:
-    """What sends these: many that are told together, as few messages."""
+    """The commands that send these results, many in few messages."""
     if len(results) < FEWEST_PACKED:
         return [_result_message(result) for result in results]
     messages: list[Command] = []

@@ -77,10 +77,10 @@ from dovetail.wiring.embedded import buckets
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 PASS_ON_SECONDS = 0.2
-"""Who does not know a handler leaves its message to others, and gives them time to take it."""
+"""A worker without a handler passes its message on, and gives other workers time to take it."""
 MAIN_PROCESS = "MainProcess"
 INTERRUPT = signal.SIGURG
-"""Nobody else uses it, and whoever does not expect it ignores it."""
+"""No other code uses it, and a process without a handler for it ignores it."""
 
 log = logging.getLogger("dovetail.worker")
 
@@ -273,7 +273,7 @@ def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
     max_retries=0,
 )
 def execute_node(self: Any, *args: Any, **fields: Any) -> dict[str, Any]:
-    """Run the node that these fields name, unless it is somebody else's, or done."""
+    """Run the node that these fields name, unless another worker has it, or it is done."""
     return _child().at_hand().execute(self.request.id, args, fields)
 
 
@@ -328,7 +328,7 @@ class PoolProcess:
             hand.pipe.flush_acks()
 
     async def pass_on(self, task: Task) -> bool:
-        """Leave a message to others, if there is somebody who can do what it asks for."""
+        """Pass a message on, if another worker has its handler."""
         parts = self._parts
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=self.settings.heartbeat_timeout)
         if task.handler not in await fleet.served():
@@ -345,7 +345,7 @@ class PoolProcess:
             )
             listening = await stack.enter_async_context(PipelinedRedis(redis_of(self.settings)))
             self._parts = parts
-            desk = QueueTaskSource(
+            task_source = QueueTaskSource(
                 ResultSender(parts.pipe),
                 parts.store,
                 parts.orchestrator.timers,
@@ -356,7 +356,7 @@ class PoolProcess:
                 lease_seconds=self.settings.lease_seconds,
                 secrets=self.settings.secrets,
             )
-            yield LeaseThreadTasks(desk, StopBroadcast(listening))
+            yield LeaseThreadTasks(task_source, StopBroadcast(listening))
 
 
 @signals.worker_process_init.connect  # type: ignore[untyped-decorator]
@@ -388,7 +388,7 @@ class TaskRunner:
         self._child = child
         settings = child.settings
         self.pipe = SyncRedis(redis_of(settings))
-        self._desk = QueueTaskSource(
+        self._task_source = QueueTaskSource(
             ResultSender(self.pipe),
             RedisStore(self.pipe, events=False),
             RedisTimerIndex(self.pipe),
@@ -402,9 +402,9 @@ class TaskRunner:
         interrupt = None
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
-        self._seat = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        self._worker = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
         if interrupt is not None:
-            _hear_signals(self._seat)
+            _install_signals(self._worker)
 
     def execute(
         self, message_id: str, args: Sequence[Any], fields: dict[str, Any]
@@ -424,7 +424,7 @@ class TaskRunner:
         granted = self._claimed(task)
         if granted is None:
             return self._why_not(task)
-        result = self._seat.run(granted, self._tell)
+        result = self._worker.run(granted, self._tell)
         if result is None:
             return {"stopped": True}
         if isinstance(result, Complete):
@@ -434,7 +434,7 @@ class TaskRunner:
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""
         if task.resource_tag is None:
-            found = done(self._desk.start([(None, task)]))
+            found = done(self._task_source.start([(None, task)]))
         else:  # a limit to ask, a node to park: that takes a loop
             self._flush()
             found = self._child.watch.call(partial(self._child.watch.start, task))
@@ -457,7 +457,7 @@ class TaskRunner:
     def _tell(self, result: Result) -> None:
         """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
         Should the process die with Redis, the lease runs out, as if it had died a moment before."""
-        self.pipe.send_nowait([told(result)])
+        self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:
         done(self.pipe.call_many([("PING",)]))
@@ -467,12 +467,12 @@ async def _nothing_to_follow(moves: Sequence[Any]) -> None:
     raise AssertionError("what is decided is followed by the watch")
 
 
-def told(result: Result) -> Command:
+def result_command(result: Result) -> Command:
     return ("XADD", RESULTS, "*", *result_fields(result))
 
 
 class ResultSender:
-    """The inbox of one who is given each task by somebody else."""
+    """The inbox of a process that gets each task from Celery."""
 
     def __init__(self, pipe: PipelinedRedis) -> None:
         self._pipe = pipe
@@ -489,10 +489,10 @@ class ResultSender:
         """Celery acknowledges its messages itself."""
 
     async def send(self, results: Sequence[Result]) -> None:
-        await self._pipe.call_many([told(one) for one in results])
+        await self._pipe.call_many([result_command(one) for one in results])
 
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
-        """Nobody was given any."""
+        """Celery keeps the messages."""
 
     async def close(self) -> None: ...
 
@@ -509,29 +509,29 @@ def dead_letter(
     pipe: SyncRedis, settings: Settings, message_id: str, fields: dict[str, Any], reason: str
 ) -> None:
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
-    told = {name: str(value) for name, value in fields.items()}
+    shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
-    done(pipe.call_many(burying(QUEUE, message_id, reason, told, redact)))
+    done(pipe.call_many(burying(QUEUE, message_id, reason, shown, redact)))
 
 
-def _hear_signals(seat: BlockingWorker) -> None:
+def _install_signals(worker: BlockingWorker) -> None:
     """Of the pool: a soft limit, and the end of this process. Of the watch: an interruption."""
     soft_limit, terminate = signal.getsignal(SIG_SOFT_TIMEOUT), signal.getsignal(signal.SIGTERM)
 
     def on_soft_limit(number: int, frame: FrameType | None) -> None:
-        if seat.held is not None:
-            seat.expire(SoftTimeLimitExceeded)
+        if worker.held is not None:
+            worker.expire(SoftTimeLimitExceeded)
         elif callable(soft_limit):  # of a task that is not ours
             soft_limit(number, frame)
 
     def on_terminate(number: int, frame: FrameType | None) -> None:
-        seat.leave()
+        worker.leave()
         if callable(terminate):
             terminate(number, frame)
         raise SystemExit
 
     signal.signal(SIG_SOFT_TIMEOUT, on_soft_limit)
-    signal.signal(INTERRUPT, lambda *_: seat.interrupted())
+    signal.signal(INTERRUPT, lambda *_: worker.interrupted())
     if current_process().name != MAIN_PROCESS:  # else it is Celery's own business
         signal.signal(signal.SIGTERM, on_terminate)
 
@@ -569,4 +569,4 @@ def run_worker(
 
 
 def _logs_are_shown(**_: Any) -> None:
-    """By whoever started us: Celery shall leave them alone."""
+    """Keep Celery from changing the logging of this process."""

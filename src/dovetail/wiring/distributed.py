@@ -1,13 +1,8 @@
-"""A duty of orchestrators on Redis: what runs and workers that are gone have left behind.
+"""Builds the services on Redis: orchestrator, worker, and the commands of an API server or a
+client.
 
-It is looked for where it lies, among all keys, and not where somebody noted it: whoever leaves
-something behind may have died before the note. What it must not know: what makes it useless.
-
-Puts a set-up with Redis together: the orchestrator, the worker, and the commands to both.
-
-Each service is a handful of loops over the same parts, and any number of each may run. Whoever
-has commands asks for runs and reads them, and drives none. What it must not know: what the parts
-do.
+Each service is a set of background tasks over the same parts, and any number of each may run. A
+process with commands triggers and reads runs, and runs no nodes.
 """
 
 from __future__ import annotations
@@ -96,18 +91,21 @@ from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamRea
 from dovetail.wiring.embedded import buckets, definition_limits
 
 log = logging.getLogger("dovetail.orchestrator")
-LOOK_SECONDS, LONGEST_SECONDS = 60.0, 3600.0
-"""How often it looks, at the most and at the least."""
-REST = 1000
-"""So many times as long as a look takes it rests, which goes through all keys."""
-MANY_LEASES = 30
-"""Nobody who is alive is silent for so long."""
+GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
+"""The shortest and longest pause between two garbage collections."""
+GC_PAUSE_RATIO = 1000
+"""The pause is so many times as long as a collection, which scans all keys."""
+IDLE_LEASES = 30
+"""A consumer that is silent for so many leases is dead."""
 
 
 async def collect_garbage(pipe: PipelinedRedis, clock: Clock, settings: Settings) -> None:
-    """For ever, in as many processes as there are."""
+    """Remove what dead workers and dropped runs have left in Redis, for ever.
+
+    It scans all keys: a process may die before it notes what it leaves behind.
+    """
     fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
-    idle_seconds = MANY_LEASES * settings.lease_seconds
+    idle_seconds = IDLE_LEASES * settings.lease_seconds
     remains = StreamGarbage(
         pipe, fleet.workers, RedisTimerIndex(pipe).over, idle_seconds=idle_seconds
     )
@@ -118,22 +116,23 @@ async def collect_garbage(pipe: PipelinedRedis, clock: Clock, settings: Settings
             await remains.clear()
             await definitions.look(clock())
         except (BrokenRun, LookupError, ValueError) as problem:  # it would be met again at once
-            log.error("what was left behind cannot be cleared up: %s", describe_error(problem))
-        rest = REST * (time.monotonic() - began)
-        pause = min(max(LOOK_SECONDS, rest), LONGEST_SECONDS)
+            log.error("garbage cannot be collected: %s", describe_error(problem))
+        rest = GC_PAUSE_RATIO * (time.monotonic() - began)
+        pause = min(max(GC_SECONDS, rest), MAX_GC_SECONDS)
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
 
 
 FAREWELL_SECONDS = 3.0
 ASKING_SECONDS = 5.0
-"""Who asks for something is told soon that Redis is away; a service has time to wait for it."""
-MOST_EXPIRED = 100
+"""A caller soon gets an error if Redis is away; a service waits for Redis."""
+MAX_EXPIRED = 100
 EXPIRE_SECONDS = 10.0
-MAKE_UP_SECONDS = 2.0
+RECOVER_SECONDS = 2.0
 DAY_SECONDS = 86400.0
-TELL_SECONDS = 0.5
+ARCHIVE_CHECK_SECONDS = 0.5
 ARCHIVE = "wf:archive"
-"""There if orchestrators have an archive: who has none would look for lists that nobody keeps."""
+"""This key exists while orchestrators have an archive. A process without one would read lists in
+Redis that are not kept."""
 DRIVEN_BY_ORCHESTRATORS = (
     "runs in Redis go on by themselves while an orchestrator and a worker run: "
     "start them with `dovetail orchestrator` and `dovetail worker`"
@@ -274,8 +273,8 @@ def _archive(
 
 @asynccontextmanager
 async def _input_store(settings: Settings) -> AsyncIterator[RedisStore]:
-    """For handlers that ask for outputs of parents: soon told if Redis is away, as whoever asks may
-    hold the event loop of the worker."""
+    """For handlers that read outputs of parents. An outage of Redis soon raises, because the
+    handler may block the worker's event loop."""
     async with PipelinedRedis(_url(settings), patience=ASKING_SECONDS) as pipe:
         yield RedisStore(pipe, events=False)
 
@@ -303,7 +302,7 @@ async def _sender(
 
 
 def _redactor(settings: Settings) -> Redactor:
-    """For messages that are refused: they are kept, and may be anybody's."""
+    """For dead letters: they are kept, and may come from anywhere."""
     return Redactor(settings.sensitive())
 
 
@@ -312,7 +311,7 @@ async def orchestrate(
     stopping: asyncio.Event | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
+    """Run an orchestrator until it is cancelled, or `stopping` is set between two batches."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(
             connected(settings, listener=listener, archive_apart=True)
@@ -326,27 +325,27 @@ async def orchestrate(
         await peers.beat()
         await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
-        lines = ParkedRescheduler(
+        parked = ParkedRescheduler(
             *(parts.orchestrator.timers, parts.store, limits, parts.clock),
             parts.orchestrator.apply_each,
         )
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
             ("after a break", lambda: _mend(parts, archive)),
-            ("clearing up", lambda: collect_garbage(parts.pipe, parts.clock, settings)),
-            ("lines", lines.run),
+            ("garbage collection", lambda: collect_garbage(parts.pipe, parts.clock, settings)),
+            ("parked nodes", parked.run),
             ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
-        taker = ResultConsumer(
+        consumer = ResultConsumer(
             reader,
             parts.orchestrator.apply_results,
             parts.sender.waiting if settings.transport == "celery" else None,
         )
         idle, pause = settings.stale_result_timeout, settings.stale_claim_interval
         taking: list[Duty] = [
-            ("results of the dead", lambda: taker.reclaim_from_dead_peers(peers)),
-            ("stale results", lambda: taker.reclaim_stale(idle, pause)),
-            ("results once more", taker.retry_unapplied),
+            ("results of dead peers", lambda: consumer.reclaim_from_dead_peers(peers)),
+            ("stale results", lambda: consumer.reclaim_stale(idle, pause)),
+            ("unapplied results", consumer.retry_unapplied),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)
@@ -355,14 +354,14 @@ async def orchestrate(
             duties += [
                 ("restoring", archive.restorer.run),
                 ("archiving", archive.archiver.run),
-                ("telling of the archive", lambda: _tell_of_archive(parts, archive.restorer)),
+                ("announcing the archive", lambda: _announce_archive(parts, archive.restorer)),
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(*duty)) for duty in duties]
-            failed = taker.unapplied.set
+            failed = consumer.unapplied.set
             tasks += [group.create_task(supervise(*duty, failed)) for duty in taking]
-            await supervise("results", lambda: taker.take(stopping), failed)
-            parts.pipe.flush()  # what is settled is so before we say that we are gone
+            await supervise("results", lambda: consumer.take(stopping), failed)
+            parts.pipe.flush()  # acknowledgements arrive before this orchestrator leaves
             for task in tasks:
                 task.cancel()
         await reader.remove_consumer(RESULTS, me)
@@ -370,16 +369,16 @@ async def orchestrate(
 
 
 async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
-    """What was asked while the connection broke may have been done and not been answered."""
+    """Reconcile after a break: a command may have been done without its reply arriving."""
     led = parts.pipe.where
     restoring: asyncio.Task[None] | None = None
     try:
         async for is_another in watch_restarts(parts.pipe):
             if is_another:  # it may have come back without its newest writes
                 if parts.pipe.fails_over:
-                    _tell_of_failover(led, parts.pipe.where, archive)
+                    _warn_of_failover(led, parts.pipe.where, archive)
                     led = parts.pipe.where
-                await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
+                await parts.pipe.call("DEL", ARCHIVE)  # set again once limits are back
                 await parts.orchestrator.timers.remember_all(parts.clock())
                 if archive is not None:
                     if restoring is not None:
@@ -391,7 +390,7 @@ async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
             restoring.cancel()
 
 
-def _tell_of_failover(before: str, now: str, archive: ArchiveParts | None) -> None:
+def _warn_of_failover(before: str, now: str, archive: ArchiveParts | None) -> None:
     """Redis replicates after it has answered: what a server wrote last may have died with it."""
     if archive is None:
         log.warning(
@@ -411,31 +410,31 @@ Duty = tuple[str, Callable[[], Awaitable[None]]]
 
 
 def _upkeep(settings: Settings, parts: ServiceParts) -> list[Duty]:
-    """What an archive would see to, where there is none."""
+    """Duties that the archive has where there is one."""
     records = _records(settings, parts.pipe)
     submissions = TriggerService(records, parts.orchestrator, parts.clock, _delayed)
 
     async def expire() -> None:
-        while await records.expire(parts.clock(), MOST_EXPIRED) == MOST_EXPIRED:
+        while await records.expire(parts.clock(), MAX_EXPIRED) == MAX_EXPIRED:
             pass
 
     return [
         (
-            "making what was accepted",
-            lambda: run_every(MAKE_UP_SECONDS, submissions.recover_accepted),
+            "recovering accepted runs",
+            lambda: run_every(RECOVER_SECONDS, submissions.recover_accepted),
         ),
         ("retention", lambda: run_every(EXPIRE_SECONDS, expire)),
     ]
 
 
-async def _tell_of_archive(parts: ServiceParts, restorer: Restorer) -> None:
-    """Where it was not told, Redis was emptied, or has lost something: limits that were set may
-    hold no longer, and nodes would start at the usual rate. They come back before it is told."""
+async def _announce_archive(parts: ServiceParts, restorer: Restorer) -> None:
+    """Keep the key that says that there is an archive. Without it Redis was emptied or has lost
+    writes: limits that were set may be gone, so they are restored before the key is set."""
     while True:
         if not await parts.pipe.call("EXISTS", ARCHIVE):
             await restorer.restore_limits()
             await parts.pipe.call("SET", ARCHIVE, "1")
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.sleep(ARCHIVE_CHECK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,16 +442,16 @@ class RunningWorker:
     """A worker that runs."""
 
     crashed: asyncio.Future[None]
-    """Raises what ended it, if something did."""
+    """Raises the error that ended it."""
     holding: Callable[[], Sequence[Task]]
-    """What it has claimed and not finished."""
+    """The tasks that it has claimed and not finished."""
 
 
 @asynccontextmanager
 async def working(
     settings: Settings, registry: Registry, listener: Listener | None = None
 ) -> AsyncIterator[RunningWorker]:
-    """A worker that runs; leaving it lets what runs finish within the drain time."""
+    """Run a worker; on exit, running handlers may finish within the drain time."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
@@ -475,7 +474,7 @@ async def working(
             stale_seconds=settings.lease_seconds,
         )
         held = HeldStarts()
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             inbox,
             parts.store,
             parts.orchestrator.timers,
@@ -513,7 +512,7 @@ async def working(
                 crash(error)
 
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
+        worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         facts = _facts(registry, settings, me)
 
@@ -540,31 +539,31 @@ async def working(
             ),
             crash,
         )
-        beside = [
+        background = [
             asyncio.create_task(supervise(name, duty))
             for name, duty in (
-                ("orders to stop", lambda: _hear_stops(StopBroadcast(listening), stop)),
+                ("orders to stop", lambda: _receive_stops(StopBroadcast(listening), stop)),
                 ("after a break", inbox.mend),
                 ("sharing", inbox.share),
             )
         ]
-        for task in beside:  # a worker that renews no leases, say, must not go on
+        for task in background:  # a worker that renews no leases, say, must not go on
             task.add_done_callback(crash_with)
         await stack.enter_async_context(keeper)
         try:
             yield RunningWorker(crashed, worker.holding)
-            await worker.drain(settings.drain_seconds, desk.hand_back)
+            await worker.drain(settings.drain_seconds, task_source.hand_back)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
             await worker.close()
-            await keeper.close()  # before we say that we are gone
-            await asyncio.gather(*beside, return_exceptions=True)
+            await keeper.close()  # before this worker leaves the registry
+            await asyncio.gather(*background, return_exceptions=True)
             crashed.cancel()
-            # A Redis that is away is told nothing: silence says the same, a little later.
+            # While Redis is away this is skipped: the heartbeat then ends by itself.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await desk.close()
+                    await task_source.close()
                     await fleet.leave(me)
 
 
@@ -576,8 +575,8 @@ async def _keep_alive(
     stop: Callable[[Stop], None],
     facts: Callable[[], WorkerFacts],
 ) -> None:
-    """Renew a worker's leases and say that it is alive, while it is; in a thread and on a
-    connection of their own, so that nothing that the worker does keeps them waiting."""
+    """Renew a worker's leases and send its heartbeat while it is alive, in a thread and on a
+    connection of their own, so that the worker cannot delay them."""
     async with PipelinedRedis(_url(settings)) as pipe:
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         leases = RedisLeases(pipe, clock, settings.lease_seconds)
@@ -599,14 +598,14 @@ async def _keep_alive(
             group.create_task(supervise("heartbeat", beat))
 
 
-async def _hear_stops(feed: StopBroadcast, stop: Callable[[Stop], None]) -> None:
+async def _receive_stops(feed: StopBroadcast, stop: Callable[[Stop], None]) -> None:
     while True:
         for order in await feed.next():
             stop(order)
 
 
 def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
-    """What a worker is, and can do."""
+    """What a worker announces about itself."""
     return WorkerFacts(
         worker_id=me,
         host=socket.gethostname(),
@@ -629,10 +628,10 @@ async def commanding(
     *,
     kind: str | None = None,
 ) -> AsyncIterator[Commands]:
-    """What a user can ask for, over the stores of the settings; nothing is driven here.
+    """The commands over the stores of the settings.
 
-    `kind` is that of a service: others see it. Without one, runs can be read also where the
-    services have another transport, and none can be asked for.
+    `kind` announces this process as a service. Without it, runs can be read even where the services
+    have another transport, and none can be triggered.
     """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
@@ -691,7 +690,7 @@ async def commanding(
 
 
 async def _check_writable(parts: ServiceParts, archive: ArchiveParts | None) -> None:
-    """Where a run is accepted: in Redis, or in PostgreSQL, and then Redis may have it later."""
+    """Check the store that accepts runs: PostgreSQL if there is one, else Redis."""
     if archive is None:
         await check_writable(parts.pipe)
     else:
@@ -712,7 +711,7 @@ def _records(
 def _announced(
     settings: Settings, pipe: PipelinedRedis, kind: str, me: str
 ) -> AbstractAsyncContextManager[None]:
-    """Seen by others, with its transport; refused where they have another one."""
+    """Announce this service and its transport; refused if other services have another one."""
     return announced(
         pipe,
         AnnouncedService(settings.transport, kind, me),
@@ -722,7 +721,7 @@ def _announced(
 
 
 def _delayed(error: DovetailError) -> None:
-    log.warning("accepted, and made later: %s", error)
+    log.warning("accepted, and created later: %s", error)
 
 
 def service_id() -> str:

@@ -1,4 +1,4 @@
-"""Puts the parts together: the only place that names concrete stores and transports."""
+"""Builds the engine inside one process, in memory or over an SQLite file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LocalEngine:
         self._memory = MemoryStore(on_event) if store is None else None
         self.store: LocalStore = self._memory or store  # type: ignore[assignment]
         self.orchestrator = LocalOrchestrator(self.store, transport, clock, self.crash)
-        self.desk = LocalTaskSource(
+        self.task_source = LocalTaskSource(
             transport,
             self.store,
             self.orchestrator,
@@ -80,7 +80,7 @@ class LocalEngine:
             max_config_size=max_config_size,
             cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
-        self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
+        self.worker = Worker(self.task_source, calls, clock, self.crash, concurrency=concurrency)
         self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
@@ -117,8 +117,8 @@ async def embedded(
     """The durable engine inside this process, running, as the commands that drive it.
 
     Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
-    back, for another process to go on with. An error takes it down at once. `listener` is told
-    what happens to runs.
+    back, for another process to go on with. An error takes it down at once. `listener` gets
+    the events of runs.
     """
     calls: Calls = RegistryCalls(
         registry,
@@ -156,7 +156,7 @@ async def embedded(
             versions=registry_versions(registry),
             secrets=settings.secrets,
         )
-        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
+        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.task_source.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
         commands = replace(commands, wait=engine.wait, drives=True)
         liveness = Liveness(asyncio.get_running_loop(), engine.worker.blocker)
@@ -183,7 +183,7 @@ async def embedded(
 async def attached(
     settings: Settings, registry: Registry | None = None, *, create: bool = False
 ) -> AsyncIterator[Commands]:
-    """The same commands over the same file, with nobody here who drives a run.
+    """The same commands over the same file, in a process that owns no runs.
 
     A file that is not there is made only with `create`; without, everything is found empty.
     """

@@ -1,15 +1,11 @@
-"""A run as the hot state and the archive hand it to each other.
+"""Copies runs from Redis, the hot state, to the archive, and drops from Redis what is safe there.
 
-States, outputs and events are what the hot store keeps, byte for byte: only the stores understand
-them. What is decided here is whether the two still tell the same story. What it must not know:
-where either of them is.
+It runs in every orchestrator. Any number of archivers side by side do no harm: each writes what it
+has read, as late and as often as it likes. No run waits for it. While the archive is away the queue
+grows and runs go on.
 
-Brings what happens to runs into the archive, and lets go of what is safe there.
-
-It runs in every orchestrator, and any number of them side by side do no harm: each writes what it
-saw, as late and as often as it likes. Nothing waits for it. While the archive is away hints pile
-up, runs go on, and nothing is forgotten. What it must not know: any rule, or how either store
-keeps a run.
+States, outputs and events are handed over byte for byte. What is decided here is whether hot state
+and archive still have the same log.
 """
 
 from __future__ import annotations
@@ -112,8 +108,7 @@ class SyncAction(Enum):
     REPLACE = auto()
     """The same, of a run that is finished in the archive: what is finished is not lost_retries."""
     RESUME = auto()
-    """The hot state has lost that a finished run was retried, so nobody goes on with it: it is made
-    as it is archived."""
+    """The hot state has lost the retry of a finished run: the run is restored from the archive."""
 
 
 def sync_action(head: ArchiveHead | None, reading: HotReading) -> SyncAction:
@@ -140,8 +135,8 @@ def sync_action(head: ArchiveHead | None, reading: HotReading) -> SyncAction:
 
 BATCH_SIZE = 200
 """Runs that one turn takes."""
-READ_TOGETHER = 50
-WRITTEN_BYTES = 8 << 20
+READ_BATCH_SIZE = 50
+MAX_TRANSACTION_BYTES = 8 << 20
 """About so much goes into one transaction; runs may be large."""
 PAUSE_SECONDS = 0.2
 """Between two turns."""
@@ -149,7 +144,7 @@ REST_SECONDS = 0.4
 """So long what moved is left alone: a short run is written once, a busy one twice a second."""
 RETIRE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
-MOST_HEADS = 10_000
+MAX_HEADS = 10_000
 KEEP_SECONDS = 1.0
 ALL_EVENTS = 1 << 53
 
@@ -165,8 +160,7 @@ class ArchiveClaim(NamedTuple):
 
 
 class ArchiveEntry(NamedTuple):
-    """A finished run that is archived, and since when it need not be hot any more but for
-    somebody who looks."""
+    """A finished run that is archived, and since when only readers need it in Redis."""
 
     run_id: str
     since: float
@@ -177,7 +171,7 @@ class ArchiveQueue(Protocol):
 
     async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None: ...
     async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
-        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        """Some runs that changed so many seconds ago, oldest first, for this archiver alone."""
         ...
 
     async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
@@ -204,12 +198,12 @@ class HotRuns(Protocol):
 
     def read(self, heads: Mapping[str, ArchiveHead | None]) -> AsyncIterator[dict[str, HotReading]]:
         """What each run has beyond a head, or everything; without those that are not there. Some
-        runs at a time, so that nobody need have all of it at once."""
+        runs at a time, so that memory holds only these."""
         ...
 
     async def definition(self, snapshot: RunSnapshot) -> bytes: ...
     async def renumber(self, run_id: str, was: int, generation: int) -> None:
-        """Its log goes on under another generation, unless somebody else saw to that."""
+        """Its log goes on under another generation, unless another archiver has done that."""
         ...
 
     async def put_back(
@@ -276,13 +270,13 @@ class ArchiveWriter:
         done: set[str] = set()
         lost_retries: list[RunSnapshot] = []
         group: list[RunSnapshot] = []
-        for first in range(0, len(run_ids), READ_TOGETHER):
-            some = run_ids[first : first + READ_TOGETHER]
+        for first in range(0, len(run_ids), READ_BATCH_SIZE):
+            some = run_ids[first : first + READ_BATCH_SIZE]
             lacking: set[str] = set()
             async for snapshots in self._look(some, heads, lost_retries):
                 lacking |= {snapshot.run_id for snapshot in snapshots}
                 group += snapshots
-                if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                if sum(map(_weight, group)) >= MAX_TRANSACTION_BYTES:
                     done |= await self._write(group)
                     group = []
             done |= {run_id for run_id in some if run_id not in lacking}
@@ -317,7 +311,7 @@ class ArchiveWriter:
                     case SyncAction.WRITE:
                         lacking.append(reading.snapshot)
                     case _ if run_id in remembered:
-                        unsure.append(run_id)  # somebody else may have put it right since
+                        unsure.append(run_id)  # another archiver may have repaired it since
                     case SyncAction.REPLACE:
                         await self._replace(reading.snapshot)
                     case SyncAction.RESUME:
@@ -332,7 +326,7 @@ class ArchiveWriter:
                 yield lacking
 
     async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
-        """Those of these that are finished need not be hot for ever."""
+        """The finished runs of these need not stay in Redis for ever."""
         await self.hints.archived(
             [ArchiveEntry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
         )
@@ -348,7 +342,7 @@ class ArchiveWriter:
     async def _replace(self, here: RunSnapshot) -> None:
         kept = await self.archive.read(here.run_id)
         if kept is None or not kept.finished:
-            return  # it was retried meanwhile; whoever did that tells of it
+            return  # it was retried meanwhile, and is queued again by that
         log.warning("run %s was finished before the end of its log was lost", here.run_id)
         following = replace(kept, generation=max(here.generation, kept.generation) + 1)
         await self.hints.archived([ArchiveEntry(here.run_id, self.clock())])
@@ -386,7 +380,7 @@ class ArchiveWriter:
 
     def _remember(self, run_id: str, head: ArchiveHead) -> None:
         self.heads[run_id] = head
-        if len(self.heads) > MOST_HEADS:
+        if len(self.heads) > MAX_HEADS:
             self.heads.popitem(last=False)
 
 
@@ -435,12 +429,13 @@ class Archiver:
                 return
 
     async def keep(self, run_ids: Sequence[str]) -> None:
-        """Now: somebody is about to be told that they moved. If that takes long, or the archive is
-        away, it comes with all others."""
+        """Archive these now, before a caller gets its reply. If that takes long, or the archive is
+        away, they are archived with all others."""
         self._unkept.update(dict.fromkeys(run_ids))
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout(KEEP_SECONDS), self._keeping:
-                # Whoever waited meanwhile goes along: those of a batch are retried side by side.
+                # Together with those that waited meanwhile: the runs of a batch are retried side by
+                # side.
                 together, self._unkept = self._unkept, {}
                 await self._bring([*together])
 
@@ -477,7 +472,7 @@ class Archiver:
         if await self._hot.drop(here.run_id, as_it_is) == 1:
             await self._restore([here.run_id])
 
-    # ── what no hint told of ─────────────────────────────────────────────────────────────
+    # ── what is not in the queue ──────────────────────────────────────────────────────────
 
     async def sweep(self) -> None:
         """Give a hint of every run with which the archive is not where it should be."""
@@ -495,7 +490,7 @@ class Archiver:
             ]
             await self._hints.moved(behind)
 
-    # ── what is safe there is let go ─────────────────────────────────────────────────────
+    # ── what is archived is dropped ──────────────────────────────────────────────────────
 
     async def retire(self) -> None:
         """Drop the hot state of runs that ended long ago and are in the archive."""
@@ -513,7 +508,7 @@ class Archiver:
         return entries
 
     async def _keep_hot(self, entry: ArchiveEntry, problem: Exception) -> Sequence[ArchiveEntry]:
-        log.error("run %s stays hot: %s", entry.run_id, describe_error(problem))
+        log.error("run %s stays in Redis: %s", entry.run_id, describe_error(problem))
         return ()
 
     async def _drop(self, run_id: str, head: ArchiveHead | None) -> None:

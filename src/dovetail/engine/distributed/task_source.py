@@ -433,7 +433,7 @@ class LeaseRenewer(Protocol):
 
 
 async def keep_leases(
-    desk: LeaseRenewer,
+    task_source: LeaseRenewer,
     holding: Callable[[], Sequence[Task]],
     stop: Callable[[Stop], None],
     lease_seconds: float,
@@ -442,7 +442,7 @@ async def keep_leases(
     pause = lease_seconds / 3
     while True:
         asked_at = time.monotonic()
-        for order in await desk.renew(holding()):
+        for order in await task_source.renew(holding()):
             stop(order)
         if (now := time.monotonic()) - asked_at > pause:
             continue  # the store was away: until when we asked to have them is soon, or over

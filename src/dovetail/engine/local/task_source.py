@@ -26,7 +26,7 @@ from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
 
 LONG_WAIT = 1.0
-"""Whoever would be parked longer first makes sure that those before it are still there."""
+"""A node that would be parked longer first checks that the nodes before it still wait."""
 
 
 class PublishedQueue(Protocol):
@@ -38,7 +38,7 @@ class PublishedQueue(Protocol):
 
 
 class LocalTaskSource:
-    """The desk of a worker that lives in the orchestrator's own process."""
+    """The task source of a worker in the orchestrator's own process."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class LocalTaskSource:
                     decisions = await self._store.apply(claims, self._clock(), durable=True)
                 except asyncio.CancelledError:
                     # A handler cancelled the task that it had once run in, and that is us. What
-                    # was claimed is ours all the same, for whoever takes next.
+                    # was claimed stays claimed, for the next `take`.
                     self._left_behind += tasks
                     raise
                 granted = [decision.changed for decision in decisions]
@@ -183,7 +183,7 @@ class LocalTaskSource:
         return False
 
     async def retime(self, tag: str, bucket: TokenBucket) -> None:
-        """The bucket of this tag is another: whoever waits for it waits no longer than by that."""
+        """The bucket of this tag was replaced: nodes parked by it are rescheduled earlier."""
         now = self._clock()
         await self._sweep(now)
         waiting = [
@@ -197,7 +197,7 @@ class LocalTaskSource:
             waiting, bucket.rebook(len(waiting), now), strict=True
         ):
             if time < at:
-                # Before it is told: it may be woken at once.
+                # Before it is parked again: it may be woken at once.
                 self._booked[key] = (dispatch, time)
                 run, place, token = dispatch
                 sooner.append(Park(run.id, run.graph.nodes[place].id, token, time))

@@ -1,10 +1,10 @@
 """Dovetail's Celery application: `celery -A dovetail.transports.celery worker` works as ever.
 
-A message names one start of one node and is a hint, like every message of ours. The claim decides
-who starts a node, leases what becomes of one whose process died, and results go back on the stream
-that all transports share. So of Celery's own means only the carrying is used: no result backend, no
-retries, no visibility timeouts. What a worker does with a message is in
-`dovetail.wiring.celery`, which the worker itself imports.
+A message names one start of one node, and is a hint. The claim decides which worker starts a node,
+leases decide what becomes of a start whose process died, and results go back on the stream that all
+transports share. So Celery only carries messages: no result backend, no retries, no visibility
+timeouts. What a worker does with a message is in `dovetail.wiring.celery`, which the worker
+imports.
 """
 
 from __future__ import annotations

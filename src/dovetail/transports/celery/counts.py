@@ -1,7 +1,6 @@
 """How many messages a broker was given and gave to workers: counted in Redis, by both ends.
 
-No broker says when a message was sent, or that one was lost; with these counts both can be told of
-any of them. What it must not know: what a message says, or which broker it is.
+No broker says when a message was sent, or that one was lost. These counts show both.
 """
 
 from __future__ import annotations

@@ -44,13 +44,13 @@ AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """How often a worker looks for what another has read and not begun."""
 QUICK_SECONDS, QUICK_FOR_SECONDS = 0.05, 60.0
-"""Who takes no longer for what it was given is quick, and believed to be so for a while."""
+"""A worker that needs no longer for its tasks is fast, and counts as fast for a while."""
 FARTHEST_AHEAD = 8
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
 """So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
 before that is for others."""
 TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
-"""While its log is synced, Redis answers up to two seconds before that has what it was told."""
+"""While its log is synced, Redis replies up to two seconds before the log has a write."""
 
 Received = tuple[StreamMessage, Task]
 
@@ -78,7 +78,7 @@ class StreamInbox:
         self._kept: list[StreamMessage] = []
         """Read and not asked for yet: a read may bring more than was wanted."""
         self._unopened: deque[Entry] = deque()
-        """The same, behind these: nobody has looked what they say."""
+        """The same, behind these, which are not decoded yet."""
         self._asked_for = 0
         self._busy = 1
         """Streams that brought something last time."""
@@ -105,7 +105,7 @@ class StreamInbox:
 
     async def tasks(self, limit: int) -> list[Received]:
         now = time.monotonic()
-        # Who comes back at once for as much again may as well be given more to keep. Of a worker
+        # A worker that comes back at once for as many tasks may keep more. Of a worker
         # that takes longer, others would have to wait for what it keeps.
         if self._full:
             quick = now - self._given_at < QUICK_SECONDS
@@ -186,7 +186,7 @@ class StreamInbox:
         return found
 
     async def acknowledge(self, messages: Sequence[StreamMessage]) -> None:
-        """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
+        """Soon, without waiting: a worker that reads one of these again is refused."""
         self._readers[0][0].acknowledge_soon(messages)
 
     async def send(self, results: Sequence[Result]) -> None:
@@ -200,7 +200,7 @@ class StreamInbox:
         # and behind these, as handlers wait for them.
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
-            # For few everybody may wait: to put the next read together is a twentieth of a chain.
+            # Few are awaited here: building the next read is a twentieth of a chain's time.
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
             reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
@@ -251,7 +251,7 @@ class StreamInbox:
             reply, commands = self._sent.popleft()
             try:
                 await self._deliver(reply, commands)
-            except asyncio.CancelledError:  # who comes next sees to it
+            except asyncio.CancelledError:  # the next call handles it
                 self._sent.append((reply, commands))
                 raise
 
@@ -286,17 +286,17 @@ class StreamInbox:
         if not kept or not (stands_still or kept * self._pace >= LONG_SECONDS):
             return
         stream = self._kept[0].stream if self._kept else self._unopened[0][0]
-        # Who finds work there needs none of ours, and ours would have to wait behind it.
+        # A worker that finds tasks there needs none of ours, and ours would wait behind them.
         if not await self._readers[0][0].has_unread(stream):
             await self._give_away()
 
     async def _give_away(self) -> None:
-        """What was read and not begun, one by one: who can begin one takes it."""
+        """Send back tasks that were read and not begun, one by one, for idle workers."""
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
         await self._pipe.call_many(task_messages(message.content for message in left))
-        # After they are sent again: who dies in between leaves them twice, not lost.
+        # After they are sent again: a process that dies in between leaves them twice, not lost.
         await self._readers[0][0].acknowledge(left)
 
     async def close(self) -> None:
@@ -339,11 +339,11 @@ class OrchestratorPeers:
 
 
 MOST_MESSAGES = 128
-"""With results that are read at once: each may tell dozens."""
+"""Messages of results per read: each may hold dozens."""
 FEW, MANY = 16, 128
 GATHER_SECONDS = 0.002
 SINGLES_SECONDS = 0.02
-"""Celery's processes tell their results one by one, each as dear as many together."""
+"""Celery's processes send results one by one, each as expensive as many together."""
 CROWD, CROWD_SECONDS = 32, 0.1
 """While so many messages wait, no worker waits for what follows from a result."""
 UNDER_WAY_SECONDS = 1.0
@@ -354,7 +354,7 @@ log = logging.getLogger("dovetail.wiring.distributed")
 
 class ApplyResults(Protocol):
     async def __call__(self, results: Sequence[Result], *, again: bool = False) -> bool:
-        """Whether anything followed from these but that they are noted. `again`: somebody had
+        """Whether more followed from these than their own completion. `again`: another process had
         them before, and may have died over them."""
         ...
 
@@ -374,7 +374,7 @@ class ResultConsumer:
         """Set it if one of these could not go on: what it had read may not be applied."""
 
     async def take(self, stopping: asyncio.Event | None) -> None:
-        """New ones, until it is told to stop, between two batches of them."""
+        """Apply new results until `stopping` is set, between two batches."""
         crowd, seen_at = 0, 0.0
         async with BackgroundTask() as beside:
             while stopping is None or not stopping.is_set():

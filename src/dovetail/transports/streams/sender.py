@@ -1,9 +1,8 @@
 """Tasks and results on Redis Streams: one stream of tasks per handler, one of results.
 
 A message is read by one consumer of its group, and removed once the run's own state has what it
-asked for. Losing one costs time: any queued node can be published again from state, and
-any result whose start is not current is refused. What is no message of ours goes to the dead
-letters and never stops anybody. What it must not know: any rule.
+asked for. Losing one costs time: any queued node can be published again from state, and any result
+whose start is not current is refused. A message that cannot be read becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MOST_STOPS = 10_000
 MOST_ENDS, TOLD_AT_ONCE = 250, 16
-"""Few: they take memory for good, and who misses one looks by itself a second later."""
+"""Few: they take memory for good, and a listener that misses one reads the run a second later."""
 FEW_AT_ONCE, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 COMPANY_SECONDS = 0.001
@@ -69,7 +68,7 @@ class StreamMessage(NamedTuple):
     with one task, and for results, which are acknowledged together."""
 
     def is_last(self) -> bool:
-        """This is acknowledged: whether all that its message tells is so by now."""
+        """Acknowledge this one; returns whether it was the last of its message."""
         if self.unacknowledged is None:
             return True
         self.unacknowledged[0] -= 1
@@ -88,7 +87,7 @@ def _time(message_id: bytes) -> float:
 
 
 async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float | None:
-    """When the oldest message was sent that nobody in this group has read."""
+    """When the oldest message that this group has not read was sent."""
     (groups,) = await pipe.send([("XINFO", "GROUPS", stream)])
     if isinstance(groups, hiredis.ReplyError):
         return None
@@ -105,7 +104,7 @@ class StreamSender:
     """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
 
     sends_ahead = True
-    """What is sent right behind a script is found by nobody before it."""
+    """Whether a task that is sent right behind a script is read only after that script."""
 
     def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
         """`quick` says which handlers take but a moment: several of their tasks may travel in one
@@ -158,7 +157,7 @@ class StreamSender:
         await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MOST_STOPS, "*", *fields)
 
     async def announce(self, run_ids: Iterable[str]) -> None:
-        """Tell who waits for the end of these runs."""
+        """Announce the end of these runs to callers that wait for it."""
         ended = list(run_ids)
         told = [
             " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
@@ -168,7 +167,7 @@ class StreamSender:
         )
 
     async def oldest_result(self) -> float | None:
-        """When the oldest result that nobody has acknowledged was sent."""
+        """When the oldest result that is not acknowledged was sent."""
         (held,) = await self._pipe.send([("XPENDING", RESULTS, ORCHESTRATORS)])
         waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
         if isinstance(held, hiredis.ReplyError) or not held[0]:
@@ -198,7 +197,7 @@ class StreamSender:
                 continue
             if new != 0 and handler in self._marked:
                 lost.append(handler)
-            if isinstance(new, hiredis.ReplyError):  # no stream, or nobody has read it yet
+            if isinstance(new, hiredis.ReplyError):  # no stream, or no reader yet
                 self._marked.discard(handler)
             else:
                 self._marked.add(handler)
@@ -249,7 +248,7 @@ class StreamReader:
                 await self._open(stream)
         command = ("XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", limit)
         if (breaks := self._blocking.breaks) != self._breaks:
-            # What was read and never arrived is ours all the same, and nobody else's.
+            # Messages whose reply was lost belong to this consumer all the same.
             (reply,) = await self._pipe.send(
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
@@ -309,7 +308,7 @@ class StreamReader:
         return await self.understood(
             (stream, entry)
             for stream, reply in zip(streams, replies, strict=True)
-            # No such stream or group: nobody has read anything.
+            # No such stream or group: nothing was read.
             if not isinstance(reply, hiredis.ReplyError)
             for entry in reply[1]
         )
@@ -338,7 +337,7 @@ class StreamReader:
             await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
     async def acknowledge(self, messages: Iterable[StreamMessage]) -> None:
-        """These are done with: they shall be read by nobody again."""
+        """These are done: they are not read again."""
         await self._pipe.call_many(self._settling(messages))
 
     def acknowledge_soon(self, messages: Iterable[StreamMessage]) -> None:
@@ -372,7 +371,7 @@ class StreamReader:
         found = []
         for stream, entry in entries:
             if entry is None or entry[1] is None:
-                continue  # deleted while somebody held it
+                continue  # deleted while a consumer held it
             number, fields = entry[0].decode(), entry[1]
             unacknowledged = None
             try:
@@ -391,8 +390,8 @@ class StreamReader:
         return found
 
     async def bury(self, message: StreamMessage, problem: Exception) -> None:
-        """This was understood, and nobody can do what it says. It is for who has read it to
-        acknowledge, with what else it may tell."""
+        """Add a dead letter for a message that cannot be applied. Its reader acknowledges it, with
+        the rest of its message."""
         stream, number = message.stream, message.id
         for _, fields in await self._pipe.call("XRANGE", stream, number, number):
             await self._write_letter(stream, number, fields, problem)
