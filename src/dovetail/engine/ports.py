@@ -387,7 +387,7 @@ class TemplateScope(Protocol):
 class ScopeReader(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
 
-    async def scene_of(self, order: Dispatch) -> TemplateScope:
+    async def read_scope(self, order: Dispatch) -> TemplateScope:
         """For rendering this node: whatever its templates read, and nothing else.
 
         Raises `TooLarge` if that is more than a node may read.
@@ -399,7 +399,9 @@ class ScopeReader(Protocol):
         digests of outputs. None if that is more than a node may read."""
         ...
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
+    async def read_scopes(
+        self, orders: Mapping[str, Sequence[Dispatch]]
+    ) -> Sequence[TemplateScope]:
         """For rendering these nodes, by run: their parents, and whatever their templates read."""
         ...
 

@@ -1,7 +1,6 @@
 """Runs in the memory of this process: the core itself, behind the store's port.
 
-Nothing here decides anything; it looks the run up, steps it and wakes whoever watches. It
-survives nothing, which is right for the library and for tests.
+It survives nothing, which is right for the library and for tests.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The archive: what became of every run, for good, in PostgreSQL.
+"""The archive: every run, for good, in PostgreSQL.
 
-A run is archived as Redis keeps it, byte for byte, so that it can be put back there. Any number of
-archivers may write the same run, late and repeatedly: a snapshot that is older than what is kept
-changes nothing. What it must not know: any rule, or when to archive.
+A run is archived as Redis stores it, byte for byte, so that it can be restored. Any number of
+archivers may write the same run, late and repeatedly: a snapshot that is older than the stored one
+changes nothing.
 
-Redis may come back without the end of its log. Then numbers of events are used a second time, and
-who notices that, or restores a run from here, goes on under the next *generation*. A generation
-replaces the log of those before it from its first event on, unless the run was finished: what is
-finished here stays so until a retry opens a new epoch.
+Redis may come back without the end of its log. Then event numbers are used a second time, and the
+process that notices it, or restores a run, continues under the next *generation*. A generation
+replaces the log of earlier ones from its first event on, unless the run was finished: a finished
+run stays so until a retry opens a new epoch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The PostgreSQL database itself: reached, brought to this version, and its failures in words.
+"""The PostgreSQL database: connections, migrations, and its errors explained.
 
-Nothing is opened before it is needed, and nothing is given up because the database was away: the
-next call tries again. What it must not know: what any table is for.
+Connections are opened at first use. A database that was away is tried again with the next call.
 
-Between this process and the server there may be a pooler, such as PgBouncer. It may give each
-transaction another session, so behind one nothing of a session is relied on: no named prepared
-statement, no setting, and every statement runs in a transaction that pins its session.
+A pooler such as PgBouncer may give each transaction another session. Behind one, nothing of a
+session is used: no named prepared statement, no setting, and every statement runs in a transaction
+that pins its session.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What PostgreSQL keeps beside the state of runs: who asked for what, workflows, lists, limits.
+"""Records in PostgreSQL: accepted triggers, workflows, lists of runs, batches, limits, and the
+doctor.
 
-A trigger is here before it is answered, with its idempotency key, so that it survives the loss of
-Redis. Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+A trigger is stored before it is answered, with its idempotency key, so it survives the loss of
+Redis. Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The embedded file itself: found, opened, brought to this version, and its failures in words.
+"""The SQLite file: opened, migrated, its errors explained, and the processes that own its runs.
 
-What it must not know: what any table is for.
-
-Who drives a run: the processes that share a file, as the file knows them.
-
-It is a matter of liveness only. Two that both believe to drive a run do no harm; a run that
-nobody believes to drive would wait for ever. Everything here is called with a connection, in
-whichever thread that belongs to. What it must not know: what a run is made of.
+Ownership is about liveness only. Two owners of one run do no harm; a run without an owner would
+wait for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Staged decisions become commits: one round at a time, everything that waits in one transaction.
+"""Group commit: staged decisions become one transaction at a time.
 
-What needs a promise waits for its round; what does not rides along. A round that was overtaken
-by another process is taken back and tried again, with the runs in question decided anew. What
-it must not know: how a run is read from the file, or who wants to hear of it.
+A decision that needs a promise waits for its commit; others travel with it. A commit that another
+process overtook is taken back, the runs in question are decided again, and it is retried.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the file keeps beside runs: registered workflows, lists, batches, limits, its health.
+"""Records in the SQLite file: workflows, lists of runs, batches, limits, and the doctor.
 
-Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations

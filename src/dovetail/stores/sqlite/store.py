@@ -1,22 +1,16 @@
-"""Runs in one SQLite file: the rules step them in memory, the journal keeps what they decided.
+"""Runs in one SQLite file: the rules step them in memory, the journal stores the decisions.
 
-A run that this process drives is in its memory, and every decision about it is staged; a round
-of staged decisions is one commit. What needs no promise (a result) rides with the next round;
-what does (a trigger, a claim, a command) waits for it. So nothing outside this process ever
-follows from a decision that a crash could undo.
+A run that this process drives is in memory, and its decisions are staged; all staged decisions are
+one commit. A decision that needs no promise (a result) travels with the next commit; one that does
+(a trigger, a claim, a command) waits for it. So nothing outside this process follows from a
+decision that a crash could undo.
 
-Any number of processes may move a run. Two that add to its log at the same place collide
-there, and the one that comes second reads what the first has written, decides anew and tries
-again: the log is the lock. That somebody *drives* a run (`owner`) only says who hands its nodes
-to a worker; if two should believe it, the log still lets one of them start a node.
+Any number of processes may move a run. Two that append to its log at the same position collide, and
+the second reads the new entries, decides again and retries: the log is the lock. The `owner` of a
+run only says which process dispatches its nodes. If two believe to be the owner, the log still lets
+one of them start a node.
 
-What it must not know: any rule, how a handler runs, or what the records beside runs are.
-
-Runs in one SQLite file, listened to: the same store, which also tells what it has written.
-
-Told is what a commit holds, not what was staged: a decision that another process overtook is made
-anew and told once. How long a node ran follows from the two events of its start and its end. What
-it must not know: who listens, or any rule.
+A damaged run is set aside: all others go on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How a process writes to the file: in a thread of its own, or right here where that is quicker.
+"""Commits to the file: in a thread, or in the event loop where that is faster.
 
-A round is everything that was staged while the round before it was being written: one
-transaction, one sync to the disk, however many runs it moves. On a disk that syncs within
-milliseconds a small round is written by whoever began it: handing it to a thread and back would
-take as long again. What it must not know: any rule, or who waits for what it writes.
+A commit holds everything that was staged while the previous one was written: one transaction and
+one sync, however many runs it moves. On a disk that syncs within milliseconds a small commit is
+written in the event loop: a thread would take as long again.
 """
 
 from __future__ import annotations
