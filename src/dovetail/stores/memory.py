@@ -29,7 +29,7 @@ class MemoryStore:
         """`on_event` is called with each event, in order, where it happens."""
         self._on_event = on_event
         self._runs: dict[str, RunState] = {}
-        # Tokens only tell starts apart within this process: no secret, so no entropy.
+        # Tokens only distinguish starts within this process: no secret, so no entropy.
         self._nonces = count(1)
         self._events: dict[str, list[Event]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
@@ -114,7 +114,7 @@ class MemoryStore:
         await self.wait(run_id)
 
     def abort(self, error: BaseException) -> None:
-        """The engine is gone: nobody shall wait for an end that cannot come."""
+        """The engine has stopped: fail all waiting callers."""
         self._aborted = error
         for watchers in self._watchers.values():
             for watcher in watchers:

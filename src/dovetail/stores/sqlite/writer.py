@@ -159,7 +159,7 @@ class Writer:
             try:
                 self._loop.call_soon_threadsafe(then, result, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no caller waits
             del work, then, job, result, error
 
 
@@ -223,7 +223,7 @@ class CommitRound(NamedTuple):
     outputs: Sequence[tuple[str, float, Any]]
     """For the node cache: key, end of life, output."""
     notifications: Sequence[int]
-    """Runs that somebody else may drive."""
+    """Runs of other owners, which are notified."""
     released: Sequence[int]
     """Runs that we drive no longer."""
     owner: str
@@ -232,11 +232,11 @@ class CommitRound(NamedTuple):
 class CommitOutcome(NamedTuple):
     made: Sequence[CreatedRun]
     overtaken: frozenset[int]
-    """Runs that somebody else added to first. If there is one, nothing was committed."""
+    """Runs to which another process appended first. If there is one, nothing was committed."""
 
 
 class LogConflict(Exception):
-    """Somebody else has added to a log at the place where we wanted to."""
+    """Another process has appended to a log at the same position."""
 
 
 def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) -> CommitOutcome:
