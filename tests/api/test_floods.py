@@ -313,7 +313,6 @@ class Waiting:
         self.checked: list[Any] = []
         self.may_check = threading.Event()
         self.checking = threading.Event()
-        self.store = self
 
     async def ended(self, run_id: str) -> None:
         self.waiting += 1
@@ -329,7 +328,7 @@ class Waiting:
         await self.ended(run_id)
         yield
 
-    async def list_runs(self, **_: Any) -> dict[str, Any]:
+    async def list_runs(self, *_: Any) -> dict[str, Any]:
         return {"items": []}
 
     async def learn_handlers(self) -> None:

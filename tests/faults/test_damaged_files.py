@@ -130,7 +130,7 @@ async def serving(file: File) -> AsyncIterator[httpx2.AsyncClient]:
     """The API over the engine in this process, without a socket."""
     settings = settings_of(file.path)
     async with embedded(settings, registry_of(waits)) as commands:
-        fleet = ThisProcess(commands, ["input", "waits"], 4, dict)
+        fleet = ThisProcess(commands, [{"name": "input"}, {"name": "waits"}], 4, dict)
         service = ApiService(commands, fleet, settings, ["test"])
         transport = httpx2.ASGITransport(app=create_app(service, __version__))
         base_url = "http://127.0.0.1/api/v1"

@@ -84,7 +84,7 @@ class RedisKeeper:
         else:
             await self.records.moved([run.run_id], [run.run_id])
 
-    async def make_up(self, before: float) -> list[str]:
+    async def recover_accepted(self, before: float) -> list[str]:
         """What an orchestrator does for makers that died."""
         made = []
         for left in await self.records.unmade(before):
@@ -544,7 +544,7 @@ async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: Red
         await keeper.accept(submit(params={"x": 1}, key=("run", "k", "body")), NOW + 1)
     assert (known.value.made, known.value.same_body) == (asked.run_id, True)
     assert await keeper.statuses() == [asked.run_id]
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
 
 
 async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeeper) -> None:
@@ -555,7 +555,7 @@ async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeep
     for key in await keeper.keys():
         if key.startswith("wf:def:") and b"broken" in await keeper.pipe.call("GET", key):
             await keeper.pipe.call("DEL", key)
-    assert await keeper.make_up(NOW) == [asked.run_id]
+    assert await keeper.recover_accepted(NOW) == [asked.run_id]
     assert await keeper.pipe.call("ZCARD", "wf:accepted") == 0
 
 
@@ -563,11 +563,11 @@ async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisK
     params = {"x": [1, "é\0"]}
     asked = submit(params=params, version=2, key=("run of test", "a:b {c}", "body"))
     await keeper.records.accept(asked, NOW)
-    assert await keeper.make_up(NOW - 1) == [], "its maker may still be at it"
-    assert await keeper.make_up(NOW) == [asked.run_id]
+    assert await keeper.recover_accepted(NOW - 1) == [], "its maker may still be at it"
+    assert await keeper.recover_accepted(NOW) == [asked.run_id]
     shown = await keeper.records.summary(asked.run_id)
     assert (shown["params"], shown["version"]) == (params, 2)
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
     with pytest.raises(KeyUsed) as known:
         await keeper.accept(submit(key=("run of test", "a:b {c}", "other")), NOW)
     assert (known.value.made, known.value.same_body) == (asked.run_id, False)
@@ -585,11 +585,11 @@ async def test_a_batch_whose_maker_died_is_made_whole(keeper: RedisKeeper) -> No
     asked = [submit(params={"x": at}) for at in range(5)]
     accepted = await keeper.records.accept_batch("batch", asked, ("batch", "k", "body"), NOW)
     await keeper.store.create(accepted[0], NOW)  # and the maker dies
-    await keeper.make_up(NOW)
+    await keeper.recover_accepted(NOW)
     batch = await keeper.records.get_batch("batch")
     assert [run["run_id"] for run in batch["runs"]] == [one.run_id for one in asked]
     assert [run["index"] for run in batch["runs"]] == list(range(5))
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
 
 
 async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: RedisKeeper) -> None:
@@ -597,7 +597,7 @@ async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: Re
     asked = [submit(), submit()]
     await keeper.records.accept_batch("batch", asked, key, NOW)
     await keeper.pipe.call("DEL", "wf:key:batch:k")  # as if it had not come so far
-    assert sorted(await keeper.make_up(NOW)) == sorted(one.run_id for one in asked)
+    assert sorted(await keeper.recover_accepted(NOW)) == sorted(one.run_id for one in asked)
     with pytest.raises(KeyUsed) as known:
         await keeper.accept_batch("other", [submit()], key, NOW + 1)
     assert known.value.made == "batch"
@@ -607,7 +607,7 @@ async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKee
     key = ("batch", "k", "body")
     await keeper.records.accept_batch("late", [submit(), submit()], key, NOW)
     await keeper.pipe.call("HSET", "wf:key:batch:k", "made", "early")
-    assert await keeper.make_up(NOW) == []
+    assert await keeper.recover_accepted(NOW) == []
     with pytest.raises(NotFound, match="no batch 'late'"):
         await keeper.records.get_batch("late")
     assert await keeper.statuses() == []

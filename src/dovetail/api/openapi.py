@@ -119,6 +119,10 @@ _WORKER = {
     "started_at": AT,
     "last_heartbeat": ENDED,
     "handlers": ["input", "output"],
+    "handler_details": [
+        {"name": name, "max_retries": 0, "secrets": False, "version": 1}
+        for name in ("input", "output")
+    ],
     "running": 0,
     "concurrency": 32,
     "alive": True,

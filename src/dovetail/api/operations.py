@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -186,16 +187,16 @@ class ThisProcess:
     def __init__(
         self,
         commands: ServedEngine,
-        handlers: Iterable[str],
+        handlers: Iterable[Mapping[str, Any]],
         concurrency: int,
         depths: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`depths` says how many nodes wait, by handler."""
+        """`handlers` are as they are announced; `depths` is how many nodes wait, by handler."""
         self._commands = commands
         self._depths = depths
         self._backlog = 0
         self._counted_at = float("-inf")
-        self._handlers = sorted(handlers)
+        self._handlers = sorted(handlers, key=itemgetter("name"))
         self._concurrency = concurrency
         self._host = socket.gethostname()
         self._started_at = commands.clock()
@@ -209,7 +210,8 @@ class ThisProcess:
                 "started_at": timestamp(self._started_at),
                 # Whoever answers is alive at this moment.
                 "last_heartbeat": timestamp(self._commands.clock()),
-                "handlers": self._handlers,
+                "handlers": [handler["name"] for handler in self._handlers],
+                "handler_details": self._handlers,
                 "running": await self._running(),
                 "concurrency": self._concurrency,
                 "alive": True,

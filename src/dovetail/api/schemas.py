@@ -273,6 +273,16 @@ class RateLimits(Answer):
     items: list[RateLimit]
 
 
+class HandlerDetails(Answer):
+    name: str
+    max_retries: int
+    secrets: bool | list[str] | None = Field(
+        description="where its config may have secrets: anywhere, in these fields, nowhere; "
+        "null if the worker does not say"
+    )
+    version: int
+
+
 class Worker(Answer):
     worker_id: str
     host: str
@@ -280,6 +290,7 @@ class Worker(Answer):
     started_at: Time
     last_heartbeat: Time
     handlers: list[str]
+    handler_details: list[HandlerDetails]
     running: int
     concurrency: int
     alive: bool

@@ -95,6 +95,14 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
     fill_slots_and_finish(run, out, now)
 
 
+def count_parents(run: RunState, pending: list[int]) -> None:
+    """Set how many parents these PENDING nodes wait for, from the parents' states."""
+    for index in pending:
+        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+        run.nodes[index].fed = COMPLETED in parents
+
+
 def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     node = run.nodes[index]
     node.status = QUEUED

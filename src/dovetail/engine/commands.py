@@ -517,7 +517,7 @@ class Commands:
 
     async def _take_over(self, run_ids: Sequence[str]) -> list[str]:
         adopted = await self.store.adopt(run_ids, self.clock(), self.max_crashes)
-        await self.orchestrator.follow(adopted.values())
+        await self.orchestrator.dispatch_effects(adopted.values())
         return list(adopted)
 
     async def _unknown_handlers(self, run_id: str) -> list[str]:
@@ -555,7 +555,7 @@ class Commands:
         except KeyUsed as known:
             batch_id, decisions = request.answer(known), None
         if decisions is not None:
-            await self.orchestrator.follow(decisions)
+            await self.orchestrator.dispatch_effects(decisions)
         made = {"batch_id": batch_id, "count": len(items), "created": decisions is not None}
         return with_warnings(made, warnings)
 

@@ -126,7 +126,7 @@ class TieredRuns:
             found = await self._put_back(run_id, problem, now, dry_run=dry_run)
         if found and not dry_run:
             log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MAX_REPORTED]))
-            await self._submissions.look_after(run_id)
+            await self._submissions.reconcile_run(run_id)
             if self._archive is not None:
                 await self._archive.keep([run_id])
         return found
@@ -148,7 +148,7 @@ class TieredRuns:
         if not await self._hot.end_by_force(run_id, now):
             raise Conflict(f"run {run_id} has ended already: there is nothing to cancel")
         log.warning("run %s was ended by force: %s", run_id, why)
-        await self._submissions.over(run_id)
+        await self._submissions.announce_end(run_id)
         if self._archive is not None:
             await self._archive.keep([run_id])
         try:

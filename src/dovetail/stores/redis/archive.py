@@ -90,7 +90,7 @@ class RedisArchiveQueue:
         flat = await self._redis.call_script(source("archive_claim"), [UNARCHIVED], given)
         return [ArchiveClaim(name.decode(), float(since), until) for name, since in pairs(flat)]
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """The archive has them, as they were when they were claimed."""
         await self._strike(
             UNARCHIVED, [ArchiveEntry(claim.run_id, claim.until) for claim in claims]

@@ -8,11 +8,12 @@ has taken one token too many, never one too few.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import LATENESS, NEVER, TokenBucket
+from dovetail.engine.limits import LATENESS, TokenBucket
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis
 from dovetail.stores.redis.codec import source
 
@@ -53,8 +54,8 @@ class RedisLimits:
         rate, burst, booked, started, there = await self._run("look", tag)
         bucket = TokenBucket(float(rate), int(burst))
         ahead = now - float(there)
-        bucket.booked = float(booked or NEVER) + ahead
-        bucket.started = float(started or NEVER) + ahead
+        bucket.booked = float(booked or -math.inf) + ahead
+        bucket.started = float(started or -math.inf) + ahead
         return bucket
 
     async def pull_back(self, tag: str, until: float, now: float) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.audit.replay import RUN_ENDS
 from dovetail.core.dag import Graph
 from dovetail.core.errors import BrokenRun, NotFound
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.outputs import OutputReference
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.triggers import PendingRun

@@ -302,12 +302,10 @@ class ConditionResults(NamedTuple):
 
 
 class ConditionEvaluator:
-    def __init__(
-        self, redis: PipelinedRedis, headers: RunHeaderCache, read_scopes: RedisScopes
-    ) -> None:
+    def __init__(self, redis: PipelinedRedis, headers: RunHeaderCache, scopes: RedisScopes) -> None:
         self._redis = redis
         self._headers = headers
-        self._scopes = read_scopes
+        self._scopes = scopes
 
     async def results(self, header: RunHeader, ready: Sequence[int]) -> ConditionResults | None:
         """On what is pending in a run: `ready`, as far as is known. None if nothing is."""

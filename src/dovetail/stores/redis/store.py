@@ -598,13 +598,11 @@ class RedisStore:
             if not finished:
                 await asyncio.sleep(pause)
 
-    async def read_scopes(
-        self, orders: Mapping[str, Sequence[Dispatch]]
-    ) -> list[RedisTemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
         """For rendering these nodes: their parents, and whatever their templates read."""
         return await self._scopes.read(orders)
 
-    async def read_scope(self, order: Dispatch) -> RedisTemplateScope:
+    async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
         run, place, _ = order
         scope = await self._scopes.only(run, run.graph.nodes[place].config.reads)
         nodes = run.graph.nodes

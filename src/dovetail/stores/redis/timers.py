@@ -47,13 +47,13 @@ class RedisTimerIndex:
 
     # ── parked nodes ────────────────────────────────────────────────────────────────────
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         """Enqueued: in order with other commands of this connection, without waiting."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
             self._redis.enqueue([("ZADD", PARKED, *entries)])
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         last = await self._redis.call("ZRANGE", PARKED, -1, -1, "WITHSCORES")
         if not last:
             return []
@@ -63,7 +63,7 @@ class RedisTimerIndex:
         reply = await self._redis.call("ZRANGE", PARKED, 0, -1, "WITHSCORES")
         return [_wait(name, at) for name, at in pairs(reply)]
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         if names := [_wait_name(wait) for wait in waits]:
             await self._redis.call("ZREM", PARKED, *names)
 

@@ -110,6 +110,7 @@ class WorkerRegistry:
                 "started_at": timestamp(one["started_at"]),
                 "last_heartbeat": timestamp(one["last_heartbeat"]),
                 "handlers": sorted(one["handlers"]),
+                "handler_details": [_announcement(one, name) for name in sorted(one["handlers"])],
                 "running": one["running"] if is_alive else 0,
                 "concurrency": one["concurrency"],
                 "alive": bool(is_alive),
@@ -160,19 +161,12 @@ class WorkerRegistry:
         for worker in await self.workers():
             for name in worker["handlers"] if worker["alive"] else ():
                 serving.setdefault(name, []).append(worker["worker_id"])
-        versions = await self.versions()
-        return [
-            {
-                "name": name,
-                "max_retries": handler.retries,
-                "secrets": sorted(handler.secrets)
-                if isinstance(handler.secrets, frozenset)
-                else handler.secrets,
-                "version": versions.get(name, 1),
-                "workers": serving.get(name, []),
-            }
-            for name, handler in sorted((await self.announced()).items())
-        ]
+        known = {
+            name: _announcement(one, name)
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+        return [{**known[name], "workers": serving.get(name, [])} for name in sorted(known)]
 
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
@@ -200,6 +194,17 @@ class WorkerRegistry:
         texts = await self._redis.call("LRANGE", DEAD, 0, MAX_DEAD_LETTERS - 1)
         letters = [orjson.loads(text) for text in texts]
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
+
+
+def _announcement(worker: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A handler as this worker has it, in the fields of `GET /workers`."""
+    fields = _secret_fields(worker, name)
+    return {
+        "name": name,
+        "max_retries": int(worker.get("retries", {}).get(name, 0)),
+        "secrets": sorted(fields) if isinstance(fields, frozenset) else fields,
+        "version": int(worker.get("versions", {}).get(name, 1)),
+    }
 
 
 def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:

@@ -1,7 +1,7 @@
 """Tasks and results on Redis Streams: one stream of tasks per handler, one of results.
 
-A message is read by one consumer of its group, and removed once what it asked for is settled in
-the run's own state. Losing one costs time: any queued node can be published again from state, and
+A message is read by one consumer of its group, and removed once the run's own state has what it
+asked for. Losing one costs time: any queued node can be published again from state, and
 any result whose start is not current is refused. What is no message of ours goes to the dead
 letters and never stops anybody. What it must not know: any rule.
 """
@@ -58,22 +58,22 @@ LEARN_SECONDS = 5.0
 
 
 class StreamMessage(NamedTuple):
-    """A message that was read and is not settled yet, or one of several things that it tells."""
+    """A message that was read and is not acknowledged yet, or one of its tasks or results."""
 
     stream: str
     id: str
     content: Any
     """A `Task`, a `Complete` or a `Fail`."""
-    unsettled: list[int] | None = None
-    """How many of its tasks are not settled, the same for all of them; None if there is one, and
-    for results, which are settled together."""
+    unacknowledged: list[int] | None = None
+    """How many tasks of its message are not acknowledged, shared by all of them. None for a message
+    with one task, and for results, which are acknowledged together."""
 
     def is_last(self) -> bool:
-        """This is settled: whether all that its message tells is so by now."""
-        if self.unsettled is None:
+        """This is acknowledged: whether all that its message tells is so by now."""
+        if self.unacknowledged is None:
             return True
-        self.unsettled[0] -= 1
-        return self.unsettled[0] <= 0
+        self.unacknowledged[0] -= 1
+        return self.unacknowledged[0] <= 0
 
 
 Entry = tuple[str, Any]
@@ -168,7 +168,7 @@ class StreamSender:
         )
 
     async def oldest_result(self) -> float | None:
-        """When the oldest result that nobody has settled was sent."""
+        """When the oldest result that nobody has acknowledged was sent."""
         (held,) = await self._pipe.send([("XPENDING", RESULTS, ORCHESTRATORS)])
         waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
         if isinstance(held, hiredis.ReplyError) or not held[0]:
@@ -294,8 +294,8 @@ class StreamReader:
     async def claim_stale(
         self, streams: Sequence[str], idle_seconds: float, limit: int
     ) -> list[StreamMessage]:
-        """Messages that another consumer has read and not settled for so long, at most so many of
-        each stream. What is settled and was left lying goes."""
+        """Messages that another consumer read so long ago and did not acknowledge, at most `limit`
+        of each stream. Messages that were acknowledged and not removed are removed."""
         idle = int(idle_seconds * 1000)
         await self._pipe.call_many(
             [self._pipe.script_command(_script("trim"), [stream], []) for stream in streams]
@@ -317,7 +317,7 @@ class StreamReader:
     async def claim_from(
         self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
     ) -> list[StreamMessage]:
-        """Messages that this consumer has read and not settled for so long. It is known to be
+        """Messages that this consumer has read and not acknowledged for so long. It is known to be
         gone, or it is this one, and was not able to go on with them."""
         idle = ("IDLE", int(idle_seconds * 1000))
         pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
@@ -332,16 +332,16 @@ class StreamReader:
         """Whether there is something in this stream that no consumer has read."""
         return await _oldest_unread(self._pipe, stream, self._group) is not None
 
-    async def dismiss(self, stream: str, consumer: str) -> None:
+    async def remove_consumer(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
             await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
-    async def settle(self, messages: Iterable[StreamMessage]) -> None:
+    async def acknowledge(self, messages: Iterable[StreamMessage]) -> None:
         """These are done with: they shall be read by nobody again."""
         await self._pipe.call_many(self._settling(messages))
 
-    def settle_soon(self, messages: Iterable[StreamMessage]) -> None:
+    def acknowledge_soon(self, messages: Iterable[StreamMessage]) -> None:
         """Behind whatever is asked next: its answer alone would wake us for nothing."""
         self._pipe.enqueue(self._settling(messages), last=True)
 
@@ -374,32 +374,32 @@ class StreamReader:
             if entry is None or entry[1] is None:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
-            unsettled = None
+            unacknowledged = None
             try:
                 if stream == RESULTS:
                     told: Sequence[Any] = read_results(fields)
                 else:
                     told = read_tasks(fields)
-                    unsettled = [len(told)] if len(told) > 1 else None
+                    unacknowledged = [len(told)] if len(told) > 1 else None
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
-                    new_tuple(StreamMessage, (stream, number, content, unsettled))
+                    new_tuple(StreamMessage, (stream, number, content, unacknowledged))
                     for content in told
                 ]
         return found
 
     async def bury(self, message: StreamMessage, problem: Exception) -> None:
         """This was understood, and nobody can do what it says. It is for who has read it to
-        settle, with what else it may tell."""
+        acknowledge, with what else it may tell."""
         stream, number = message.stream, message.id
         for _, fields in await self._pipe.call("XRANGE", stream, number, number):
             await self._write_letter(stream, number, fields, problem)
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
         await self._write_letter(stream, number, fields, problem)
-        await self.settle([StreamMessage(stream, number, None)])
+        await self.acknowledge([StreamMessage(stream, number, None)])
 
     async def _write_letter(
         self, stream: str, number: str, fields: Any, problem: Exception
