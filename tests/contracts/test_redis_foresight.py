@@ -13,7 +13,7 @@ from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
 from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.fast_path import MOST_AHEAD
+from dovetail.stores.redis.fast_path import MAX_DISPATCHED_AHEAD
 from dovetail.stores.redis.store import RedisStore, SpeculativeDispatch
 from dovetail.transports.messages import read_task
 from dovetail.transports.streams.sender import StreamSender
@@ -127,11 +127,11 @@ async def test_a_run_that_is_there_is_not_begun_again(hot: Hot) -> None:
 
 
 async def test_of_many_the_first_are_sent_and_the_others_ordered(hot: Hot) -> None:
-    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MOST_AHEAD + 20)}
+    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MAX_DISPATCHED_AHEAD + 20)}
     (a,) = await hot.begun(graph(wide))
     decisions = await hot.complete(a)
     sent = [task.node_id for task in await hot.started()]
-    assert len(sent) == MOST_AHEAD
+    assert len(sent) == MAX_DISPATCHED_AHEAD
     assert {*sent, *ordered(decisions)} == {name for name in wide if name != "a"}
     assert len(ordered(decisions)) == 20
 

@@ -430,7 +430,7 @@ async def test_a_place_in_a_batch_is_taken_once(commands: Commands) -> None:
 @BOTH
 async def test_a_batch_of_five_hundred_costs_few_roundtrips(commands: Commands) -> None:
     await commands.register(flow("large"))
-    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    pipe = commands.store._redis  # type: ignore[attr-defined]
     before = pipe.roundtrips
     made = await commands.batch("large", [{"n": n} for n in range(500)])
     assert pipe.roundtrips - before < 120  # thirty, and what the services ask meanwhile
@@ -460,7 +460,7 @@ async def test_rate_limits_are_everybodys(commands: Commands, hands: Hands) -> N
 
 async def forget(commands: Commands, run_id: str) -> None:
     """Redis drops the run, once it is archived."""
-    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    pipe = commands.store._redis  # type: ignore[attr-defined]
     while await pipe.call("ZSCORE", "wf:unarchived", run_id) is not None:
         await asyncio.sleep(0.02)
     await pipe.call("DEL", *keys_of(run_id))

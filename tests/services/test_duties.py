@@ -146,7 +146,7 @@ async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redi
         asyncio.timeout(SECONDS),
     ):
         orchestrating = asyncio.create_task(orchestrate(settings, stopping))
-        pipe = commands.store._pipe  # type: ignore[attr-defined]
+        pipe = commands.store._redis  # type: ignore[attr-defined]
         while not isinstance((await pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
             await asyncio.sleep(0.001)  # until it reads
         made = await commands.batch(FLOW, [{}] * 20)

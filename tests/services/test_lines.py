@@ -20,7 +20,7 @@ from dovetail.engine.ports import ParkedNode
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.timers import LINE
+from dovetail.stores.redis.timers import PARKED
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.wiring.distributed import commanding, working
 
@@ -184,5 +184,5 @@ async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(
     told = [event for event in await it.commands.events(run_id) if event["type"] == "node.parked"]
     assert len(told) < 38 + 10, "a busy machine may make some come late"
     async with PipelinedRedis(redis_url) as pipe:
-        while await pipe.call("EXISTS", LINE):
+        while await pipe.call("EXISTS", PARKED):
             await asyncio.sleep(0.05)

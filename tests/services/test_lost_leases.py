@@ -366,7 +366,7 @@ async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list
 async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_cache, "MOST_SHELLS", 1)
+    monkeypatch.setattr(run_cache, "MAX_CACHED_RUNS", 1)
     starts = []
     for run_id in ("r", "s"):
         await stage.living.submit(Submit(run_id, FLOW, {}))

@@ -18,13 +18,13 @@ from dovetail.stores.redis.definitions import (
     definition_key,
 )
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.run_cache import SMALL_DEFINITION, RunHeaderCache
+from dovetail.stores.redis.run_cache import SMALL_DEFINITION_BYTES, RunHeaderCache
 from dovetail.stores.redis.store import RedisStore
 
 from .test_records import NOW, graph, register, submit
 from .test_redis_records import DAY, RedisKeeper
 
-LARGE = "x" * SMALL_DEFINITION
+LARGE = "x" * SMALL_DEFINITION_BYTES
 """It is not sent with every run: who makes one only asks whether it is there."""
 
 
@@ -236,7 +236,7 @@ async def test_a_run_that_nobody_knows_of_is_retried_and_listed_with_its_definit
     await register(shelf.records)
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
-    digest = shelf.store._shells.definitions.stored(run.graph).sha256
+    digest = shelf.store._headers.definitions.stored(run.graph).sha256
 
     async def put_aside() -> None:
         content = await shelf.pipe.call("GETDEL", definition_key(digest))

@@ -44,7 +44,7 @@ class RedisKeeper:
     def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
         self.store = RedisStore(pipe)
-        self.records = RedisRecords(pipe, born=self.store.born)
+        self.records = RedisRecords(pipe, origin=self.store.origin)
 
     async def accept(self, asked: Submit, now: float) -> Decision:
         accepted = await self.records.accept(asked, now)
@@ -348,7 +348,7 @@ async def test_an_end_that_is_known_and_was_retried_meanwhile_is_not_listed(
     run = submit(version=1, place=(batch_number("batch"), 0))
     await keeper.accept(run, NOW)
     (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
-    slow = RedisRecords(Overtaken(keeper.pipe, retry), born=keeper.store.born)  # type: ignore[arg-type]
+    slow = RedisRecords(Overtaken(keeper.pipe, retry), origin=keeper.store.origin)  # type: ignore[arg-type]
     await slow.moved([run.run_id], [], {run.run_id: decision.events[-1]})
     assert await keeper.statuses(status="RUNNING") == [run.run_id]
     for where in (RUNS, "wf:workflow:{test}", "wf:batch:{batch}"):
@@ -407,7 +407,7 @@ async def test_where_nodes_have_no_order_the_second_look_waits_for_the_changes(
     asked: list[set[str]] = []
     run = submit()
     await keeper.store.create(run, NOW)
-    records = RedisRecords(Unordered(keeper.pipe, nothing), born=keeper.store.born)  # type: ignore[arg-type]
+    records = RedisRecords(Unordered(keeper.pipe, nothing), origin=keeper.store.origin)  # type: ignore[arg-type]
     await records.begun([run], NOW)
     (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
     await records.moved([run.run_id], [], {run.run_id: decision.events[-1]})

@@ -91,7 +91,7 @@ async def test_a_page_is_filled_though_many_moved_that_nobody_hinted_at(
     await archive_all(settings)
     for run_id in ids[2:]:
         await commands.cancel(run_id)
-    await commands.store._pipe.call("DEL", "wf:unarchived")  # type: ignore[attr-defined]
+    await commands.store._redis.call("DEL", "wf:unarchived")  # type: ignore[attr-defined]
     assert await listed(commands, workflow=one["name"], status="RUNNING") == ids[1::-1]
 
 
@@ -130,7 +130,7 @@ async def test_what_redis_lost_is_shown_as_it_was_archived(
     ended, open_ = [(await commands.trigger(one)).run_id for _ in range(2)]
     await commands.cancel(ended)
     await archive_all(settings)
-    await commands.store._pipe.call("FLUSHDB")  # type: ignore[attr-defined]
+    await commands.store._redis.call("FLUSHDB")  # type: ignore[attr-defined]
     assert await listed(commands, workflow=one["name"], status="CANCELLED") == [ended]
     assert await listed(commands, workflow=one["name"], status="RUNNING") == [open_]
     assert (await commands.get_run(open_))["nodes"][0]["status"] == "QUEUED"

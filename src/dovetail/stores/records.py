@@ -42,7 +42,7 @@ class Definitions:
 
     def stored(self, graph: Graph) -> StoredDefinition:
         """What a store writes of a graph."""
-        # By identity: a graph cannot be hashed cheaply, and whoever triggers often reuses it.
+        # By identity: a graph cannot be hashed cheaply, and callers reuse it.
         known = self._stored.get(id(graph))
         if known is not None:
             return known[1]
@@ -124,7 +124,7 @@ def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> 
 
 
 def check_seen(name: str, seen: Mapping[str, int] | None, found: Mapping[str, int]) -> None:
-    """Raises `Changed` unless a workflow's aliases are those that were seen."""
+    """Raises `Changed` unless a workflow's aliases are the ones that were seen."""
     if seen is not None and dict(seen) != dict(found):
         raise changed(name)
 
@@ -134,7 +134,7 @@ def changed(name: str) -> Changed:
 
 
 def long_enough(prefix: str) -> None:
-    """Raises `NotFound` for a beginning of an id that could be anybody's."""
+    """Raises `NotFound` for a prefix that is too short to name a run."""
     if prefix and len(prefix) < SHORTEST_PREFIX:
         raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
 
@@ -235,9 +235,9 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
     _, run_id, workflow, version, status, epoch, params, *rest = row
     created_at, started_at, finished_at, error, result, size = rest
     lost: list[str] = []
-    told = None if result is None else _json(result, "result", lost)
+    shown = None if result is None else _json(result, "result", lost)
     if result is None and size is not None:
-        told = OutputReference(size, None)
+        shown = OutputReference(size, None)
     view = summary_view(
         run_id=_text(run_id, "id", lost),
         workflow=_text(workflow, "workflow", lost),
@@ -249,7 +249,7 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
         started_at=_time(started_at, "started_at", lost),
         finished_at=_time(finished_at, "finished_at", lost),
         error=None if error is None else _json(error, "error", lost, None),
-        result=told,
+        result=shown,
     )
     if lost:
         what = f"its record is damaged: {', '.join(lost)} cannot be read"

@@ -1,14 +1,7 @@
-"""Runs that many processes share, as the commands see them: hot in Redis, and then in the archive.
+"""Redis over PostgreSQL: live runs in Redis, all others in the archive.
 
-A run is in Redis while it goes on, and for a while after; one that Redis has dropped, or lost, is
-read from the archive, if there is one. Nothing is driven here: whatever is decided is sent out to
-whoever does. What it must not know: any rule, or who asks.
-
-What PostgreSQL keeps beside runs, with what goes on in Redis at this moment.
-
-PostgreSQL has every run, and is a moment behind with those that move. Which ones these are, Redis
-knows: they are shown as they are there, and counted so. What it must not know: how a run moves, or
-how it is archived.
+A run is in Redis while it goes on and for a while after. Then it is read from the archive. The
+archive is a moment behind with runs that move: lists and counts show these as Redis has them.
 """
 
 from __future__ import annotations
@@ -43,7 +36,7 @@ from dovetail.stores.redis.store import RedisStore, keys_of
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""
-MOST_TOLD = 5
+MAX_REPORTED = 5
 
 log = logging.getLogger("dovetail.store")
 
@@ -81,12 +74,12 @@ class RunArchive(Protocol):
 class TieredRuns:
     def __init__(
         self,
-        pipe: PipelinedRedis,
+        redis: PipelinedRedis,
         hot: RedisStore,
         submissions: TriggerService,
         archive: RunArchive | None,
     ) -> None:
-        self._pipe = pipe
+        self._redis = redis
         self._hot = hot
         self._submissions = submissions
         self._archive = archive
@@ -120,7 +113,7 @@ class TieredRuns:
         return decisions
 
     async def _is_hot(self, run_id: str) -> bool:
-        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))
+        return bool(await self._redis.call("HEXISTS", keys_of(run_id)[0], "status"))
 
     # ── runs that are damaged ────────────────────────────────────────────────────────────
 
@@ -132,7 +125,7 @@ class TieredRuns:
         except BrokenRun as problem:
             found = await self._put_back(run_id, problem, now, dry_run=dry_run)
         if found and not dry_run:
-            log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MOST_TOLD]))
+            log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MAX_REPORTED]))
             await self._submissions.reconcile_run(run_id)
             if self._archive is not None:
                 await self._archive.keep([run_id])
@@ -145,7 +138,7 @@ class TieredRuns:
             raise problem
         found = [f"what Redis has of it cannot be used ({problem}); the archive has it"]
         if not dry_run:
-            await self._pipe.call("UNLINK", *keys_of(run_id))
+            await self._redis.call("UNLINK", *keys_of(run_id))
             self._hot.forget(run_id)
             await self._archive.bring_back(run_id)
             found += await self._hot.repair(run_id, now)
@@ -161,7 +154,7 @@ class TieredRuns:
         try:
             return await self._hot.load(run_id)
         except (BrokenRun, NotFound):  # its definition, say, is lost
-            name, status = await self._pipe.call("HMGET", keys_of(run_id)[0], "workflow", "status")
+            name, status = await self._redis.call("HMGET", keys_of(run_id)[0], "workflow", "status")
             return unread_run(
                 run_id,
                 (name or b"").decode(errors="replace"),
@@ -229,11 +222,11 @@ class TieredRuns:
     async def recall(self, key: str, now: float) -> Cached | None:
         return await self._hot.recall(key, now)
 
-    # ── who drives them ──────────────────────────────────────────────────────────────────
+    # ── drivers ──────────────────────────────────────────────────────────────────────────
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         """The orchestrators, all of them, as long as it is not finished."""
-        status, finished_at = await self._pipe.call(
+        status, finished_at = await self._redis.call(
             "HMGET", keys_of(run_id)[0], "status", "finished_at"
         )
         finished = (
@@ -250,7 +243,7 @@ class TieredRuns:
         return {}
 
 
-MOST_LATE = 1000
+MAX_LATE_RUNS = 1000
 """So many runs that the archive is behind with are looked at for one answer."""
 ARCHIVED_SECONDS = 3.0
 """An end in Redis is in the archive within a second; so long is waited for it."""
@@ -266,10 +259,10 @@ class _Live(NamedTuple):
 
 class TieredRecords(PostgresRecords):
     def __init__(
-        self, pool: PostgresPool, pipe: PipelinedRedis, hot: RedisRecords, limits: RedisLimits
+        self, pool: PostgresPool, redis: PipelinedRedis, hot: RedisRecords, limits: RedisLimits
     ) -> None:
         super().__init__(pool)
-        self._pipe = pipe
+        self._redis = redis
         self._hot = hot
         self._shared_limits = limits
 
@@ -316,14 +309,14 @@ class TieredRecords(PostgresRecords):
                 lowest = kept[-1][0] if len(kept) < len(rows) else 0
                 break
             before = rows[-1][0]
-        # Of those that moved, what comes behind a page that was cut is for the next one.
+        # Runs that moved and come after a page that was cut belong to the next page.
         every = sorted((moved | found).items(), reverse=True)
         page = [(number, view) for number, view in every if number >= lowest]
         return page[:limit], bool(lowest) or len(page) > limit
 
     async def _behind(self) -> list[str]:
         """The runs that moved since they were archived."""
-        names = await self._pipe.call("ZRANGE", UNARCHIVED, 0, MOST_LATE - 1)
+        names = await self._redis.call("ZRANGE", UNARCHIVED, 0, MAX_LATE_RUNS - 1)
         return [name.decode() for name in names]
 
     async def _as_they_are(
@@ -357,8 +350,8 @@ class TieredRecords(PostgresRecords):
             return await super().events(run_id, after, limit)
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
-        """Those of these that Redis has."""
-        answers = await self._pipe.call_many(
+        """Which of these runs Redis has, and their state."""
+        answers = await self._redis.call_many(
             [("HMGET", keys_of(run_id)[0], "status", "finished_at") for run_id in run_ids]
         )
         return {
@@ -431,7 +424,9 @@ class TieredRecords(PostgresRecords):
             await asyncio.sleep(RECORDS_POLL_SECONDS)
 
     async def _is_active(self, name: str) -> bool:
-        run_ids = [run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MOST_LATE)]
+        run_ids = [
+            run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS)
+        ]
         live = await self._live(run_ids)
         return any(run_id not in live or live[run_id].finished_at is None for run_id in run_ids)
 
@@ -481,7 +476,7 @@ class ArchivedAcceptedRuns:
         return list(submits)
 
     async def _asked_again(self, run_ids: Sequence[str]) -> None:
-        """Whoever made them may have died before they were in Redis."""
+        """Their creator may have died before they were in Redis."""
         with suppress(StoreError, TimeoutError):  # then orchestrators find them, later
             async with asyncio.timeout(making_seconds(len(run_ids))):
                 await self._restorer.restore_lost(run_ids)

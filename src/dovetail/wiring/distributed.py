@@ -236,7 +236,7 @@ async def connected(
             # Without an archive the lists of runs are in Redis.
             observer=RedisArchiveQueue(pipe, clock)
             if has_archive
-            else _records(settings, pipe, store.born),
+            else _records(settings, pipe, store.origin),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
         )
         archive = None
@@ -698,13 +698,15 @@ async def _check_writable(parts: ServiceParts, archive: ArchiveParts | None) -> 
 
 
 def _records(
-    settings: Settings, pipe: PipelinedRedis, born: Callable[[str], RunOrigin | None] | None = None
+    settings: Settings,
+    pipe: PipelinedRedis,
+    origin: Callable[[str], RunOrigin | None] | None = None,
 ) -> RedisRecords:
     return RedisRecords(
         pipe,
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
-        born=born,
+        origin=origin,
     )
 
 

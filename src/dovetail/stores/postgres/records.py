@@ -1,7 +1,8 @@
-"""What PostgreSQL keeps beside the state of runs: who asked for what, workflows, lists, limits.
+"""Records in PostgreSQL: accepted triggers, workflows, lists of runs, batches, limits, and the
+doctor.
 
-A trigger is here before it is answered, with its idempotency key, so that it survives the loss of
-Redis. Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+A trigger is stored before it is answered, with its idempotency key, so it survives the loss of
+Redis. Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
 MOST_APART_SECONDS = 5.0
 ACCEPT_SECONDS = 4.0
-"""Whoever triggers a run is told soon that the database is away."""
+"""A trigger fails soon if the database is away."""
 
 
 class PostgresRecords:
@@ -425,7 +426,7 @@ def _durability(fsync: bool, synchronous_commit: str) -> DoctorFinding:
 
 
 async def _take_key(connection: PostgresConnection, key: Key, made: str) -> bool:
-    """False if it was us who took it, before the connection broke. Raises `KeyUsed`."""
+    """False if this request took it, before the connection broke. Raises `KeyUsed`."""
     scope, name, body = key
     sql = statements()
     if await connection.fetchval(sql["add_key"], scope, name.encode(), body, made) is not None:

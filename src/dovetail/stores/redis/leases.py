@@ -1,7 +1,6 @@
-"""Leases in Redis, renewed without knowing anything of the runs but where their nodes are.
+"""Leases in Redis, renewed with the node's index alone.
 
-A connection of its own, and no definition to read: so a renewal is small, whatever the runs are.
-What it must not know: which starts are to be renewed, or when.
+It has a connection of its own and reads no definition, so a renewal is small whatever the run is.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ log = logging.getLogger("dovetail.worker")
 
 
 class RedisLeases:
-    def __init__(self, pipe: PipelinedRedis, clock: Clock, lease_seconds: float) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, clock: Clock, lease_seconds: float) -> None:
+        self._redis = redis
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._store = RedisStore(pipe, events=False)
+        self._store = RedisStore(redis, events=False)
         """For a start whose message did not say where its node is in the definition."""
 
     async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
@@ -48,7 +47,7 @@ class RedisLeases:
             if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
-            self._pipe.script_command(
+            self._redis.script_command(
                 source(*RULES),
                 keys_of(run_id),
                 [
@@ -59,7 +58,7 @@ class RedisLeases:
             for run_id, places in by_run.items()
         ]
         if asked:
-            answers = await self._pipe.call_many(asked)
+            answers = await self._redis.call_many(asked)
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])

@@ -1,7 +1,6 @@
-"""How entries of a journal become bytes and entries again: JSON, so that people can read it.
+"""Journal entries to bytes and back: JSON, so that people can read it.
 
-Whatever is read is looked at before anybody builds on it: a file may be damaged, or come from a
-version that is newer than this one. What it must not know: what an entry means.
+Entries are checked when they are read: a file may be damaged, or written by a newer version.
 """
 
 from __future__ import annotations

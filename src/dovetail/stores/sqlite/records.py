@@ -1,6 +1,6 @@
-"""What the file keeps beside runs: registered workflows, lists, batches, limits, its health.
+"""Records in the SQLite file: workflows, lists of runs, batches, limits, and the doctor.
 
-Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LEAST_FREE_BYTES = 64 << 20
 MOST_NEWEST = 200
 MOST_LOOKED_AT = 10_000
 MOST_NAMED = 20
-"""What the doctor looks at, and tells of; `runs verify --all` looks at everything."""
+"""What the doctor examines and reports; `runs verify --all` examines everything."""
 
 log = logging.getLogger("dovetail.store")
 
@@ -77,7 +77,7 @@ class SqliteRecords:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._aside: set[Any] = set()
-        """Tags whose limits cannot be read, and that the log has told of."""
+        """Tags with unreadable limits that were logged."""
 
     def _one(self, name: str, *values: Any) -> Any:
         rows = self._store.rows(name, *values)
@@ -163,7 +163,7 @@ class SqliteRecords:
                 "updated_at": _time(updated_at),
             }
             for name, latest, created_at, updated_at in rows[:limit]
-            if isinstance(name, str) and isinstance(latest, int)  # else the doctor tells of it
+            if isinstance(name, str) and isinstance(latest, int)  # else the doctor reports it
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
@@ -234,7 +234,7 @@ class SqliteRecords:
         stop = None if most is None else _is_enough()
         rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
         items = rows[:limit]
-        # Where the page was heavy enough, only the next one tells whether there are more.
+        # Where the page was cut by its bytes, only the next one shows whether there are more.
         more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
         last = str(items[-1][0]) if more else None
         return {"items": [summary_of(row) for row in items], "next_cursor": last}
@@ -364,7 +364,7 @@ class SqliteRecords:
         )
 
     def _schema_findings(self) -> Iterable[DoctorFinding]:
-        """Tables and indexes that somebody has dropped."""
+        """Tables and indexes that are missing."""
         there = {name for (name,) in self._store.rows("things")}
         for statement in split_statements(statements()["schema_1"]):
             name = _named(statement)
@@ -492,7 +492,7 @@ def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
 
 
 def _aliases(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
-    """Without those that cannot be read: set again, they are as they should be."""
+    """Without unreadable ones: setting them again repairs them."""
     return {name: to for name, to in rows if isinstance(name, str) and isinstance(to, int)}
 
 

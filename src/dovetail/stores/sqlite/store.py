@@ -1,22 +1,16 @@
-"""Runs in one SQLite file: the rules step them in memory, the journal keeps what they decided.
+"""Runs in one SQLite file: the rules step them in memory, the journal stores the decisions.
 
-A run that this process drives is in its memory, and every decision about it is staged; a round
-of staged decisions is one commit. What needs no promise (a result) rides with the next round;
-what does (a trigger, a claim, a command) waits for it. So nothing outside this process ever
-follows from a decision that a crash could undo.
+A run that this process drives is in memory, and its decisions are staged; all staged decisions are
+one commit. A decision that needs no promise (a result) travels with the next commit; one that does
+(a trigger, a claim, a command) waits for it. So nothing outside this process follows from a
+decision that a crash could undo.
 
-Any number of processes may move a run. Two that add to its log at the same place collide
-there, and the one that comes second reads what the first has written, decides anew and tries
-again: the log is the lock. That somebody *drives* a run (`owner`) only says who hands its nodes
-to a worker; if two should believe it, the log still lets one of them start a node.
+Any number of processes may move a run. Two that append to its log at the same position collide, and
+the second reads the new entries, decides again and retries: the log is the lock. The `owner` of a
+run only says which process dispatches its nodes. If two believe to be the owner, the log still lets
+one of them start a node.
 
-What it must not know: any rule, how a handler runs, or what the records beside runs are.
-
-Runs in one SQLite file, listened to: the same store, which also tells what it has written.
-
-Told is what a commit holds, not what was staged: a decision that another process overtook is made
-anew and told once. How long a node ran follows from the two events of its start and its end. What
-it must not know: who listens, or any rule.
+A damaged run is set aside: all others go on.
 """
 
 from __future__ import annotations
@@ -77,13 +71,13 @@ T = TypeVar("T")
 POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
-"""Of crashes, where a run is handed back and nobody has crashed."""
+"""Max crashes where a run is handed back without a crash."""
 MOST_LARGE = 4
 PART_BYTES = 4 << 20
-"""Of a journal, in one go: nobody else is served meanwhile."""
+"""Of a journal in one read: the event loop waits meanwhile."""
 RUNNING = NodeStatus.RUNNING
 MOST_NAMED = 1000
-"""Runs that were set aside and are not told of again."""
+"""Set-aside runs that are remembered, to log each once."""
 
 log = logging.getLogger("dovetail.store")
 
@@ -133,7 +127,6 @@ class SqliteStore:
         self._definitions = Definitions()
         self._runs: dict[str, CachedRun] = {}
         self._by_number: dict[int, CachedRun] = {}
-        # Who wants to hear of which run.
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
         self._large: dict[str, tuple[RunState, int]] = {}
@@ -142,7 +135,7 @@ class SqliteStore:
         self._broken: BaseException | None = None
         self._lost: asyncio.Future[None] | None = None
         self._aside: set[str] = set()
-        """Runs that cannot be read, and that the log has told of."""
+        """Unreadable runs that were logged."""
         self._closing = False
         self._seen_version = -1
 
@@ -161,7 +154,7 @@ class SqliteStore:
             self.writer,
             self.owner.name,
             catch_up=self._catch_up_or_leave,
-            tell=self._tell,
+            on_committed=self._on_committed,
             fail=self._break,
         )
         if self._drives:
@@ -175,7 +168,7 @@ class SqliteStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Hand back what is not finished, and let go of the file."""
+        """Hand back unfinished runs, and close the file."""
         self._closing = True
         self._leaving.set()
         self._polling.cancel()
@@ -213,7 +206,7 @@ class SqliteStore:
         return self.writer.perform(lambda connection: self.writer.transaction(connection, work))
 
     def abort(self, error: BaseException) -> None:
-        """The engine is gone: nobody shall wait for an end that cannot come."""
+        """The engine has stopped: fail all waiting callers."""
         self._broken = self._broken or error
         self._stop_waiting(error)
 
@@ -225,13 +218,13 @@ class SqliteStore:
         await asyncio.shield(self._lost)
 
     def _break(self, error: BaseException) -> None:
-        """What is in memory may be ahead of the file now, so nobody may build on it."""
+        """Memory may be ahead of the file now, so nothing may build on it."""
         if self._broken is None:
             self._broken = error
             self._stop_waiting(error)
             if self._lost is not None and not self._lost.done():
                 self._lost.set_exception(error)
-                self._lost.exception()  # whoever waits is told; nobody need wait
+                self._lost.exception()  # retrieved, so that asyncio does not warn
             if not self._closing:
                 self._engine.on_crash(error)
 
@@ -333,7 +326,7 @@ class SqliteStore:
         return [one.decision for one in staged]
 
     async def _apply_anywhere(self, moves: Sequence[Transition], now: float) -> list[Decision]:
-        """The same for runs that somebody else may move: read first, answer when it is kept.
+        """The same for runs of other owners: read first, answer when it is committed.
 
         A refusal rests on the run as the file had it, or on what was on its way there. If that
         did not arrive as it was, the refusal is made again.
@@ -347,8 +340,8 @@ class SqliteStore:
                     kept = self._fetch(moves[place].run_id)
                 except BrokenRun as error:
                     # A result, say, of a run that was damaged meanwhile: nothing follows from it,
-                    # and whoever brought it goes on with others.
-                    self._tell_aside(moves[place].run_id, error)
+                    # and the caller goes on with others.
+                    self._log_set_aside(moves[place].run_id, error)
                     continue
                 if kept is not None:
                     unsure = kept.has_pending_writes
@@ -361,7 +354,7 @@ class SqliteStore:
             for place, kept, unsure, reading, staged in tried:
                 decisions[place] = staged.decision
                 if staged.decision:
-                    continue  # it is let go of once it is told
+                    continue  # dropped once it is committed
                 if unsure and kept.reading != reading:
                     open_places.append(place)
                 elif not kept.mine:
@@ -386,7 +379,7 @@ class SqliteStore:
                     self._commits.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
 
-    def _tell(self, kept: CachedRun) -> None:
+    def _on_committed(self, kept: CachedRun) -> None:
         """What is in the file now may be known."""
         run = kept.run
         for watcher in self._watchers.get(run.id, ()):
@@ -437,7 +430,7 @@ class SqliteStore:
             except BrokenRun as error:
                 self._set_aside(kept, ours, error)
                 raise
-            self._keep(kept)  # it was let go of if it has ended: whoever asks may move it on
+            self._keep(kept)  # it was dropped if it has ended: the caller may retry it
             return kept
         row = self._query("read_run", run_id)
         if row is None:
@@ -516,7 +509,7 @@ class SqliteStore:
             self._set_aside(kept, ours, error)
 
     def _set_aside(self, kept: CachedRun, ours: Sequence[Staged], error: BrokenRun) -> None:
-        """Drive it no longer, and let nobody believe that something of it was kept."""
+        """Drive it no longer, and void its staged decisions."""
         run_id = kept.run.id
         kept.staged, kept.stale = [], False
         for one in ours:
@@ -530,7 +523,7 @@ class SqliteStore:
             orders.stop = [Stop(run_id, name, token) for name, token in _running(kept.run)]
             self._engine.on_effects(orders)
         self._refuse_waiting(run_id, error)
-        self._tell_aside(run_id, error)
+        self._log_set_aside(run_id, error)
 
     def _refuse_waiting(self, run_id: str, error: BrokenRun) -> None:
         for watcher in self._watchers.get(run_id, ()):
@@ -539,14 +532,14 @@ class SqliteStore:
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _tell_aside(self, run_id: str, error: BrokenRun) -> None:
+    def _log_set_aside(self, run_id: str, error: BrokenRun) -> None:
         """Once: it is met again and again."""
         if run_id not in self._aside and len(self._aside) < MOST_NAMED:
             self._aside.add(run_id)
             log.error("set aside: %s", error)
 
     def _catch_up(self, kept: CachedRun) -> None:
-        """Somebody else moved the run: take it from the file and step it again by what is ours.
+        """Another process moved the run: read it again, and step it by our transitions again.
 
         The run stays the same object: tasks under way and published nodes refer to it.
         """
@@ -565,17 +558,17 @@ class SqliteStore:
             again = self._step(kept, one.move, one.now)  # type: ignore[arg-type]
             one.seq, one.decision = again.seq, again.decision
             if kept.staged and kept.staged[-1] is again:
-                kept.staged[-1] = one  # whoever waits for this decision holds this object
+                kept.staged[-1] = one  # the caller of this decision holds this object
         if was_mine:
             orders = outstanding(kept.run) if kept.mine else Decision()
             ended = ran - _running(kept.run) if kept.mine else ran
             orders.stop = [Stop(kept.run.id, name, token) for name, token in ended]
             self._engine.on_effects(orders)
         if not kept.staged:
-            self._tell(kept)
+            self._on_committed(kept)
 
     async def _poll(self) -> None:
-        """See to what other processes wrote."""
+        """Watch for writes of other processes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if self._drives or self._runs or self._watchers or self._finishers:
@@ -590,7 +583,7 @@ class SqliteStore:
         known = [self._by_number[number] for number in notified if number in self._by_number]
         self._commits.look_again(known)
         if changed:
-            self._tell_strangers()
+            self._wake_waiters()
             await self._engine.on_change()
 
     def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
@@ -625,8 +618,8 @@ class SqliteStore:
         if error is not None:
             self._break(error)
 
-    def _tell_strangers(self) -> None:
-        """Wake whoever waits for a run that is not driven here."""
+    def _wake_waiters(self) -> None:
+        """Wake callers that wait for a run of another owner."""
         for run_id, watchers in self._watchers.items():
             kept = self._runs.get(run_id)
             if kept is None or not kept.mine:
@@ -646,7 +639,7 @@ class SqliteStore:
                 for waiter in self._finishers.pop(run_id, ()):
                     if not waiter.done():
                         waiter.set_result(found.run)
-                self._tell(found)
+                self._on_committed(found)
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
@@ -661,7 +654,7 @@ class SqliteStore:
         if kept is None:
             raise no_run(run_id, self.file.path)
         if kept.has_pending_writes and kept.run.status in FINAL:
-            await self._commits.flush()  # nobody is told of an end that could still be lost
+            await self._commits.flush()  # an end that could still be lost is not shown
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
@@ -675,7 +668,7 @@ class SqliteStore:
         at, last = piece(number, 0), piece(number, PIECES - 1)
         known, goes_on_at = self._large.get(run.id, (run, 0))
         if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
-            return known  # who fetches its outputs one by one comes often
+            return known  # a caller that reads its outputs one by one comes often
         is_large = False
         while rows := self.part(at, last):
             found: list[JournalEntry] = []
@@ -723,7 +716,7 @@ class SqliteStore:
                 if row[1] and (kept is None or not kept.has_pending_writes):
                     return await self.load(run_id)
                 if kept is None and (found := self._fetch(run_id)) is not None and not found.mine:
-                    self._drop(found)  # it can be read; nobody shall wait for one that cannot
+                    self._drop(found)  # it can be read: waiting makes sense
             run = await self._end_of(run_id)
             if run.finished:  # a retry may have reopened it
                 return run
@@ -800,7 +793,7 @@ class SqliteStore:
         With `stop` no row is read after the first one of which that is true.
         """
         if isinstance(self._broken, StoreLost):
-            raise self._broken  # it would be answered from a file that nobody else can find
+            raise self._broken  # the reply would come from a deleted file
         sql = statements()[name]
         if "{conditions}" in sql:
             numbered = enumerate(conditions, len(values) + 1)
@@ -841,7 +834,7 @@ class SqliteStore:
         rows = self.rows(name, *values)
         return rows[0] if rows else None
 
-    # ── who drives what ──────────────────────────────────────────────────────────────────
+    # ── owners ───────────────────────────────────────────────────────────────────────────
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         row = self._query("read_run", run_id)
@@ -861,7 +854,7 @@ class SqliteStore:
     async def adopt(
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
-        """Drive these from now on, those that nobody drives; all orders that are outstanding.
+        """Own those of these runs that have no live owner; returns their outstanding orders.
 
         Taking one over adds to its log. So an owner that was only silent, and wakes up, finds
         its next addition refused and learns that it drives the run no longer.
@@ -879,7 +872,7 @@ class SqliteStore:
             try:
                 kept = self._fetch(run_id)
             except BrokenRun as error:  # damaged in this very moment
-                self._tell_aside(run_id, error)
+                self._log_set_aside(run_id, error)
                 continue
             assert kept is not None  # noqa: S101 - it was there a moment ago, and runs stay
             if kept.run.finished:  # and the list has not heard of it
@@ -898,7 +891,7 @@ class SqliteStore:
         try:
             return self._fetch(run_id) is not None
         except BrokenRun as error:
-            self._tell_aside(run_id, error)
+            self._log_set_aside(run_id, error)
             return False
 
     # ── runs that are damaged ────────────────────────────────────────────────────────────
@@ -924,7 +917,7 @@ class SqliteStore:
                 following: int = following,
             ) -> bool:
                 if connection.execute(statements()["has_piece"], (following,)).fetchone():
-                    return False  # somebody moved the run meanwhile
+                    return False  # the run moved meanwhile
                 connection.execute(statements()["project_run"], right)
                 return True
 
@@ -996,7 +989,7 @@ class SqliteStore:
 
 
 def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
-    # Closed before anybody else reads: they would see the file as it was for this.
+    # Closed before the next read, which would see the same snapshot of the file.
     with closing(cursor):
         found = []
         for row in cursor:
@@ -1037,7 +1030,7 @@ def _running(run: RunState) -> set[tuple[str, Token]]:
 
 MOST_CALLERS = 10_000
 MOST_STARTED = 100_000
-"""More cannot run here: those that came first are of runs that went on elsewhere."""
+"""More cannot run here: the oldest are of runs that went on elsewhere."""
 ENDS = frozenset({"node.completed", "node.failed", "node.retrying", "node.lost", "node.cancelled"})
 MEASURED = frozenset({"node.completed", "node.failed"})
 

@@ -1,9 +1,8 @@
-"""How a process writes to the file: in a thread of its own, or right here where that is quicker.
+"""Commits to the file: in a thread, or in the event loop where that is faster.
 
-A round is everything that was staged while the round before it was being written: one
-transaction, one sync to the disk, however many runs it moves. On a disk that syncs within
-milliseconds a small round is written by whoever began it: handing it to a thread and back would
-take as long again. What it must not know: any rule, or who waits for what it writes.
+A commit holds everything that was staged while the previous one was written: one transaction and
+one sync, however many runs it moves. On a disk that syncs within milliseconds a small commit is
+written in the event loop: a thread would take as long again.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ class Writer:
             try:
                 self._loop.call_soon_threadsafe(then, result, error)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no caller waits
             del work, then, job, result, error
 
 
@@ -224,7 +223,7 @@ class CommitRound(NamedTuple):
     outputs: Sequence[tuple[str, float, Any]]
     """For the node cache: key, end of life, output."""
     notifications: Sequence[int]
-    """Runs that somebody else may drive."""
+    """Runs of other owners, which are notified."""
     released: Sequence[int]
     """Runs that we drive no longer."""
     owner: str
@@ -233,11 +232,11 @@ class CommitRound(NamedTuple):
 class CommitOutcome(NamedTuple):
     made: Sequence[CreatedRun]
     overtaken: frozenset[int]
-    """Runs that somebody else added to first. If there is one, nothing was committed."""
+    """Runs to which another process appended first. If there is one, nothing was committed."""
 
 
 class LogConflict(Exception):
-    """Somebody else has added to a log at the place where we wanted to."""
+    """Another process has appended to a log at the same position."""
 
 
 def commit(writer: Writer, connection: sqlite3.Connection, round_: CommitRound) -> CommitOutcome:
