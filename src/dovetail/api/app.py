@@ -34,18 +34,31 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
     }
 }
 
-beside = APIRouter(tags=["about"])
+about_router = APIRouter(tags=["about"])
 
 
-@beside.get("/openapi.json", summary="This API as OpenAPI")
+@about_router.get("/openapi.json", summary="This API as OpenAPI")
 async def openapi(request: Request) -> Response:
     return json_answer(request.app.openapi())
 
 
-@beside.get("/docs", summary="This API as a page", response_class=HTMLResponse)
+@about_router.get("/docs", summary="This API as a page", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
     page = docs_page(request.app.openapi())
     return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
+
+
+_ROUTERS = (
+    (workflows.router, PREFIX),
+    (runs.router, PREFIX),
+    (events.router, PREFIX),
+    (batches.router, PREFIX),
+    (operations.limits_router, PREFIX),
+    (operations.workers_router, PREFIX),
+    (operations.health_router, ""),
+    (operations.metrics_router, ""),
+    (about_router, ""),
+)
 
 
 def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
@@ -66,18 +79,9 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
-    for router in (
-        workflows.router,
-        runs.router,
-        events.router,
-        batches.router,
-        operations.limits_router,
-        operations.workers_router,
-    ):
-        app.include_router(router, prefix=PREFIX, responses=_PROBLEM)
-    for router in (operations.health_router, operations.metrics_router, beside):
-        app.include_router(router, responses=_PROBLEM)
-    describe(app)
+    for router, prefix in _ROUTERS:
+        app.include_router(router, prefix=prefix, responses=_PROBLEM)
+    describe(app, _ROUTERS)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api.admission import waits
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
 from dovetail.api.responses import Here, json_answer
+from dovetail.api.schemas import ENDED, Time
 from dovetail.api.service import ApiService
 
 router = APIRouter(tags=["runs"])
@@ -35,7 +37,29 @@ STREAM = "text/event-stream"
 Queued = asyncio.Queue[dict[str, Any] | Exception | None]
 
 
+class Event(BaseModel):
+    """Some types have more fields."""
+
+    seq: int = Field(ge=1)
+    time: Time
+    type: str
+    epoch: int
+    node: str = ""
+    attempt: int = 0
+
+
 EVENT = {"$ref": "#/components/schemas/Event"}
+_EXAMPLE = [
+    {
+        "seq": 8,
+        "time": ENDED,
+        "type": "node.completed",
+        "epoch": 1,
+        "node": "end",
+        "attempt": 1,
+    },
+    {"seq": 9, "time": ENDED, "type": "run.completed", "epoch": 1},
+]
 FRAME = {
     "title": "EventFrame",
     "description": "one event of the stream",
@@ -59,7 +83,10 @@ FRAME = {
         200: {
             "description": "a list; with `Accept: text/event-stream` a stream",
             "content": {
-                "application/json": {"schema": {"type": "array", "items": EVENT}},
+                "application/json": {
+                    "schema": {"type": "array", "items": EVENT},
+                    "example": _EXAMPLE,
+                },
                 STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },

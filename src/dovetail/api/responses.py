@@ -65,8 +65,6 @@ def page_size(limit: int) -> int:
 
 
 PREFIX = "/api/v1"
-DEFINITION = {"$ref": "#/components/schemas/Definition"}
-"""For a body that has one."""
 
 
 def json_answer(
@@ -112,18 +110,18 @@ def location(run_id: str) -> dict[str, str]:
     return {"Location": f"{PREFIX}/runs/{run_id}"}
 
 
-def body_of(schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """For `openapi_extra`: a body that the endpoint reads itself."""
-    content = {form: {"schema": schema} for form in ("application/json", "application/yaml")}
-    return {"requestBody": {"required": required, "content": content}}
+# ── for the OpenAPI document ─────────────────────────────────────────────────────────────
 
 
-def fields_of(properties: Mapping[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A body that is an object of these fields and no others."""
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-    return body_of(schema, required=bool(required))
+def header(description: str, kind: str = "string") -> dict[str, Any]:
+    return {"description": description, "required": True, "schema": {"type": kind}}
+
+
+LOCATION = {"Location": header("where it is")}
+ETAG = {"ETag": header("of this answer, for `If-None-Match` and `If-Match`")}
+NOT_MODIFIED = {"description": "as `If-None-Match` has it", "headers": ETAG}
+
+
+def reply(example: Any, **more: Any) -> dict[str, Any]:
+    """For `responses` of an endpoint: a JSON reply like this one."""
+    return {"content": {"application/json": {"example": example}}, **more}
