@@ -1,8 +1,7 @@
-"""The HTTP API as one ASGI application: every call under `/api/v1`, and what is beside it.
+"""The HTTP API as one ASGI application: every call under `/api/v1`, health, metrics and the docs.
 
-Each group of calls is a file with a router; this one puts them together with what holds for
-all: problems for errors, the guard and the envelope. What it must not know: how it is served,
-or which engine is behind the commands.
+Each resource is a file with a router. This file adds what holds for all of them: problems for
+errors, the guard, and the request context.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dovetail.api.connection import most_connections
 from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.openapi import describe
-from dovetail.api.problems import tell_problems
+from dovetail.api.problems import answer_problems
 from dovetail.api.responses import PREFIX, json_answer
 from dovetail.api.security import Guard, Tokens, page_policy
 from dovetail.api.service import ApiService
@@ -64,7 +63,7 @@ _ROUTERS = (
 def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
-    `answered` is told of every request that is over.
+    `answered` is called after every request.
     """
     app = FastAPI(
         title="Dovetail",
@@ -75,7 +74,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        # Its own spans know nothing of refusals, and tell what an exception says.
+        # Its own spans know nothing of refusals, and show the text of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
@@ -85,7 +84,7 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")
-    tell_problems(app, hidden, service.readiness.doubt)
+    answer_problems(app, hidden, service.readiness.doubt)
     settings = service.settings
     guard = Guard(
         Admission(

@@ -30,7 +30,7 @@ from dovetail.core.errors import Problem
 router = APIRouter(tags=["batches"])
 
 MAX_ITEMS = 10_000
-"""They are made in one transaction, for which everybody else waits."""
+"""They are made in one transaction, and other writes wait for it."""
 
 
 class BatchMade(Reply):
@@ -149,9 +149,9 @@ async def make_batch_of_definition(
 
 
 def _made(made: dict[str, Any]) -> Response:
-    told = {name: made[name] for name in ("batch_id", "count", "warnings") if name in made}
+    reply_fields = {name: made[name] for name in ("batch_id", "count", "warnings") if name in made}
     headers = {"Location": f"{PREFIX}/batches/{made['batch_id']}"}
-    return json_answer(told, 202 if made["created"] else 200, headers)
+    return json_answer(reply_fields, 202 if made["created"] else 200, headers)
 
 
 def _check_items(items: list[Any]) -> None:

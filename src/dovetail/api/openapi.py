@@ -19,7 +19,7 @@ from dovetail.api.schemas import BATCH, RUN, ProblemDetails
 from dovetail.api.security import OPEN_PATHS
 from dovetail.core.definition.model import definition_schema
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.engine.idempotency import MOST_CHARACTERS
+from dovetail.engine.idempotency import MAX_KEY_LENGTH
 
 Part = dict[str, Any]
 
@@ -112,7 +112,7 @@ def _complete(document: Part) -> None:
 
 _ENUMS = {"RunStatus": tuple(RunStatus), "NodeStatus": tuple(NodeStatus)}
 _CONSTRAINTS: dict[str, Part] = {
-    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MOST_CHARACTERS},
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH},
     "Last-Event-ID": {"type": "string", "pattern": "^[0-9]{1,15}$"},
     "status": {"type": "string", "enum": list(RunStatus)},
 }

@@ -1,12 +1,6 @@
-"""`/health`: is it there, can it work, are there workers. Asked often, so it costs little.
+"""`/health`, `/metrics`, `/rate-limits`, `/workers` and `/dead-letters`.
 
-`/metrics`: what was counted here and what can be asked, for Prometheus.
-
-What it must not know: what is counted, or how it is written down.
-
-`/rate-limits`: how often nodes of a resource tag may start, for all workers together.
-
-`/workers` and `/dead-letters`, and the fleet of an embedded server: the process itself.
+Health is asked often, so it costs little. `ThisProcess` is the worker of an embedded server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A request's body: read within its bounds, then as strictly as a definition's file.
 
-One reader for all of them, the core's: duplicate keys, NaN, lone surrogates, numbers beyond 64
-bits and deep nesting are refused where they stand, whatever the call. What it must not know:
-what a field means.
+One reader for all calls, the core's: duplicate keys, NaN, lone surrogates, numbers beyond 64 bits
+and deep nesting are refused, with their position. `RequestBody` declares the fields of a body once,
+for reading it and for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BODY_SECONDS = 30.0
 SMALL_BYTES = 2 * 1024
 """Up to this, reading takes no longer than the rest of a request."""
 LARGE_BYTES = 16 * 1024
-"""Above this, reading takes long enough to be noticed by everybody else: aside, then."""
-MOST_UNKNOWN = 100
-"""Of the fields that no call knows, as many are told; a body can have 100,000."""
+"""Above this, reading takes long enough to delay other requests: it is done in a thread."""
+MAX_UNKNOWN_FIELDS = 100
+"""So many unknown fields are reported; a body can have 100,000."""
 
 _FORMATS: dict[str, Literal["json", "yaml"]] = {
     "application/json": "json",
@@ -153,11 +153,11 @@ async def _read_fields(
     problems = []
     suggester = Suggester()
     unknown = [name for name in data if name not in known]
-    for name in unknown[:MOST_UNKNOWN]:
+    for name in unknown[:MAX_UNKNOWN_FIELDS]:
         hint = suggester.did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}"
         problems.append(_problem(source, (name,), f"unknown field {shown(name)}{hint}", True))
-    if len(unknown) > MOST_UNKNOWN:
-        message = f"and {len(unknown) - MOST_UNKNOWN:,} more unknown fields"
+    if len(unknown) > MAX_UNKNOWN_FIELDS:
+        message = f"and {len(unknown) - MAX_UNKNOWN_FIELDS:,} more unknown fields"
         problems.append(Problem("too_large", message, ""))
     for name, kind in known.items():
         value = data.get(name)

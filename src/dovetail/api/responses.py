@@ -1,13 +1,4 @@
-"""`ETag`, `If-Match`, `If-None-Match`: what a client has seen, and whether it is still so.
-
-What it must not know: what is seen.
-
-Pages of a list: how many, and from where on. One wording for every list.
-
-An endpoint's answer as a response, and what the OpenAPI document says about it.
-
-What it must not know: any field of an answer.
-"""
+"""How endpoints reply: JSON, `ETag` and its conditions, pages, entries in the document."""
 
 from __future__ import annotations
 
@@ -50,10 +41,13 @@ def names(request: Request, header: str, tag: str | None, *, weak: bool = False)
     return tag.strip('"') in found
 
 
-MOST = 1000
+MAX_PAGE_SIZE = 1000
 
 Limit = Annotated[
-    int, Query(ge=1, description=f"items of one page; more than {MOST:,} are {MOST:,}")
+    int,
+    Query(
+        ge=1, description=f"items of one page; more than {MAX_PAGE_SIZE:,} are {MAX_PAGE_SIZE:,}"
+    ),
 ]
 Cursor = Annotated[
     str | None, Query(description="`next_cursor` of the page before; without it the first page")
@@ -61,7 +55,7 @@ Cursor = Annotated[
 
 
 def page_size(limit: int) -> int:
-    return min(limit, MOST)
+    return min(limit, MAX_PAGE_SIZE)
 
 
 PREFIX = "/api/v1"
@@ -100,7 +94,7 @@ Here = Annotated[ApiService, Depends(service_of)]
 
 
 async def maker_of(request: Request) -> ApiService:
-    """The same for a call that makes runs: if too much waits, it is told to come back later."""
+    """The same for a call that makes runs: if too much waits, the caller has to come back later."""
     here = await service_of(request)
     await here.admit()
     return here

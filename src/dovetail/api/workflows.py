@@ -174,7 +174,7 @@ async def validate(request: Request, here: Here) -> Response:
 
 
 async def check(request: Request, here: ApiService, definition: Source) -> Checked:
-    """Aside, if it is large: everybody else shall not wait for it."""
+    """In a thread, if it is large: other requests do not wait for it."""
     await here.commands.learn_handlers()
     size = len(definition.text or "")
     validate = here.commands.validate
