@@ -192,7 +192,7 @@ async def test_what_a_node_had_before_redis_lost_it_is_not_used(hot: Hot) -> Non
     await hot.complete(a)
     await hot.pipe.call("HSET", "wf:{r}:out", of.index["a"], '{"x":"new"}')
     (order,) = [one for each in await hot.complete(c) for one in each.dispatch]
-    (scene,) = await hot.store.scenes({"r": [order]})
+    (scene,) = await hot.store.scopes({"r": [order]})
     assert scene.inputs(order.place) == {"a": {"x": "new"}, "c": {"x": "c"}}
 
 
@@ -208,7 +208,7 @@ async def test_parents_of_many_runs_are_read_together_also_if_some_were_skipped(
         await hot.store.apply([completion(start)], 3.0)
         orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]
     before = hot.pipe.roundtrips
-    scenes = await hot.store.scenes(orders)
+    scenes = await hot.store.scopes(orders)
     assert hot.pipe.roundtrips - before == 2
     assert [scene.inputs(of.index["c"]) for scene in scenes] == [{"a": {"x": "a"}}] * 20
     assert {scene.get("b").status for scene in scenes} == {"SKIPPED"}

@@ -89,7 +89,7 @@ class Crew:
                 found = await asyncio.shield(reading)
                 reading = None
                 if found:
-                    await inbox.settle([message for message, _ in found])
+                    await inbox.acknowledge([message for message, _ in found])
                     return [(task.run_id, task.node_id, task.token) for _, task in found]
         finally:
             self._idle.append((inbox, reading))

@@ -140,7 +140,7 @@ def test_a_journal_that_was_tampered_with_is_found_out(
     assert sentence in difference
 
 
-def test_an_empty_journal_is_told_as_such() -> None:
+def test_an_empty_journal_is_reported() -> None:
     it = finished_chain()
     assert verify(it.submit, [])[1] == ["the log is empty"]
 
@@ -154,7 +154,7 @@ def test_a_journal_that_lost_its_end_is_still_a_run() -> None:
         assert run.finished is (length == len(it.entries))
 
 
-def test_whoever_takes_over_gets_every_order_that_is_outstanding() -> None:
+def test_taking_over_a_run_gives_all_outstanding_orders() -> None:
     it = Journalled(graph({"a": [], "b": [], "c": ["a"]}))
     it.apply(Claim("r", "a", it.run.node("a").token, "w", 1010.0))
     decision = it.apply(TakeOver("r", 3))

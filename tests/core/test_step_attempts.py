@@ -118,7 +118,7 @@ class TestRetries:
         assert not walk.complete("a", 1, old).changed
         assert walk.states["a"] == "RUNNING"
 
-    def test_the_event_tells_the_delay_the_retry_and_the_error(self) -> None:
+    def test_the_event_has_the_delay_the_retry_and_the_error(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
         (event,) = walk.told("node.retrying")
@@ -181,7 +181,7 @@ class TestLeases:
         walk.start("a")
         assert not walk.renew("a", old)
 
-    def test_a_result_counts_though_its_lease_ran_out_if_nobody_reaped_it(self) -> None:
+    def test_a_result_counts_though_its_lease_ran_out_if_it_was_not_reaped(self) -> None:
         walk = a()
         walk.start("a")
         walk.later(LEASE * 5)

@@ -60,7 +60,7 @@ def test_every_event_is_of_a_known_type_and_all_node_events_have_an_attempt() ->
     assert seen == {*RUN_EVENTS, *NODE_EVENTS}
 
 
-def test_a_plain_run_tells_its_story_in_order() -> None:
+def test_a_plain_run_writes_its_events_in_order() -> None:
     walk = Walk({"a": [], "b": ["a"]})
     walk.run("a", "b")
     assert walk.types() == [

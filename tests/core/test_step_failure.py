@@ -135,7 +135,7 @@ class TestFailFast:
         assert walk.status == "FAILED"
         assert walk.states["e"] == "COMPLETED"
 
-    def test_no_running_node_is_told_to_stop(self) -> None:
+    def test_no_running_node_gets_a_stop_order(self) -> None:
         walk = Walk(NODES)
         walk.start("d")
         walk.break_("a")

@@ -150,7 +150,7 @@ class TestParking:
         walk.run("a")
         assert walk["a"].attempt == 1
 
-    def test_a_parked_node_may_be_told_to_come_sooner_and_never_later(self) -> None:
+    def test_a_parked_node_may_be_rescheduled_earlier_and_never_later(self) -> None:
         walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"resource_tag": "api"})
         token = walk.token("a")
         assert walk.dispatched(walk.park("a", 60)) == ["b"]

@@ -185,7 +185,7 @@ class Table:
         (len, "a builtin_function_or_method", ANY_JSON),
     ],
 )
-def test_what_json_cannot_hold_is_told_with_what_to_return_instead(
+def test_a_value_that_json_cannot_hold_is_refused_with_what_to_return_instead(
     value: Any, name: str, advice: str
 ) -> None:
     for output, where in (

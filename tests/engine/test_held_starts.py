@@ -49,8 +49,8 @@ class Around:
     async def claim(self, tasks: Sequence[Task], *_: Any) -> list[bool]:
         return [one.node_id not in self.refused for one in tasks]
 
-    async def settle(self, messages: Any) -> None:
-        self.note("settle")
+    async def acknowledge(self, messages: Any) -> None:
+        self.note("acknowledge")
 
     async def send(self, results: Sequence[Result]) -> None:
         self.note("send")
@@ -69,7 +69,7 @@ async def test_what_is_granted_is_held_before_anything_else_is_done_for_it() -> 
     it = Around()
     it.refused = {"other"}
     await it.desk.start([(None, task("mine", None)), (None, task("other"))])
-    assert it.during == [("settle", ["mine"])]
+    assert it.during == [("acknowledge", ["mine"])]
 
 
 async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:

@@ -97,7 +97,7 @@ class World:
             self.clock,
             lease_seconds=LEASE,
             max_crashes=3,
-            notices=self.hints,
+            observer=self.hints,
         )
         self.restorer = Restorer(
             self.snapshots,
@@ -145,7 +145,7 @@ class World:
         self.now += 0.001
         until = self.now + LEASE
         starts = [(run_id, name, run.node(name).token) for name in names]
-        await self.orchestrator.agenda.lease([run_id], until)
+        await self.orchestrator.timers.lease([run_id], until)
         claims = [Claim(*start, "worker", until) for start in starts]
         await self.store.apply(claims, self.now)  # as workers do: no notice is given
 

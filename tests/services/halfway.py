@@ -35,7 +35,7 @@ class Stage:
         self.living = parts.orchestrator
         self.store = parts.store
         self.store.ahead = None  # what is sent is sent by who follows, or was not sent
-        self.agenda = parts.orchestrator.agenda
+        self.timers = parts.orchestrator.timers
 
     async def tasks(self) -> list[Task]:
         """What lies in the stream of tasks, taken out of it."""
@@ -51,12 +51,12 @@ class Stage:
 
     async def claim(self, task: Task, lease: float = LONGEST_LEASE) -> None:
         now = self.parts.clock()
-        await self.agenda.lease([task.run_id], now + lease)
+        await self.timers.lease([task.run_id], now + lease)
         assert await self.store.claim([task], "w", now + lease, now) == [True]
 
     async def renew(self, task: Task, lease: float) -> None:
         desk = QueueTaskSource(
-            *(cast(Any, None), self.store, self.agenda, cast(Any, None), self.parts.clock),
+            *(cast(Any, None), self.store, self.timers, cast(Any, None), self.parts.clock),
             self.living.apply,
             worker_id="w",
             lease_seconds=lease,
@@ -84,5 +84,5 @@ class Stage:
             for task in tasks:
                 now = self.parts.clock()
                 if (await self.store.claim([task], "w", now + 60, now)) == [True]:
-                    await self.living.take_in([Complete("r", task.node_id, task.token, 1)])
+                    await self.living.apply_results([Complete("r", task.node_id, task.token, 1)])
         return run

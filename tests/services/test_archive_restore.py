@@ -245,7 +245,7 @@ class TestRestoring:
             raise asyncio.CancelledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.orchestrator, "look_after", die)
+            patch.setattr(world.orchestrator, "reconcile_run", die)
             with pytest.raises(asyncio.CancelledError):
                 await world.restorer.restore()
         # The run is there, and nobody was told of it but the agenda.

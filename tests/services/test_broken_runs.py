@@ -232,7 +232,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
     redis_url: str,
 ) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
-        agenda, now = parts.orchestrator.agenda, parts.clock()
+        agenda, now = parts.orchestrator.timers, parts.clock()
         parts.store.ahead = None
         await parts.store.create_many([Submit("r", FLOW, {})], now)
         await parts.pipe.call("SET", "wf:{bad}:meta", "junk")
@@ -247,7 +247,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
 
 async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
-        agenda, now = parts.orchestrator.agenda, parts.clock()
+        agenda, now = parts.orchestrator.timers, parts.clock()
         wake = orchestrator.Wake("r", "a", Token(1, 1, 1))
         await agenda.delay([(now - 1, wake)])
         due = await agenda.due(now, 10)
@@ -272,7 +272,7 @@ async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> Non
     tasks = [read_task(fields) for _, fields in found]
     await stage.parts.pipe.call_many(damaged("bad", "nodes"))
     desk = QueueTaskSource(
-        *(Settled(), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        *(Settled(), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply_each,
         worker_id="w",
         lease_seconds=60.0,
@@ -286,7 +286,7 @@ class Settled:
 
     has_more = False
 
-    async def settle(self, messages: Sequence[Any]) -> None:
+    async def acknowledge(self, messages: Sequence[Any]) -> None:
         pass
 
 
@@ -297,7 +297,7 @@ async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) ->
     now = stage.parts.clock()
     claims = [Claim(one, "a", (await stage.store.load(one)).nodes[0].token, "w", 1) for one in ids]
     assert all(await stage.store.apply(claims, now))
-    await stage.agenda.lease(ids, 1)
+    await stage.timers.lease(ids, 1)
     await stage.parts.pipe.call_many(damaged("bad"))
     await stage.living.reap()
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
@@ -412,7 +412,7 @@ async def test_no_message_ends_a_worker_or_lies_there_for_ever(scene: Scene) -> 
             await scene.call("XADD", stream_of("output"), "*", *fields)
             sent += 1
     await scene.until(lambda: is_settled(scene, stream_of("output"), WORKERS))
-    await scene.parts.orchestrator.agenda.moved(ids, 1)
+    await scene.parts.orchestrator.timers.moved(ids, 1)
     for run_id in ids:  # those that were dead letters are sent again, as they should be
         assert await scene.status(run_id) in (RunStatus.COMPLETED, RunStatus.FAILED)
 

@@ -227,8 +227,8 @@ async def test_a_long_backlog_is_not_sent_again(redis_url: str) -> None:
         now = parts.clock()
         for at in range(5):
             await parts.sender.lost()  # type: ignore[attr-defined]
-            for run_id, since in await parts.orchestrator.agenda.idle(now + 3600, 100):
-                await parts.orchestrator.look_after(run_id, since, {})
+            for run_id, since in await parts.orchestrator.timers.idle(now + 3600, 100):
+                await parts.orchestrator.reconcile_run(run_id, since, {})
             assert len(await waiting(parts)) == 50, f"look {at}"
 
 

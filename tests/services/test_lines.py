@@ -168,9 +168,9 @@ async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) ->
     task = await stage.submit(graph({"a": []}, a={"resource_tag": "api"}))
     until = stage.parts.clock() + 600
     await stage.living.apply([Park("r", "a", task.token, until)])
-    assert await stage.agenda.line(0.0, 0.0) == []
+    assert await stage.timers.parked(0.0, 0.0) == []
     await stage.is_forgotten()
-    assert await stage.agenda.line(0.0, 0.0) == [
+    assert await stage.timers.parked(0.0, 0.0) == [
         ParkedNode(until, "api", Wake("r", "a", task.token))
     ]
 

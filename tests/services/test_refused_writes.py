@@ -104,7 +104,7 @@ async def claimed(parts: ServiceParts, run_id: str, lease: float = 300.0) -> Com
     await parts.orchestrator.submit(Submit(run_id, FLOW, {}))
     token = (await parts.store.load(run_id)).node("a").token
     now = parts.clock()
-    await parts.orchestrator.agenda.lease([run_id], now + lease)
+    await parts.orchestrator.timers.lease([run_id], now + lease)
     await parts.store.apply([Claim(run_id, "a", token, "w", now + lease)], now)
     return Complete(run_id, "a", token, 1)
 
@@ -259,7 +259,7 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
         desk = QueueTaskSource(
             StreamInbox(reader, parts.pipe, ["h"]),
             parts.store,
-            parts.orchestrator.agenda,
+            parts.orchestrator.timers,
             RedisLimits(parts.pipe),
             parts.clock,
             parts.orchestrator.apply,
@@ -297,7 +297,10 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     """Whatever the reason, and also if it was applied and nothing could follow."""
-    take_in, follow = DistributedOrchestrator.take_in, DistributedOrchestrator._follow
+    apply_results, dispatch = (
+        DistributedOrchestrator.apply_results,
+        DistributedOrchestrator._dispatch,
+    )
     failures = [RedisError("refused for long")] * 2
     monkeypatch.setattr(StreamSender, "sends_ahead", False)
 
@@ -306,19 +309,19 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     ) -> bool:
         if failures and crash == "before":
             raise failures.pop()
-        return await take_in(self, results, **more)
+        return await apply_results(self, results, **more)
 
     async def fail_to_follow(self: DistributedOrchestrator, *what: Any, **more: Any) -> None:
         if failures and crash == "after" and self is not parts.orchestrator:
             raise failures.pop()
-        await follow(self, *what, **more)
+        await dispatch(self, *what, **more)
 
-    monkeypatch.setattr(DistributedOrchestrator, "take_in", fail_first)
+    monkeypatch.setattr(DistributedOrchestrator, "apply_results", fail_first)
     settings = Settings(redis_url=redis_url)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        monkeypatch.setattr(DistributedOrchestrator, "_follow", fail_to_follow)
+        monkeypatch.setattr(DistributedOrchestrator, "_dispatch", fail_to_follow)
         await parts.pipe.call_many(result_messages([done]))
         async with asyncio.timeout(SOON + 2):  # it fails twice
             await followed(parts, "r")

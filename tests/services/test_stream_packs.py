@@ -75,7 +75,7 @@ async def post(redis_url: str) -> AsyncIterator[Post]:
 
 
 async def settled(inbox: StreamInbox, found: Sequence[Received], post: Post) -> None:
-    await inbox.settle([message for message, _ in found])
+    await inbox.acknowledge([message for message, _ in found])
     await post.pipe.call("PING")  # what is settled travels with whatever comes next
 
 

@@ -95,7 +95,7 @@ async def taken(yard: Yard, name: str, *, settle: bool = True) -> StreamInbox:
     found = await inbox.tasks(10)
     assert found
     if settle:
-        await inbox.settle([message for message, _ in found])
+        await inbox.acknowledge([message for message, _ in found])
         await yard.pipe.call("PING")  # it travels with whatever comes next
     return inbox
 
@@ -124,7 +124,7 @@ async def test_one_that_holds_something_stays_and_another_takes_it_over(yard: Ya
     async with asyncio.timeout(SECONDS):
         while not (found := await other._stale(10)):
             await asyncio.sleep(0.05)
-    await other.settle(found)
+    await other.acknowledge(found)
     await yard.pipe.call("PING")
     await yard.remains().clear()
     assert "dead" not in await yard.consumers()
@@ -175,7 +175,7 @@ async def test_one_that_was_dismissed_and_is_alive_goes_on_as_before(
             reading = None
     assert await yard.consumers() == {"slow"}
     assert await yard.pending() == await yard.length() > 0
-    await inbox.settle([message for message, _ in found])
+    await inbox.acknowledge([message for message, _ in found])
     await yard.pipe.call("PING")
     assert (await yard.pending(), await yard.length()) == (0, 0)
     await yard.remains().clear()

@@ -134,7 +134,7 @@ async def test_that_of_what_was_accepted_and_not_made_stays(shelf: Shelf) -> Non
     await shelf.records.accept(keyed._replace(key=("run", "k", "body")), NOW)
     await shelf.records.accept_batch("batch", placed, None, NOW)  # and their maker dies
     await shelf.look_twice(NOW)
-    made = await shelf.make_up(NOW + 1)
+    made = await shelf.recover_accepted(NOW + 1)
     assert sorted(made) == sorted([keyed.run_id, placed[0].run_id])
     assert await shelf.found_by_another(keyed)
 

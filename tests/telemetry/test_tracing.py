@@ -58,7 +58,7 @@ def test_a_run_is_one_trace_across_three_processes_below_its_caller(three: Three
     assert trigger.attributes["http.response.status_code"] == 202
 
 
-def test_every_start_of_a_node_is_a_span_and_what_went_wrong_is_told(three: Three) -> None:
+def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
     receiver, api = three.receiver, three.api
     backoff = {"base_delay_seconds": 0.01, "max_delay_seconds": 0.02}
     run_id = api.run(
@@ -102,7 +102,7 @@ def test_a_retry_is_a_span_of_its_own_in_the_same_trace(three: Three) -> None:
     assert parents == {span.span_id for span in runs}
 
 
-def test_a_run_that_nobody_traced_has_a_trace_of_its_own_and_an_unsampled_caller_none(
+def test_a_run_without_a_caller_has_its_own_trace_and_an_unsampled_caller_none(
     three: Three,
 ) -> None:
     receiver, api = three.receiver, three.api

@@ -1,7 +1,4 @@
-"""Runs one DAG inside the process of a Celery pool, and stops it when its time is over.
-
-What it must not know: tasks, messages, results.
-"""
+"""Runs one DAG inside a process of a Celery pool, and stops it at its time limit."""
 
 from __future__ import annotations
 
@@ -42,9 +39,9 @@ log = logging.getLogger("dovetail.celery")
 
 
 dag_ended = Signal(name="dag_ended", providing_args={"run_id", "handlers", "params", "status"})
-"""Sent in the worker when a definition that `run_dag` was given has ended, with the id of its run
-(the task's), the names of its handlers, its params and its status. A graph of functions has
-`WorkflowDAG(on_end=…)`."""
+"""Sent in the worker when a definition that `run_dag` runs has ended, with the id of its run (the
+task's), the names of its handlers, its params and its status. A graph of functions has
+`WorkflowDAG(on_end=…)` instead."""
 
 
 class Prepared(NamedTuple):
@@ -60,7 +57,7 @@ def prepare(
     context: Mapping[str, Any] | None,
     resume: WorkflowResult | Mapping[str, Any] | None = None,
 ) -> Prepared:
-    """`run_id` is the task's: the same at every delivery, so idempotency keys are, too."""
+    """`run_id` is the task's id. It is the same at each delivery, and so are idempotency keys."""
     earlier = _earlier(resume)
     if context is not None and not isinstance(context, Mapping):
         raise DagRefused(f"context is a JSON object, not {type(context).__name__}")
@@ -97,7 +94,7 @@ def _send_end(submit: Submit, status: RunStatus) -> None:
 
 
 def _earlier(resume: WorkflowResult | Mapping[str, Any] | None) -> WorkflowResult | None:
-    """The result that a DAG goes on from; a message carries what `run_dag` answered."""
+    """The result that a DAG resumes from; in a message it is the answer of `run_dag`."""
     if resume is None or isinstance(resume, WorkflowResult):
         return resume
     try:
@@ -119,11 +116,10 @@ def _built(builder: Any, context: dict[str, Any]) -> WorkflowDAG:
 def run_to_its_end(
     prepared: Prepared, concurrency: int, redis_url: str | None, patience: float
 ) -> tuple[RunState, bool]:
-    """Drive the DAG in an event loop in a thread of its own, and wait for it here.
+    """Drive the DAG in an event loop in another thread, and wait for it.
 
-    Gives the run, and whether it had to be stopped. The soft time limit is a signal that raises
-    in the main thread, wherever that happens to be: among the steps it would look like one that
-    failed, and be retried.
+    Returns the run, and whether it was stopped. The soft time limit is a signal that raises in the
+    main thread: in a step it would look like a failure of that step and be retried.
     """
     loop = asyncio.new_event_loop()
     stopping = asyncio.Event()
@@ -142,11 +138,11 @@ def run_to_its_end(
     try:
         return ended.result()
     except BaseException as error:
-        with suppress(RuntimeError):  # it has ended, and its loop with it
+        with suppress(RuntimeError):  # it has ended, and its loop is closed
             loop.call_soon_threadsafe(stopping.set)
         if not isinstance(error, SoftTimeLimitExceeded):
             raise
-        with suppress(TimeoutError):  # of an async step that blocks: only a kill would end it
+        with suppress(TimeoutError):  # an async step blocks the loop: only a kill ends it
             return ended.result(patience)
         raise
 

@@ -33,9 +33,9 @@ from dovetail.core.errors import (
 from dovetail.core.outputs import looks_like_a_reference
 from dovetail.core.states import NodeStatus
 from dovetail.core.values import NotJson, encode
-from dovetail.engine.api import ALL_RUNS, Accepted, EngineApi, Given, Owner
+from dovetail.engine.api import Accepted, EngineApi, Given, Owner
 from dovetail.engine.commands import check_alias
-from dovetail.engine.ports import RunQuery, Seen, WorkflowVersion
+from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
 from dovetail.engine.views import NodeWait, RunSnapshot, receipt_view, seconds, with_warnings
 from dovetail.wiring.embedded import definition_limits
 

@@ -95,6 +95,14 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
     fill_slots_and_finish(run, out, now)
 
 
+def count_parents(run: RunState, pending: list[int]) -> None:
+    """Set how many parents these PENDING nodes wait for, from the parents' states."""
+    for index in pending:
+        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+        run.nodes[index].fed = COMPLETED in parents
+
+
 def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     node = run.nodes[index]
     node.status = QUEUED
@@ -114,7 +122,7 @@ def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
     """Add an output to the run's bytes; the error if the run would exceed its limit."""
     kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
     if limit is not None and kept + size > limit:
-        # The same words as in consequences.lua.
+        # The same words as in effects.lua.
         message = (
             f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
             f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from dovetail.core.text import visible
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -197,11 +199,7 @@ def format_path(path: Path) -> str:
 
 def one_line(text: str, longest: int = _MAX_SHOWN_CHARS) -> str:
     """A text cut short, with line breaks and control characters escaped."""
-    cut = text[: longest + 1]
-    if not cut.isprintable():
-        cut = "".join(
-            char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
-        )
+    cut = visible(text[: longest + 1])
     return cut if len(cut) <= longest else cut[: longest - 1] + "…"
 
 

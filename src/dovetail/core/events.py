@@ -9,6 +9,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from dovetail.core.states import RunStatus
+
 RUN_EVENTS = (
     "run.created",
     "run.started",
@@ -32,6 +34,12 @@ NODE_EVENTS = (
     "node.cancelled",
     "result.refused",
 )
+RUN_ENDS = {
+    "run.completed": RunStatus.COMPLETED,
+    "run.failed": RunStatus.FAILED,
+    "run.cancelled": RunStatus.CANCELLED,
+}
+"""The status of a run by the event that ends it."""
 
 
 class Event(NamedTuple):

@@ -31,9 +31,9 @@ from dovetail.core.effects import (
     PUBLISHED,
     QUEUED,
     RUNNING,
-    SKIPPED,
     cancel_node,
     complete_children,
+    count_parents,
     fail_node,
     fence,
     fill_slots_and_finish,
@@ -364,14 +364,6 @@ def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
     count_parents(run, reset)
     resolve(run, [index for index in reset if not nodes[index].waiting], out, now, nonce)
     return out
-
-
-def count_parents(run: RunState, pending: list[int]) -> None:
-    """Set how many parents these PENDING nodes wait for, from the parents' states."""
-    for index in pending:
-        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
-        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-        run.nodes[index].fed = COMPLETED in parents
 
 
 def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:

@@ -14,14 +14,13 @@ from dovetail.core.definition.validation import Checked
 from dovetail.core.errors import Problem
 from dovetail.core.outputs import OutputReference, ReadBudget
 from dovetail.core.run import RunState
-from dovetail.engine.ports import RunQuery, Seen, WorkflowVersion
+from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
 from dovetail.engine.views import RunSnapshot
 
 Given = Source | Mapping[str, Any] | Checked | str
 """A definition in any form, or the name of a registered workflow."""
 Owner = Literal["here", "elsewhere", "gone", "none"]
 """The process that drives a run: this one, another one, one that died, or none is needed."""
-ALL_RUNS = RunQuery()
 
 
 class _Accepted(NamedTuple):

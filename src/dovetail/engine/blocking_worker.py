@@ -60,7 +60,7 @@ class RunningTask:
         self._interrupt = interrupt
         self._first = threading.Lock()
 
-    def settle(self) -> bool:
+    def finish(self) -> bool:
         """Whether it is the caller who says what becomes of this start: the first who asks."""
         return self._first.acquire(blocking=False)
 
@@ -133,7 +133,7 @@ class BlockingWorker:
         self._watch.hold(held)
         try:
             result = self._outcome(held)
-            if held.settle():
+            if held.finish():
                 if held.has_progress:
                     self._watch.call(self._watch.flush)
                 tell(result)
@@ -324,7 +324,7 @@ class LeaseThread:
         return await (await self._ready()).desk.start([(None, task)])
 
     async def give_back(self, held: RunningTask) -> None:
-        if held.settle():
+        if held.finish():
             await (await self._ready()).desk.hand_back([held.task])
 
     async def flush(self) -> None:
@@ -378,7 +378,7 @@ class LeaseThread:
     def _ordered(self, order: Stop) -> None:
         """Its result would be refused anyway."""
         for held in list(self._held.values()):
-            if (held.task.run_id, held.task.node_id, held.task.token) == order and held.settle():
+            if (held.task.run_id, held.task.node_id, held.task.token) == order and held.finish():
                 held.stop()
 
     async def _look_around(self) -> None:
@@ -408,7 +408,7 @@ class LeaseThread:
             held.expired = True
             held.stop()
             # It clings on, and may be killed for it before it can say so.
-            if age >= limit + STOP_GRACE_SECONDS and held.settle():
+            if age >= limit + STOP_GRACE_SECONDS and held.finish():
                 self._spawn(self._tell_timeout(held))
         if time.time() >= self._give_back_at() and not held.is_settled():
             self._spawn(self._hand_back(held))

@@ -49,12 +49,13 @@ from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
-from dovetail.engine.api import ALL_RUNS, Accepted, Given, Owner
+from dovetail.engine.api import Accepted, Given, Owner
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
+    ALL_RUNS,
     Driver,
     DurableStore,
     KeyUsed,
@@ -319,14 +320,7 @@ class Commands:
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
-        return await self.records.list_runs(
-            status=status,
-            workflow=query.workflow,
-            batch=query.batch,
-            limit=query.limit,
-            cursor=query.cursor,
-            most=query.max_result_bytes,
-        )
+        return await self.records.list_runs(query)
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         run = await self.with_results(run_id, partial=partial)
@@ -524,7 +518,7 @@ class Commands:
 
     async def _take_over(self, run_ids: Sequence[str]) -> list[str]:
         adopted = await self.store.adopt(run_ids, self.clock(), self.max_crashes)
-        await self.orchestrator.follow(adopted.values())
+        await self.orchestrator.dispatch_effects(adopted.values())
         return list(adopted)
 
     async def _unknown_handlers(self, run_id: str) -> list[str]:
@@ -562,7 +556,7 @@ class Commands:
         except KeyUsed as known:
             batch_id, decisions = request.answer(known), None
         if decisions is not None:
-            await self.orchestrator.follow(decisions)
+            await self.orchestrator.dispatch_effects(decisions)
         made = {"batch_id": batch_id, "count": len(items), "created": decisions is not None}
         return with_warnings(made, warnings)
 

@@ -8,6 +8,7 @@ had room for it at its time, must not start together with all the others that we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from dovetail.engine.clock import Clock
@@ -18,7 +19,6 @@ DEFAULT_BURST = 1
 SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
 waited for, or a count in a store, would no longer be a number."""
-NEVER = float("-inf")
 LATENESS = 0.05
 """How late a timer may ring on a busy machine without costing the rate anything."""
 
@@ -36,8 +36,8 @@ class TokenBucket:
         self.rate = rate_per_second
         self.burst = burst
         # When the bucket would be full again if nobody booked, or started, any more.
-        self.booked = NEVER
-        self.started = NEVER
+        self.booked = -math.inf
+        self.started = -math.inf
 
     def book(self, now: float) -> float:
         """A time at which to come and start; nobody else gets the same token."""
@@ -69,7 +69,7 @@ class TokenBucket:
 
     def rebook(self, count: int, now: float) -> list[float]:
         """Times for all who wait, in order. What anybody else had booked is free again."""
-        self.booked = NEVER
+        self.booked = -math.inf
         return [self.book(now) for _ in range(count)]
 
     def unbook(self, count: int) -> None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.states import RunStatus
 from dovetail.engine.ports import Calls, Sender
 
@@ -28,16 +28,10 @@ _T = TypeVar("_T")
 
 log = logging.getLogger("dovetail.telemetry")
 
-_ENDS = {
-    "run.completed": RunStatus.COMPLETED,
-    "run.failed": RunStatus.FAILED,
-    "run.cancelled": RunStatus.CANCELLED,
-}
-
 
 def end_in(events: Sequence[Event]) -> RunStatus | None:
     """How a run ended, if these events end it."""
-    return next((_ENDS[event.type] for event in events if event.type in _ENDS), None)
+    return next((RUN_ENDS[event.type] for event in events if event.type in RUN_ENDS), None)
 
 
 class Listener(Protocol):

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 import threading
 import time
@@ -118,7 +119,6 @@ STOP_GRACE_SECONDS = 1.0
 MOST_UNMET = 1000
 PROGRESS_SECONDS = 0.05
 """Progress is told at most this often per node: people read it, nothing follows from it."""
-FOREVER = float("inf")
 
 
 class _Running:
@@ -530,7 +530,7 @@ def _delays(error: BaseException) -> tuple[float | None, float | None]:
 def _seconds(error: BaseException, name: str) -> float | None:
     try:
         value = getattr(error, name)
-        if issubclass(type(value), int | float) and 0 <= (seconds := float(value)) < FOREVER:
+        if issubclass(type(value), int | float) and 0 <= (seconds := float(value)) < math.inf:
             return seconds
     except BaseException:  # noqa: S110  (an attribute or a number of the user's own kind)
         pass

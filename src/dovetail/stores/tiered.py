@@ -29,13 +29,13 @@ from dovetail.engine.distributed.archiver import Archiver
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
-from dovetail.engine.ports import Cached, Key, KeyUsed, Seen
+from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen
 from dovetail.engine.views import timestamp, unread_run
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive, StoredOutput
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.postgres.records import LARGEST_NUMBER, PostgresRecords
-from dovetail.stores.records import page_size, place_in_list, summary_of, until_cut
+from dovetail.stores.records import batch_view, list_position, page_size, summary_of, until_cut
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
@@ -133,7 +133,7 @@ class TieredRuns:
             found = await self._put_back(run_id, problem, now, dry_run=dry_run)
         if found and not dry_run:
             log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MOST_TOLD]))
-            await self._submissions.look_after(run_id)
+            await self._submissions.reconcile_run(run_id)
             if self._archive is not None:
                 await self._archive.keep([run_id])
         return found
@@ -155,7 +155,7 @@ class TieredRuns:
         if not await self._hot.end_by_force(run_id, now):
             raise Conflict(f"run {run_id} has ended already: there is nothing to cancel")
         log.warning("run %s was ended by force: %s", run_id, why)
-        await self._submissions.over(run_id)
+        await self._submissions.announce_end(run_id)
         if self._archive is not None:
             await self._archive.keep([run_id])
         try:
@@ -275,21 +275,11 @@ class TieredRecords(PostgresRecords):
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        number = None if batch is None else await self.batch_number(batch)
-        wanted = {"workflow": workflow, "batch": number}
-        given = {column: value for column, value in wanted.items() if value is not None}
-        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        limit, most = page_size(query.limit), query.max_result_bytes
+        given = await self._conditions(query)
+        status = given.pop("status", None)
+        before = list_position(query.cursor, LARGEST_NUMBER)
         behind = await self._behind()
         if status is None:
             rows = await self._summaries(before, limit + 1, most, given)
@@ -383,28 +373,21 @@ class TieredRecords(PostgresRecords):
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = page_size(limit)
-        first = 0 if cursor is None else place_in_list(cursor)
+        first = list_position(cursor, 0)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
         by_status, ended = await self._counted(number, count) if counts else ({}, None)
         rows = await self._pool.rows("batch_runs", number, first, limit + 1)
         live = await self._live([run_id for _, run_id, _ in rows[:limit]])
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": {status: runs for status, runs in by_status.items() if runs},
-            "created_at": timestamp(created_at),
-            "finished_at": None if ended is None else timestamp(ended or created_at),
-            "runs": [
-                {
-                    "index": index,
-                    "run_id": run_id,
-                    "status": live[run_id].status if run_id in live else status,
-                }
+        return batch_view(
+            (batch_id, workflow, count, timestamp(created_at)),
+            {status: runs for status, runs in by_status.items() if runs},
+            None if ended is None else timestamp(ended or created_at),
+            (
+                (index, run_id, live[run_id].status if run_id in live else status)
                 for index, run_id, status in rows[:limit]
-            ],
-            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
-        }
+            ),
+            rows[limit][0] if len(rows) > limit else None,
+        )
 
     async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
         """How many runs have which status; when the last one ended, if all have."""

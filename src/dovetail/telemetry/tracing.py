@@ -41,7 +41,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.transitions import Stop
 from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Call, Calls, Report, Sender, Task
@@ -56,7 +56,6 @@ SPAN_EVENTS = frozenset(
     {"node.cached", "node.parked", "node.retrying", "node.lost", "node.skipped", "node.cancelled"}
 )
 BEGINNINGS = frozenset({"run.created", "run.retried"})
-ENDS = {"run.completed": "COMPLETED", "run.failed": "FAILED", "run.cancelled": "CANCELLED"}
 UNTRACED = ("/health/", "/metrics")
 
 _propagator = TraceContextTextMapPropagator()
@@ -375,9 +374,9 @@ def _last_epoch(log: Sequence[Event]) -> tuple[Event, Event, str, str | None] | 
             first = event
         elif event.type == "result.refused" or first is None:
             continue
-        elif event.type in ENDS:
+        elif event.type in RUN_ENDS:
             error = ((event.data or {}).get("error") or {}).get("message")
-            found = (first, event, ENDS[event.type], error)
+            found = (first, event, RUN_ENDS[event.type].value, error)
         elif found is not None and found[0] is first:
             # A node that was running when the run failed has finished since.
             found = (first, event, *found[2:])

@@ -48,7 +48,7 @@ class DeadLetterQueue:
     async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
         run_id, node_id, token = start
         fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
-        # Its messages are settled and have no number any more; its key says what it was.
+        # Its messages are acknowledged and have no number any more; its key says what it was.
         number = f"{run_id}:{node_id}:{token.epoch}"
         await self._pipe.call_many(
             burying(stream_of(handler), number, reason, fields, self._redact)

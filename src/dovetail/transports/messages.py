@@ -350,8 +350,8 @@ def _deferred(text: bytes) -> tuple[Deferred, ...]:
 RESULTS = "wf:stream:results"
 TASKS = "tasks:"
 FEWEST_PACKED, MOST_PACKED = 8, 64
-"""Results that travel in one message. So many that what it costs to send, read and settle one is
-shared, and so few that workers can begin with what follows from the first."""
+"""Results per message: enough to share the cost of a message, few enough that workers can begin
+with the effects of the first."""
 MOST_TASKS_PACKED, FEWEST_MESSAGES = 32, 4
 """Tasks that travel in one message, and how many messages there are at least: as many workers find
 something."""

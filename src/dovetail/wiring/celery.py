@@ -348,7 +348,7 @@ class PoolProcess:
             desk = QueueTaskSource(
                 ResultSender(parts.pipe),
                 parts.store,
-                parts.orchestrator.agenda,
+                parts.orchestrator.timers,
                 RedisLimits(parts.pipe, buckets(self.settings), clock=parts.clock),
                 parts.clock,
                 parts.orchestrator.apply_each,
@@ -485,7 +485,7 @@ class ResultSender:
     async def open_more(self) -> None:
         """There is nothing to open."""
 
-    async def settle(self, messages: Sequence[Any]) -> None:
+    async def acknowledge(self, messages: Sequence[Any]) -> None:
         """Celery acknowledges its messages itself."""
 
     async def send(self, results: Sequence[Result]) -> None:

@@ -235,7 +235,7 @@ async def connected(
             lease_seconds=settings.lease_seconds,
             max_crashes=settings.max_crashes,
             # Without an archive the lists of runs are in Redis.
-            notices=RedisArchiveQueue(pipe, clock)
+            observer=RedisArchiveQueue(pipe, clock)
             if has_archive
             else _records(settings, pipe, store.born),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
@@ -327,7 +327,7 @@ async def orchestrate(
         await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
         lines = ParkedRescheduler(
-            *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
+            *(parts.orchestrator.timers, parts.store, limits, parts.clock),
             parts.orchestrator.apply_each,
         )
         duties: list[Duty] = [
@@ -339,14 +339,14 @@ async def orchestrate(
         ]
         taker = ResultConsumer(
             reader,
-            parts.orchestrator.take_in,
+            parts.orchestrator.apply_results,
             parts.sender.waiting if settings.transport == "celery" else None,
         )
         idle, pause = settings.stale_result_timeout, settings.stale_claim_interval
         taking: list[Duty] = [
-            ("results of the dead", lambda: taker.take_from_the_dead(peers)),
-            ("stale results", lambda: taker.take_stale(idle, pause)),
-            ("results once more", taker.take_up_again),
+            ("results of the dead", lambda: taker.reclaim_from_dead_peers(peers)),
+            ("stale results", lambda: taker.reclaim_stale(idle, pause)),
+            ("results once more", taker.retry_unapplied),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)
@@ -365,7 +365,7 @@ async def orchestrate(
             parts.pipe.flush()  # what is settled is so before we say that we are gone
             for task in tasks:
                 task.cancel()
-        await reader.dismiss(RESULTS, me)
+        await reader.remove_consumer(RESULTS, me)
         await peers.leave()
 
 
@@ -380,7 +380,7 @@ async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
                     _tell_of_failover(led, parts.pipe.where, archive)
                     led = parts.pipe.where
                 await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
-                await parts.orchestrator.agenda.remember_all(parts.clock())
+                await parts.orchestrator.timers.remember_all(parts.clock())
                 if archive is not None:
                     if restoring is not None:
                         restoring.cancel()
@@ -420,7 +420,10 @@ def _upkeep(settings: Settings, parts: ServiceParts) -> list[Duty]:
             pass
 
     return [
-        ("making what was accepted", lambda: run_every(MAKE_UP_SECONDS, submissions.make_up)),
+        (
+            "making what was accepted",
+            lambda: run_every(MAKE_UP_SECONDS, submissions.recover_accepted),
+        ),
         ("retention", lambda: run_every(EXPIRE_SECONDS, expire)),
     ]
 
@@ -475,7 +478,7 @@ async def working(
         desk = QueueTaskSource(
             inbox,
             parts.store,
-            parts.orchestrator.agenda,
+            parts.orchestrator.timers,
             RedisLimits(parts.pipe, buckets(settings), clock=parts.clock),
             parts.clock,
             parts.orchestrator.apply_each,

@@ -162,7 +162,7 @@ async def embedded(
         liveness = Liveness(asyncio.get_running_loop(), engine.worker.blocker)
         store.observe(
             SqliteObserver(
-                on_effects=engine.orchestrator.follow_soon,
+                on_effects=engine.orchestrator.dispatch_effects_soon,
                 on_crash=engine.crash,
                 on_change=rates.refresh,
                 is_alive=liveness.is_alive,

@@ -21,8 +21,9 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     SKIPPED,
+    count_parents,
 )
-from dovetail.core.events import Event, Token
+from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
@@ -195,11 +196,7 @@ def _error(value: Any) -> dict[str, Any] | None:
 def recount(run: RunState) -> None:
     """Derive the run's counts from the states of its nodes."""
     nodes = run.nodes
-    for spec, node in zip(run.graph.nodes, nodes, strict=True):
-        if node.status is PENDING:
-            parents = [nodes[parent].status for parent in spec.parents]
-            node.waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-            node.fed = COMPLETED in parents
+    count_parents(run, [index for index, node in enumerate(nodes) if node.status is PENDING])
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = sum(node.status is FAILED for node in nodes)
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
@@ -227,12 +224,6 @@ def _before(run: RunState, entry: JournalEntry) -> None:
 
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────
-
-RUN_ENDS = {
-    "run.completed": RunStatus.COMPLETED,
-    "run.failed": RunStatus.FAILED,
-    "run.cancelled": RunStatus.CANCELLED,
-}
 
 
 def _run_fact(run: RunState, event: Event, entry: JournalEntry) -> None:

@@ -180,7 +180,7 @@ class ArchiveQueue(Protocol):
         """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
         ...
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """Strike these out, but for those that moved since they were claimed."""
         ...
 
@@ -455,7 +455,7 @@ class Archiver:
         done = await self._bring([claim.run_id for claim in claims])
         # What is not done comes again when its claim lapses.
         settled = [claim for claim in claims if claim.run_id in done]
-        await self._hints.settle(settled)
+        await self._hints.acknowledge(settled)
         return settled
 
     async def _leave(self, claim: ArchiveClaim, problem: Exception) -> Sequence[ArchiveClaim]:

@@ -116,7 +116,7 @@ class Publisher:
         transitions: list[Transition] = []
         sending: list[asyncio.Task[None]] = []
         batch_size = FIRST_BATCH_SIZE
-        scopes = await self._scopes.scenes(by_run)
+        scopes = await self._scopes.scopes(by_run)
         for scope, orders in zip(scopes, by_run.values(), strict=True):
             for order in orders:
                 made: Task | Transition
@@ -168,7 +168,7 @@ class Publisher:
     async def _make_large(self, order: Dispatch) -> Task | Fail:
         """The task of a node that reads an output too large to be read with the others."""
         try:
-            scope = await self._scopes.scene_of(order)
+            scope = await self._scopes.scope_of(order)
         except TooLarge as problem:
             return _unrendered(order, problem)
         return self._renderer.render(order, scope)

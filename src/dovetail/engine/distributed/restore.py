@@ -157,10 +157,10 @@ class Restorer:
             return True
         now = self._clock()
         # Before the run: if we die in between, the sweep looks for a run that is not there.
-        await self._orchestrator.agenda.moved([run_id], now)
+        await self._orchestrator.timers.moved([run_id], now)
         lease_until = now + self._lease_seconds
         ours = await self._hot.put_back(_following(snapshot), lease_until, now=now)
-        await self._orchestrator.look_after(run_id)
+        await self._orchestrator.reconcile_run(run_id)
         return ours
 
     async def restore_limits(self) -> None:

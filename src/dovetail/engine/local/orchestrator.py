@@ -32,7 +32,7 @@ class LocalOrchestrator:
         self._order = count()
         self._alarm: asyncio.TimerHandle | None = None
         self._waking: asyncio.Task[None] | None = None
-        self._following: set[asyncio.Task[None]] = set()
+        self._dispatching: set[asyncio.Task[None]] = set()
 
     async def submit(self, submit: Submit) -> None:
         """Create the run; returns when it cannot be lost any more."""
@@ -43,10 +43,10 @@ class LocalOrchestrator:
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         """Step runs by these transitions and send out what follows."""
         decisions = await self._store.apply(moves, self._clock(), durable=durable)
-        await self.follow(decisions)
+        await self.dispatch_effects(decisions)
         return decisions
 
-    async def follow(self, decisions: Iterable[Decision]) -> None:
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
         """Send out what follows from these decisions."""
         dispatches: list[Dispatch] = []
         for decision in decisions:
@@ -60,14 +60,14 @@ class LocalOrchestrator:
         if dispatches and (rest := await self._transport.publish(dispatches)):
             await self.apply(rest)
 
-    def follow_soon(self, orders: Decision) -> None:
+    def dispatch_effects_soon(self, orders: Decision) -> None:
         """The same, from where nothing can be awaited: a run was moved by somebody else."""
-        following = asyncio.create_task(self.follow([orders]))
-        self._following.add(following)
-        following.add_done_callback(self._followed)
+        following = asyncio.create_task(self.dispatch_effects([orders]))
+        self._dispatching.add(following)
+        following.add_done_callback(self._dispatched)
 
-    def _followed(self, following: asyncio.Task[None]) -> None:
-        self._following.discard(following)
+    def _dispatched(self, following: asyncio.Task[None]) -> None:
+        self._dispatching.discard(following)
         self._woken(following)
 
     async def wake_due(self) -> None:
@@ -86,7 +86,7 @@ class LocalOrchestrator:
             self._alarm.cancel()
         if self._waking is not None:
             self._waking.cancel()
-        for following in self._following:
+        for following in self._dispatching:
             following.cancel()
 
     def _set_timers(self, wakes: Iterable[tuple[float, Wake]]) -> None:

@@ -7,6 +7,7 @@ nodes must not hold a thousand rendered configs.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
@@ -24,7 +25,6 @@ from dovetail.engine.limits import TokenBucket
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
 
-FOREVER = float("inf")
 LONG_WAIT = 1.0
 """Whoever would be parked longer first makes sure that those before it are still there."""
 
@@ -126,7 +126,7 @@ class LocalTaskSource:
             if tasks:
                 me = self._worker_id
                 claims = [
-                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, FOREVER))
+                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, math.inf))
                     for task in tasks
                 ]
                 try:

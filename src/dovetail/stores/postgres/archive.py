@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.archiver import ArchiveHead, ArchiveState, RunSnapshot
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
-from dovetail.stores.records import Definitions
+from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.redis.codec import event_of, run_of, time_text
 
 PIECE_BYTES = 4 << 20
@@ -109,7 +109,7 @@ class PostgresArchive:
         """The run as far as it is archived, to read. Raises `NotFound`."""
         wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
         if not await self.kept([run_id]):
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         snapshot, left_out = await self._pool.look(lambda one: _look(one, run_id, wanted))
         given, meta = self.submission(snapshot), snapshot.meta
         created_at = float(meta["created_at"])
@@ -144,14 +144,11 @@ class PostgresArchive:
         """Its events as far as they are archived. Raises `NotFound`."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
         rows = await self._pool.rows("read_events", number, after, None)
         return [event_of(text, seq, graph) for seq, text in rows]
-
-    def _no_run(self, run_id: str) -> NotFound:
-        return NotFound(f"no run '{run_id}' in {self._pool.where}")
 
     def submission(self, snapshot: RunSnapshot) -> Submit:
         """What was asked for, of a run that was read from here."""

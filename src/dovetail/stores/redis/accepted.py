@@ -23,6 +23,7 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import Key, KeyUsed
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import source
 from dovetail.stores.redis.definitions import ACCEPTED, definition, definition_key
 from dovetail.stores.redis.run_index import (
     ALL_BATCHES,
@@ -31,7 +32,6 @@ from dovetail.stores.redis.run_index import (
     batch_key,
     batch_number,
     batch_of,
-    source,
 )
 from dovetail.stores.redis.store import keys_of
 

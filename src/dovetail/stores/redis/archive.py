@@ -40,13 +40,15 @@ from dovetail.stores.records import Definitions
 from dovetail.stores.redis.codec import (
     SEPARATOR,
     UNIT,
+    new_nonce,
     node_status,
+    pairs,
+    source,
     take_counts,
     time_text,
     weight_text,
 )
-from dovetail.stores.redis.definitions import definition, definition_key
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.store import PARTS, keys_of
 from dovetail.stores.redis.timers import ACTIVE
@@ -90,10 +92,10 @@ class RedisArchiveQueue:
         now = self._clock()
         until = now + CLAIM_SECONDS
         given: list[Argument] = [repr(now - rested), repr(until), limit]
-        flat = await self._pipe.call_script(source("hints_claim"), [UNARCHIVED], given)
-        return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
+        flat = await self._pipe.call_script(source("archive_claim"), [UNARCHIVED], given)
+        return [ArchiveClaim(name.decode(), float(since), until) for name, since in pairs(flat)]
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """The archive has them, as they were when they were claimed."""
         await self._strike(
             UNARCHIVED, [ArchiveEntry(claim.run_id, claim.until) for claim in claims]
@@ -121,7 +123,7 @@ class RedisArchiveQueue:
             *("ZRANGEBYSCORE", ARCHIVED, "-inf", repr(before)),
             *("WITHSCORES", "LIMIT", 0, limit),
         )
-        return [ArchiveEntry(flat[at].decode(), float(flat[at + 1])) for at in _pairs(flat)]
+        return [ArchiveEntry(name.decode(), float(since)) for name, since in pairs(flat)]
 
     async def forget(self, entries: Sequence[ArchiveEntry]) -> None:
         """They are not hot any more, or not finished; unless they were archived again since."""
@@ -129,11 +131,7 @@ class RedisArchiveQueue:
 
     async def _strike(self, key: str, entries: Sequence[ArchiveEntry]) -> None:
         if flat := [part for run_id, score in entries for part in (run_id, repr(score))]:
-            await self._pipe.call_script(source("hints_settle"), [key], flat)
-
-
-def _pairs(flat: Sequence[object]) -> range:
-    return range(0, len(flat), 2)
+            await self._pipe.call_script(source("remove_unchanged"), [key], flat)
 
 
 PIECE = 1000
@@ -280,13 +278,12 @@ class RedisSnapshots:
         return b"{%s}" % b",".join(told)
 
     async def _graph(self, snapshot: RunSnapshot) -> Graph:
-        number = int(snapshot.meta["definition"], 16)
-        retries = snapshot.meta.get("retries", "{}").encode()
-        try:
-            return self._definitions.graph(number, retries, _not_compiled)
-        except LookupError:
-            content = snapshot.content or await self.definition(snapshot)
-            return self._definitions.graph(number, retries, lambda: content)
+        """Raises `LookupError` if its definition is gone."""
+        retries, digest = snapshot.meta.get("retries", "{}").encode(), snapshot.meta["definition"]
+        graph = await stored_graph(self._pipe, self._definitions, digest, retries, snapshot.content)
+        if graph is None:
+            raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
+        return graph
 
     async def definition(self, snapshot: RunSnapshot) -> bytes:
         """The text of a run's definition."""
@@ -349,7 +346,7 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, *rest = answer
     events, nodes, ends = rest or ([], [], [])
-    fields, states = dict(_field_pairs(flat)), dict(_field_pairs(nodes))
+    fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
         fields |= take_counts(states)
     meta = {name.decode(): value.decode() for name, value in fields.items()}
@@ -364,7 +361,7 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
         meta=meta,
         nodes={int(place): state.decode() for place, state in states.items()},
         outputs={},
-        ends={int(place): end for place, end in _field_pairs(ends)},
+        ends={int(place): end for place, end in pairs(ends)},
         first_seq=kept.last_seq + 1,
         events=events,
     )
@@ -385,7 +382,7 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
     - but an at-most-once node that was queued is not: it counts as started, under its token, as
       `core.restored.restore` has it.
     """
-    nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
+    nonce = str(new_nonce())
     nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
     active, held, started = 0, [], []
     for place in sorted(nodes):
@@ -471,11 +468,3 @@ def _epoch(snapshot: RunSnapshot) -> bytes:
 
 def _keys(run_id: str) -> dict[str, str]:
     return dict(zip(PARTS, keys_of(run_id), strict=True))
-
-
-def _field_pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
-
-
-def _not_compiled() -> bytes:
-    raise LookupError

@@ -11,10 +11,9 @@ from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.stores.redis.codec import held_of, node_of
+from dovetail.stores.redis.codec import held_of, node_of, source
 from dovetail.stores.redis.fast_path import MOST_AT_ONCE, claim_args, claimed_token
 from dovetail.stores.redis.run_cache import RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 BATCH_SIZE = 64
 """Runs that are looked through in one go."""

@@ -7,9 +7,10 @@ request reaches Redis.
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import orjson
@@ -38,8 +39,27 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.redis_client.scripts import load_script
 
 Fields = dict[str, Any]
+
+
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """The fields of a hash, or the members and scores of a sorted set, as Redis replies them."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def new_nonce() -> int:
+    """A random number that tells tokens apart."""
+    return int.from_bytes(os.urandom(6), "big") | 1
+
+
+@cache
+def source(*names: str) -> str:
+    """A script: these files of `lua/`, joined in this order."""
+    return load_script("dovetail.stores.redis", *(f"lua/{name}" for name in names))
+
+
 FOREVER = float("inf")
 
 _STATUSES = {
@@ -66,7 +86,7 @@ UNIT = 100_000
 PENDING = 6
 """Where a decision of the scripts says which nodes are left pending."""
 COUNTS = b"counts"
-"""Beside the states of the nodes: see consequences.lua."""
+"""Beside the states of the nodes: see effects.lua."""
 
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:

@@ -17,9 +17,12 @@ from typing import Any
 
 import orjson
 
+from dovetail.core.dag import Graph
 from dovetail.engine.supervisor import bisect_failures
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, scanned
-from dovetail.stores.redis.run_index import WORKFLOWS, source, workflow_key
+from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import source
+from dovetail.stores.redis.run_index import WORKFLOWS, workflow_key
 
 GRACE_SECONDS = 600.0
 """So long a definition stays aside before it is forgotten."""
@@ -41,6 +44,23 @@ async def definition(pipe: PipelinedRedis, digest: str) -> bytes | None:
     """What it says; it need not have been seen that somebody refers to it."""
     content: bytes | None = await pipe.call("GET", definition_key(digest))
     return await _bring_back(pipe, digest) if content is None else content
+
+
+async def stored_graph(
+    pipe: PipelinedRedis,
+    definitions: Definitions,
+    digest: str,
+    retries: bytes,
+    content: bytes | None = None,
+) -> Graph | None:
+    """The graph of a definition, read if it is neither given nor known; None if it is gone."""
+    number = int(digest, 16)
+    graph = definitions.known(number, retries)
+    if graph is None:
+        text = content or await definition(pipe, digest)
+        if text is not None:
+            graph = definitions.graph(number, retries, lambda: text)
+    return graph
 
 
 async def _bring_back(pipe: PipelinedRedis, digest: str) -> bytes | None:

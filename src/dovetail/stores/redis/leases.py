@@ -7,7 +7,6 @@ What it must not know: which starts are to be renewed, or when.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 import orjson
@@ -17,8 +16,8 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.codec import Fields, time_text
-from dovetail.stores.redis.store import RedisStore, keys_of, script
+from dovetail.stores.redis.codec import Fields, new_nonce, source, time_text
+from dovetail.stores.redis.store import RULES, RedisStore, keys_of
 
 log = logging.getLogger("dovetail.worker")
 
@@ -50,7 +49,7 @@ class RedisLeases:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
             self._pipe.script_command(
-                script(),
+                source(*RULES),
                 keys_of(run_id),
                 [
                     orjson.dumps({"moves": [_request(tasks[at], now, until) for at in places]}),
@@ -81,7 +80,7 @@ def _request(task: Task, now: float, until: float) -> Fields:
     return {
         "kind": "renew",
         "now": time_text(now),
-        "nonce": str(int.from_bytes(os.urandom(6), "big") | 1),
+        "nonce": str(new_nonce()),
         "i": task.place,
         "te": epoch,
         "ta": attempt,

@@ -9,25 +9,17 @@ many and never one too few. What it must not know: what a token is for.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import LATENESS, NEVER, TokenBucket
+from dovetail.engine.limits import LATENESS, TokenBucket
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis
+from dovetail.stores.redis.codec import source
 
 TAGS = "wf:limits"
 """The tags that somebody has set, in order."""
-
-
-@cache
-def _script(name: str) -> str:
-    folder = resources.files("dovetail.stores.redis").joinpath("lua")
-    return "\n".join(
-        folder.joinpath(f"limits_{part}.lua").read_text("utf-8") for part in ("bucket", name)
-    )
 
 
 class RedisLimits:
@@ -64,8 +56,8 @@ class RedisLimits:
         rate, burst, booked, started, there = await self._run("look", tag)
         bucket = TokenBucket(float(rate), int(burst))
         ahead = now - float(there)
-        bucket.booked = float(booked or NEVER) + ahead
-        bucket.started = float(started or NEVER) + ahead
+        bucket.booked = float(booked or -math.inf) + ahead
+        bucket.started = float(started or -math.inf) + ahead
         return bucket
 
     async def pull_back(self, tag: str, until: float, now: float) -> None:
@@ -76,7 +68,8 @@ class RedisLimits:
         usual = self._configured.get(tag) or TokenBucket()
         now = "" if self._shared_clock is None else repr(self._shared_clock())
         given: list[Argument] = [repr(float(usual.rate)), usual.burst, now, repr(LATENESS)]
-        return await self._pipe.call_script(_script(operation), [_bucket(tag)], [*given, *operands])
+        script = source("limits_bucket", f"limits_{operation}")
+        return await self._pipe.call_script(script, [_bucket(tag)], [*given, *operands])
 
     # ── what is set ──────────────────────────────────────────────────────────────────────
 

@@ -14,33 +14,48 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.audit.replay import RUN_ENDS
 from dovetail.core.dag import Graph
-from dovetail.core.errors import BrokenRun, Conflict, NotFound
-from dovetail.core.events import Event
+from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.outputs import OutputReference
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.triggers import PendingRun
-from dovetail.engine.ports import DoctorFinding, Key, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    DoctorFinding,
+    Key,
+    KeyUsed,
+    Registered,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import damage_error, event_view, receipt_view, summary_view, timestamp
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
     Definitions,
+    batch_view,
     changed,
-    keep_latest,
+    list_position,
     long_enough,
     no_alias,
+    no_batch,
+    no_run,
+    no_version,
+    no_workflow,
     page_size,
-    place_in_list,
+    refuse_active,
+    refuse_latest,
     run_meant,
     run_status,
     version_meant,
+    workflow_view,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of
-from dovetail.stores.redis.definitions import definition, definition_key
+from dovetail.stores.redis.codec import event_of, source
+from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
     BIRTH,
@@ -58,7 +73,6 @@ from dovetail.stores.redis.run_index import (
     born,
     is_text,
     run_id_of,
-    source,
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
@@ -108,7 +122,7 @@ class RedisRecords:
         await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
         version, created = await self._pipe.call_script(
-            _seeing("records_register"),
+            source("records_seen", "records_register"),
             [key, f"{key}:versions", f"{key}:aliases"],
             [sha256, repr(now), _as_seen(seen)],
         )
@@ -121,8 +135,7 @@ class RedisRecords:
         number = await self.version_of(name, version)
         kept = await self._pipe.call("HGET", f"{workflow_key(name)}:versions", number)
         if kept is None:
-            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
-            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+            raise no_version(name, version, await self.versions(name))
         sha256, created_at = kept.decode().split(" ")
         content = await definition(self._pipe, sha256)
         if content is None:
@@ -143,7 +156,7 @@ class RedisRecords:
                 "HMGET", workflow_key(name), "latest", "deleted"
             )
         if latest is None or deleted == b"1":
-            raise NotFound(f"no workflow '{name}' is registered in Redis")
+            raise no_workflow(name, "Redis")
         return int(latest)
 
     async def _aliases(self, name: str, latest: int) -> dict[str, int]:
@@ -153,13 +166,7 @@ class RedisRecords:
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         found = await self.registered(name, version)
-        return {
-            "name": name,
-            "version": found.version,
-            "definition": orjson.loads(found.content),
-            "aliases": await self._aliases(name, await self._latest(name)),
-            "created_at": timestamp(found.created_at),
-        }
+        return workflow_view(found, await self._aliases(name, await self._latest(name)))
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -209,15 +216,15 @@ class RedisRecords:
             listed = await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1)
             await self._lists.refresh(map(run_id_of, listed))
             active = await self._delete(name, seen)
-        if active:
-            runs = "1 run" if active == 1 else f"{active} runs"
-            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+        refuse_active(name, active)
 
     async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
         keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
         active = int(
-            await self._pipe.call_script(_seeing("records_delete"), keys, [_as_seen(seen)])
+            await self._pipe.call_script(
+                source("records_seen", "records_delete"), keys, [_as_seen(seen)]
+            )
         )
         if active < 0:
             raise changed(name)
@@ -226,12 +233,11 @@ class RedisRecords:
     async def set_alias(
         self, name: str, alias: str, version: int, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if alias == LATEST:
-            raise Conflict("'latest' always names the newest version and cannot be set")
+        refuse_latest(alias, "set")
         found = await self.registered(name, version)
         key = workflow_key(name)
         done = await self._pipe.call_script(
-            _seeing("records_alias"),
+            source("records_seen", "records_alias"),
             [f"{key}:versions", f"{key}:aliases", key],
             [alias, found.version, _as_seen(seen)],
         )
@@ -240,11 +246,13 @@ class RedisRecords:
         return {"name": name, "alias": alias, "version": found.version}
 
     async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        keep_latest(alias)
+        refuse_latest(alias, "deleted")
         latest = await self._latest(name)
         key = workflow_key(name)
         done = await self._pipe.call_script(
-            _seeing("records_unalias"), [f"{key}:aliases", key], [alias, _as_seen(seen)]
+            source("records_seen", "records_unalias"),
+            [f"{key}:aliases", key],
+            [alias, _as_seen(seen)],
         )
         if done < 0:
             raise changed(name)
@@ -287,32 +295,25 @@ class RedisRecords:
         found = await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
         return run_meant(prefix, found, "Redis")
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        where = RUNS if workflow is None else workflow_key(workflow)
-        if batch is not None:
-            of, _, _ = await self._batch(batch)
-            if workflow not in (None, of):
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        most = query.max_result_bytes
+        where = RUNS if query.workflow is None else workflow_key(query.workflow)
+        if query.batch is not None:
+            of, _, _ = await self._batch(query.batch)
+            if query.workflow not in (None, of):
                 return {"items": [], "next_cursor": None}
-            where = batch_key(batch)
+            where = batch_key(query.batch)
         if not is_text(where):
             return {"items": [], "next_cursor": None}
         heaviest = None if most is None else PAGE_BYTES
         show = partial(self._summary, most=most)
-        return await self._lists.page(where, status, page_size(limit), cursor, show, heaviest)
+        limit = page_size(query.limit)
+        return await self._lists.page(where, query.status, limit, query.cursor, show, heaviest)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         view = await self._summary(run_id, most) if is_text(run_id) else None
         if view is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return view
 
     async def _summary(self, run_id: str, most: int | None = None) -> dict[str, Any] | None:
@@ -371,14 +372,10 @@ class RedisRecords:
         return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph:
-        try:
-            return self._definitions.graph(int(digest, 16), retries, _not_compiled)
-        except LookupError:
-            text = digest.decode()
-            content = await definition(self._pipe, text)
-            if content is None:
-                raise NotFound(f"the definition {text} is not in Redis any more") from None
-            return self._definitions.graph(int(digest, 16), retries, lambda: content)
+        graph = await stored_graph(self._pipe, self._definitions, digest.decode(), retries)
+        if graph is None:
+            raise NotFound(f"the definition {digest.decode()} is not in Redis any more")
+        return graph
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
         return receipt_view(await self.summary(run_id))
@@ -391,13 +388,13 @@ class RedisRecords:
         self, run_id: str, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         if not is_text(run_id):
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         meta, *_, log, _ = keys_of(run_id)
         status, digest, retries = await self._pipe.call(
             "HMGET", meta, "status", "definition", "retries"
         )
         if status is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         graph = await self._graph(digest, retries)
         last = -1 if limit is None else after + limit - 1
         texts = await self._pipe.call("LRANGE", log, after, last)
@@ -445,7 +442,7 @@ class RedisRecords:
                 "HMGET", batch_key(batch_id), "workflow", "count", "created_at"
             )
         if workflow is None:
-            raise NotFound(f"no batch '{batch_id}' in Redis")
+            raise no_batch(batch_id, "Redis")
         return workflow.decode(), int(count), float(created_at)
 
     async def open_batch(
@@ -474,7 +471,7 @@ class RedisRecords:
     ) -> dict[str, Any]:
         limit = page_size(limit)
         workflow, count, created_at = await self._batch(batch_id)
-        first = 0 if cursor is None else place_in_list(cursor)
+        first = list_position(cursor, 0)
         by_status: dict[str, int] = {}
         finished, ended = 0, None
         if counts:
@@ -488,22 +485,19 @@ class RedisRecords:
             every = {RUNNING: there - sum(numbers), **turned}
             by_status = {s: every[s] for s in STATUSES if every[s] > 0}
         runs = await self._runs_of(batch_id, first, count, limit + 1)
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": by_status,
-            "created_at": timestamp(created_at),
-            "finished_at": timestamp(ended or created_at) if finished == count else None,
-            "runs": runs[:limit],
-            "next_cursor": str(runs[limit]["index"]) if len(runs) > limit else None,
-        }
+        return batch_view(
+            (batch_id, workflow, count, timestamp(created_at)),
+            by_status,
+            timestamp(ended or created_at) if finished == count else None,
+            runs[:limit],
+            runs[limit][0] if len(runs) > limit else None,
+        )
 
     async def _runs_of(
         self, batch_id: str, first: int, count: int, limit: int
-    ) -> list[dict[str, Any]]:
-        """Those that are there, in order; a place may be taken later, or its run made later."""
-        runs: list[dict[str, Any]] = []
+    ) -> list[tuple[int, str, str]]:
+        """The runs that exist, in order: others may be created later."""
+        runs: list[tuple[int, str, str]] = []
         while first < count and len(runs) < limit:
             places = range(first, min(count, first + limit))
             kept = await self._pipe.call("HMGET", f"{batch_key(batch_id)}:places", *places)
@@ -512,7 +506,7 @@ class RedisRecords:
                 [("HGET", keys_of(run_id)[0], "status") for _, run_id in taken]
             )
             runs += [
-                {"index": at, "run_id": run_id, "status": status.decode()}
+                (at, run_id, status.decode())
                 for (at, run_id), status in zip(taken, statuses, strict=True)
                 if status is not None
             ]
@@ -598,11 +592,6 @@ class RedisRecords:
         return [] if self._examine is None else await self._examine()
 
 
-def _seeing(name: str) -> str:
-    """A script that compares what is there with what was seen."""
-    return source("records_seen") + source(name)
-
-
 def _as_seen(seen: Seen | None) -> str:
     """As the scripts spell it."""
     if seen is None:
@@ -615,14 +604,6 @@ def _as_seen(seen: Seen | None) -> str:
 
 def _nobody_knows(_: str) -> None:
     return None
-
-
-def _not_compiled() -> bytes:
-    raise LookupError
-
-
-def _no_run(run_id: str) -> NotFound:
-    return NotFound(f"no run '{run_id}' in Redis")
 
 
 def _damaged_summary(

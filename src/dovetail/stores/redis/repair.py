@@ -8,7 +8,6 @@ a lost start: its lease ends at once. What it must not know: who drives the run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,11 +27,12 @@ from dovetail.stores.redis.codec import (
     STATUS_LETTERS,
     UNIT,
     event_of,
+    new_nonce,
     node_of,
+    source,
     time_text,
 )
 from dovetail.stores.redis.run_cache import RunHeader
-from dovetail.stores.redis.run_index import source
 
 MOST_TRIES = 8
 WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"
@@ -127,7 +127,7 @@ def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
 
 def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[str, list[Any]]:
     run = made.run
-    nonce = int.from_bytes(os.urandom(6), "big") | 1
+    nonce = new_nonce()
     limit = run.graph.max_concurrency
     # Whatever was published is offered again, under a token of its own.
     active = sum(node.status is NodeStatus.RUNNING for node in run.nodes)

@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import weight
+from dovetail.stores.redis.codec import source
 
 RUNS = "wf:list:{runs}"
 WORKFLOWS = "wf:workflows"
@@ -79,13 +79,6 @@ def batch_number(batch_id: str) -> int:
 @lru_cache(64)
 def batch_of(number: int) -> str:
     return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
-
-
-@cache
-def source(name: str) -> str:
-    return (
-        resources.files("dovetail.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
-    )
 
 
 class RunOrigin(NamedTuple):

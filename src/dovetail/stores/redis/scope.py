@@ -20,7 +20,6 @@ was made in. What it must not know: what follows from a verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,9 +32,8 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
-from dovetail.stores.redis.codec import UNIT, Fields, nodes_of
+from dovetail.stores.redis.codec import UNIT, Fields, nodes_of, source
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 OUTPUT_PART_BYTES = 4 << 20
 MOST_PLACES = 4000
@@ -47,12 +45,6 @@ class OutputPart(NamedTuple):
     """That they are of. None if the run is not there."""
     outputs: list[bytes | None]
     """Of the first of the places that were asked for."""
-
-
-@cache
-def bounded(name: str) -> str:
-    """A script that gives as many outputs as are `within` bounds."""
-    return "\n".join([source("within"), source(name)])
 
 
 class RedisOutputs:
@@ -84,7 +76,9 @@ class RedisOutputs:
     def _asking(self, run_id: str, places: Sequence[int], most: int, least: int) -> Command:
         own = f"wf:{{{run_id}}}:"
         args: list[Argument] = [most, least, *places[:MOST_PLACES]]
-        return self._pipe.script_command(bounded("outputs"), (own + "meta", own + "out"), args)
+        return self._pipe.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
 
 def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
@@ -226,7 +220,9 @@ class RedisScopes:
         if len(places) <= FEW_PLACES:
             return ("HMGET", own + "out", *places)
         args = [most, 0, *places[:MOST_PLACES]]
-        return self._pipe.script_command(bounded("outputs"), (own + "meta", own + "out"), args)
+        return self._pipe.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
     async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
         """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""

@@ -25,7 +25,7 @@ import hiredis
 
 from dovetail.engine.clock import StoreClock
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 LOOK_SECONDS = 10.0
 

@@ -18,7 +18,6 @@ for it. What it must not know: who listens, or any rule.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -30,7 +29,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -61,6 +59,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.records import no_run
 from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
     FEW,
@@ -71,7 +70,10 @@ from dovetail.stores.redis.codec import (
     encode_transition,
     event_of,
     joined,
+    new_nonce,
+    pairs,
     run_of,
+    source,
     take_counts,
     time_text,
 )
@@ -98,20 +100,19 @@ from dovetail.stores.redis.repair import (
     write_back,
 )
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import RunOrigin, source
+from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
     ConditionEvaluator,
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
-    bounded,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
-    "consequences",
+    "effects",
     "renew",
     "complete",
     "recall",
@@ -133,12 +134,6 @@ LONGEST_POLL_SECONDS = 0.2
 BATCH_SIZE = 64
 """Runs that are made in one go."""
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-
-
-@cache
-def script() -> str:
-    """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(source, RULES))
 
 
 def keys_of(run_id: str) -> list[str]:
@@ -201,7 +196,7 @@ class RedisStore:
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
-        nonce, began = _nonce(), monotonic()
+        nonce, began = new_nonce(), monotonic()
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
         definitions = await self._shells.keeping(submits)
         if not self._pipe.keeps_order:  # else the runs come behind these anyway
@@ -322,7 +317,7 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[RunHeader, list[int], list[Complete]]] = []
-        nonce, complete_many = _nonce(), source("complete_many")
+        nonce, complete_many = new_nonce(), source("complete_many")
         for run_id, places in by_run.items():
             shell = self._shells.get(run_id)
             if shell is None:  # it is not there, or had to make room for another of these
@@ -391,7 +386,7 @@ class RedisStore:
             else:
                 count = next((n for n, p in enumerate(todo) if type(moves[p]) is Claim), len(todo))
                 requests = [
-                    encode_transition(moves[place], shell.shape, now, _nonce())
+                    encode_transition(moves[place], shell.shape, now, new_nonce())
                     for place in todo[:count]
                 ]
                 made = await self._step(run_id, shell, requests)
@@ -431,13 +426,13 @@ class RedisStore:
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
         go_on, why, seq, answers = await self._pipe.call_script(
-            script(), keys_of(run_id), [body, graph]
+            source(*RULES), keys_of(run_id), [body, graph]
         )
         return go_on, why, seq, answers
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
         """Decide on conditions that somebody left undecided, if there are any."""
-        cause = {"now": time_text(now), "nonce": str(_nonce())}
+        cause = {"now": time_text(now), "nonce": str(new_nonce())}
         shell = await self._shells.find(run_id)
         return NOTHING if shell is None else await self._settle(shell, cause, ())
 
@@ -547,12 +542,12 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.call_script(bounded("load"), keys, asked)
+            answer = await self._pipe.call_script(source("within", "load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
-            fields, states, counts, endings = map(_pairs, hashes)
+            fields, states, counts, endings = (dict(pairs(flat)) for flat in hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
                 self._shells.forget(run_id)
-                raise _no_run(run_id)
+                raise no_run(run_id, "Redis")
             places = [int(place) for place in placed]
             rest = await self._outputs.all(run_id, places[len(small) :], fields[b"epoch"])
             if rest is not None:  # else it was retried, or dropped, meanwhile
@@ -583,7 +578,7 @@ class RedisStore:
         while True:
             finished_at, on_agenda = await self._pipe.call_many(asking)
             if finished_at is None:
-                raise _no_run(run_id)
+                raise no_run(run_id, "Redis")
             if not finished_at:
                 await self._news(run_id)
             elif on_agenda is None or (pause := next(pauses, None)) is None:
@@ -607,11 +602,11 @@ class RedisStore:
             if not finished:
                 await asyncio.sleep(pause)
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
         """For rendering these nodes: their parents, and whatever their templates read."""
         return await self._scenes.read(orders)
 
-    async def scene_of(self, order: Dispatch) -> RedisTemplateScope:
+    async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
         run, place, _ = order
         scene = await self._scenes.only(run, run.graph.nodes[place].config.reads)
         nodes = run.graph.nodes
@@ -665,7 +660,7 @@ class RedisStore:
     async def _is_finished(self, run_id: str) -> bool:
         finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")
         if finished_at is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return bool(finished_at)
 
     async def recall(self, key: str, now: float) -> Cached | None:
@@ -680,7 +675,7 @@ class RedisStore:
     async def _known(self, run_id: str) -> RunHeader:
         shell = await self._shells.find(run_id)
         if shell is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return shell
 
 
@@ -692,19 +687,6 @@ def _node_of(move: Transition) -> str | None:
 
 async def _a_moment(_: str) -> None:
     await asyncio.sleep(POLL_SECONDS)
-
-
-def _no_run(run_id: str) -> NotFound:
-    return NotFound(f"no run '{run_id}' in Redis")
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    """A hash, as Redis answers it."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _nonce() -> int:
-    return int.from_bytes(os.urandom(6), "big") | 1
 
 
 MEASURE_SECONDS = 0.2

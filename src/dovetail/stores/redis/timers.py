@@ -16,37 +16,11 @@ from dovetail.core.transitions import Wake
 from dovetail.engine.ports import ParkedNode
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, scanned
+from dovetail.stores.redis.codec import pairs, source
 
 log = logging.getLogger("dovetail.orchestrator")
 
 DELAYED, LEASES, ACTIVE, LINE = "wf:delayed", "wf:leases", "wf:active", "wf:line"
-_ENDED = """
-local since, gone = tonumber(ARGV[1]), {}
-for first = 2, #ARGV, 4000 do
-  local names, over = {unpack(ARGV, first, math.min(first + 3999, #ARGV))}, {}
-  for k, moved in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(names))) do
-    if moved and tonumber(moved) <= since then
-      over[#over + 1] = names[k]
-      gone[#gone + 1] = names[k]
-    end
-  end
-  if #over > 0 then redis.call('ZREM', KEYS[1], unpack(over)) end
-end
-return gone
-"""
-_WOKEN = """
-for k = 1, #ARGV, 2 do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k + 1])
-  if at and tonumber(at) == tonumber(ARGV[k]) then redis.call('ZREM', KEYS[1], ARGV[k + 1]) end
-end
-"""
-"""A node that was woken, and parked again by the worker that got it, has the name that it had."""
-_RELEASED = """
-for k = 2, #ARGV do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k])
-  if at and tonumber(at) == tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
-end
-"""
 
 
 class RedisTimerIndex:
@@ -68,19 +42,19 @@ class RedisTimerIndex:
         return float(found[1]) if found else None
 
     async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
-        done = [part for at, wake in due for part in (repr(at), _name(wake))]
-        if done:
-            await self._pipe.call_script(_WOKEN, [DELAYED], done)
+        # A node that was woken, and parked again by the worker that got it, has the same name.
+        if done := [part for at, wake in due for part in (_name(wake), repr(at))]:
+            await self._pipe.call_script(source("remove_unchanged"), [DELAYED], done)
 
     # ── who waits for a token ────────────────────────────────────────────────────────────
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         """In order with whatever is asked of the same connection; nobody waits for it."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
             self._pipe.enqueue([("ZADD", LINE, *entries)])
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
         if not last:
             return []
@@ -88,9 +62,9 @@ class RedisTimerIndex:
             await self._pipe.call("ZREMRANGEBYSCORE", LINE, "-inf", repr(float(now)))
             return []
         told = await self._pipe.call("ZRANGE", LINE, 0, -1, "WITHSCORES")
-        return [_wait(name, at) for name, at in _pairs(told)]
+        return [_wait(name, at) for name, at in pairs(told)]
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         if names := [_wait_name(wait) for wait in waits]:
             await self._pipe.call("ZREM", LINE, *names)
 
@@ -109,15 +83,15 @@ class RedisTimerIndex:
         _, found = await self._pipe.call_many(
             [("ZADD", LEASES, "XX", 0, ""), _until(LEASES, now, limit)]
         )
-        return [name.decode() for name, _ in _pairs(found)]
+        return [name.decode() for name, _ in pairs(found)]
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
 
     async def released(self, run_ids: Iterable[str], mark: float) -> None:
-        names = list(run_ids)
-        if names:
-            await self._pipe.call_script(_RELEASED, [LEASES], [repr(float(mark)), *names])
+        score = repr(float(mark))
+        if entries := [part for run_id in run_ids for part in (run_id, score)]:
+            await self._pipe.call_script(source("remove_unchanged"), [LEASES], entries)
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
@@ -138,7 +112,8 @@ class RedisTimerIndex:
         """
         names = list(run_ids)
         if names:
-            gone = await self._pipe.call_script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            given = [repr(float(since)), *names]
+            gone = await self._pipe.call_script(source("timers_end"), [ACTIVE], given)
             if gone:
                 self._pipe.enqueue([("ZREM", LEASES, *gone)])
 
@@ -179,7 +154,7 @@ class RedisTimerIndex:
             await self._pipe.call("ZADD", key, *how, *flat)
 
     async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        return _pairs(await self._pipe.call(*_until(key, at, limit)))
+        return pairs(await self._pipe.call(*_until(key, at, limit)))
 
 
 async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
@@ -190,10 +165,6 @@ async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
 def _until(key: str, at: float, limit: int) -> tuple[Argument, ...]:
     """What asks for what is there until then, earliest first, and when each is."""
     return ("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
-
-
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _name(wake: Wake) -> str:

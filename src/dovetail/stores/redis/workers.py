@@ -30,7 +30,7 @@ from dovetail.core.redaction import SecretFields
 from dovetail.engine.supervisor import supervise
 from dovetail.engine.views import timestamp
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 WORKERS = "wf:workers"
 DEAD = "wf:dead"
@@ -86,7 +86,7 @@ class WorkerRegistry:
         ]
         life = max(1, int(self._heartbeat_timeout * 1000))
         now = await self._pipe.call_script(
-            source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
+            source("workers_beat"), [_worker(worker.worker_id)], [life, *fields]
         )
         await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
 
@@ -172,7 +172,7 @@ class WorkerRegistry:
 
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
-        depth = source("fleet_depth")
+        depth = source("workers_depth")
         asked = [
             self._pipe.script_command(depth, [TASKS + name], [MOST_OPENED]) for name in handlers
         ]

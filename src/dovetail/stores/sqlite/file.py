@@ -336,7 +336,7 @@ class Owner:
         self._renew_at = time.monotonic() + self._lease_seconds / 3
 
     def leave(self, connection: sqlite3.Connection) -> None:
-        for statement in ("drop_owner", "drop_nudges_of"):
+        for statement in ("drop_owner", "drop_notifications_of"):
             connection.execute(statements()[statement], (self.name,))
 
     @property
@@ -355,16 +355,16 @@ class Owner:
             self._tidy_at = now + TIDY_SECONDS
             boot = this_machine().split(" ")[0] + " %"
             connection.execute(sql["drop_old_owners"], (boot, now - FORGOTTEN_SECONDS))
-            connection.execute(sql["drop_old_nudges"])
+            connection.execute(sql["drop_old_notifications"])
             connection.execute(sql["drop_old_outputs"], (time.time(),))
 
-    def nudges(self, connection: sqlite3.Connection) -> list[int]:
+    def notifications(self, connection: sqlite3.Connection) -> list[int]:
         """The runs of ours that somebody else has moved."""
-        return [row[0] for row in connection.execute(statements()["nudges"], (self.name,))]
+        return [row[0] for row in connection.execute(statements()["notifications"], (self.name,))]
 
-    def drop_nudges(self, connection: sqlite3.Connection, runs: Sequence[int]) -> None:
+    def drop_notifications(self, connection: sqlite3.Connection, runs: Sequence[int]) -> None:
         rows = [(self.name, number) for number in runs]
-        connection.executemany(statements()["drop_nudge"], rows)
+        connection.executemany(statements()["drop_notification"], rows)
 
     def others(self, connection: sqlite3.Connection) -> set[str]:
         """Everybody else who is alive."""
@@ -390,7 +390,7 @@ class Owner:
             if row is None or row[-1] in driving:
                 continue
             number = row[0]
-            connection.execute(sql["nudge"], (number, self.name))  # it may only be silent
+            connection.execute(sql["notify_owner"], (number, self.name))  # it may only be silent
             if connection.execute(sql["own_run"], (self.name, number)).rowcount:
                 taken.append(run_id)
         return taken

@@ -60,7 +60,7 @@ class CachedRun:
         self.projected: tuple[Any, ...] | None = shown(run)
 
     @property
-    def on_its_way(self) -> bool:
+    def has_pending_writes(self) -> bool:
         return bool(self.staged or self.writing)
 
 
@@ -214,12 +214,12 @@ class GroupCommit:
             self._written(outcome, None)
 
     def _round(self, gathering: _NextCommit) -> CommitRound | None:
-        additions, projections, nudges = [], [], []
+        additions, projections, notifications = [], [], []
         for kept in gathering.dirty.values():
             kept.writing, kept.staged = kept.staged, []
             additions.append(Add(kept.number, kept.pieces, kept.writing))
             if not kept.mine:
-                nudges.append(kept.number)
+                notifications.append(kept.number)
             now_shown = shown(kept.run)
             if now_shown != kept.projected:
                 kept.projected = now_shown
@@ -235,7 +235,7 @@ class GroupCommit:
                 for key, (until, output, one) in gathering.outputs.items()
                 if is_taken(one.decision)
             ],
-            nudges,
+            notifications,
             gathering.released,
             self._owner,
         )

@@ -202,7 +202,7 @@ DELETE FROM owners WHERE owner = ?;
 DELETE FROM owners WHERE (machine NOT LIKE ? OR lease_until < ?)
   AND owner NOT IN (SELECT owner FROM runs WHERE finished_at IS NULL AND owner IS NOT NULL);
 
--- name: drop_old_nudges
+-- name: drop_old_notifications
 DELETE FROM nudges WHERE owner NOT IN (SELECT owner FROM owners);
 
 -- name: owners
@@ -220,18 +220,18 @@ UPDATE runs SET owner = NULL WHERE number = ? AND owner = ?;
 -- name: owner_of
 SELECT owner FROM runs WHERE number = ?;
 
--- name: nudge
+-- name: notify_owner
 -- Tell whoever drives the run, unless that is us.
 INSERT OR IGNORE INTO nudges (owner, run)
 SELECT owner, number FROM runs WHERE number = ? AND owner IS NOT NULL AND owner <> ?;
 
--- name: nudges
+-- name: notifications
 SELECT run FROM nudges WHERE owner = ?;
 
--- name: drop_nudge
+-- name: drop_notification
 DELETE FROM nudges WHERE owner = ? AND run = ?;
 
--- name: drop_nudges_of
+-- name: drop_notifications_of
 DELETE FROM nudges WHERE owner = ?;
 
 -- ── keys, batches ───────────────────────────────────────────────────────────────────────

@@ -57,7 +57,7 @@ from dovetail.core.transitions import (
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
 from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
-from dovetail.stores.records import Definitions
+from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.sqlite.file import Owner, SqliteFile, statements
 from dovetail.stores.sqlite.group_commit import CachedRun, GroupCommit, projection, shown
 from dovetail.stores.sqlite.journal import Staged, decoded, thinned
@@ -157,7 +157,7 @@ class SqliteStore:
         self.file.create()
         self.reader = self.file.connect()
         self.writer = Writer(self.file)
-        self._rounds = GroupCommit(
+        self._commits = GroupCommit(
             self.writer,
             self.owner.name,
             catch_up=self._catch_up_or_leave,
@@ -197,14 +197,14 @@ class SqliteStore:
             self._by_number.clear()
 
     async def _hand_back(self) -> None:
-        await self._rounds.flush()
+        await self._commits.flush()
         mine = [kept for kept in self._runs.values() if kept.mine]
         for kept in mine:
             if any(node.status is RUNNING for node in kept.run.nodes):
                 now = max(time.time(), _newest(kept.run))
                 self._step(kept, TakeOver(kept.run.id, NO_LIMIT), now)
-        self._rounds.release([kept.number for kept in mine])
-        await self._rounds.flush()
+        self._commits.release([kept.number for kept in mine])
+        await self._commits.flush()
         if self._drives:
             await self.transact(self.owner.leave)
 
@@ -257,7 +257,7 @@ class SqliteStore:
         if submit.run_id in self._runs:
             return NOTHING
         run, creation, decision = self._prepare(submit, now)
-        made = await self._rounds.create(creation)
+        made = await self._commits.create(creation)
         return decision if self._entered(run, made) else NOTHING
 
     async def create_batch(
@@ -322,14 +322,14 @@ class SqliteStore:
                 return await self._apply_anywhere(moves, now)
         staged = [self._step(runs[move.run_id], move, now) for move in moves]
         if durable:
-            await self._rounds.flush()
+            await self._commits.flush()
             for place, one in enumerate(staged):
                 if not one.decision:
                     # Only what is kept meets what others kept. A refusal is kept nowhere, so
                     # it is made again with the newest state.
                     (one.decision,) = await self._apply_anywhere(moves[place : place + 1], now)
         else:
-            self._rounds.schedule()
+            self._commits.schedule()
         return [one.decision for one in staged]
 
     async def _apply_anywhere(self, moves: Sequence[Transition], now: float) -> list[Decision]:
@@ -351,12 +351,12 @@ class SqliteStore:
                     self._tell_aside(moves[place].run_id, error)
                     continue
                 if kept is not None:
-                    unsure = kept.on_its_way
+                    unsure = kept.has_pending_writes
                     reading = kept.reading
                     tried.append(
                         (place, kept, unsure, reading, self._step(kept, moves[place], now))
                     )
-            await self._rounds.flush()
+            await self._commits.flush()
             open_places = []
             for place, kept, unsure, reading, staged in tried:
                 decisions[place] = staged.decision
@@ -380,10 +380,10 @@ class SqliteStore:
         decision = RULES[type(move)](run, move, now, seq)
         staged = Staged(move, now, seq, decision)
         if decision.changed or decision.events:
-            self._rounds.stage(kept, staged)
+            self._commits.stage(kept, staged)
             if type(move) is Complete and move.cache and is_taken(decision):
                 for key, output in entries(move.cache, move.output):
-                    self._rounds.keep_output(key, now + move.cache.seconds, output, staged)
+                    self._commits.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
 
     def _tell(self, kept: CachedRun) -> None:
@@ -421,7 +421,7 @@ class SqliteStore:
 
         Of a run there is one at the most: of two in the same round, one's decisions would be lost.
         """
-        if self._runs.get(kept.run.id) is kept and not kept.on_its_way:
+        if self._runs.get(kept.run.id) is kept and not kept.has_pending_writes:
             del self._runs[kept.run.id]
             del self._by_number[kept.number]
 
@@ -429,7 +429,7 @@ class SqliteStore:
         """The run as the file has it now; with what of it is on its way there, if anything is."""
         kept = self._runs.get(run_id)
         if kept is not None:
-            if kept.on_its_way or not self._is_behind(run_id):
+            if kept.has_pending_writes or not self._is_behind(run_id):
                 return kept
             ours = list(kept.staged)
             try:
@@ -586,9 +586,9 @@ class SqliteStore:
                     return
 
     async def _look(self) -> None:
-        changed, nudged = await self.writer.perform(self._look_in_file)
-        known = [self._by_number[number] for number in nudged if number in self._by_number]
-        self._rounds.look_again(known)
+        changed, notified = await self.writer.perform(self._look_in_file)
+        known = [self._by_number[number] for number in notified if number in self._by_number]
+        self._commits.look_again(known)
         if changed:
             self._tell_strangers()
             await self._engine.on_change()
@@ -600,10 +600,12 @@ class SqliteStore:
         # event loop as well. That costs a look, no more.
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         changed, self._seen_version = version != self._seen_version, version
-        nudged = self.owner.nudges(connection) if changed and self._drives else []
-        if nudged:
-            self.writer.transaction(connection, lambda c: self.owner.drop_nudges(c, nudged))
-        return changed, nudged
+        notified = self.owner.notifications(connection) if changed and self._drives else []
+        if notified:
+            self.writer.transaction(
+                connection, lambda c: self.owner.drop_notifications(c, notified)
+            )
+        return changed, notified
 
     def _keep_lease(self) -> None:
         """In a thread of its own: a handler that blocks the event loop shall not look like a
@@ -657,9 +659,9 @@ class SqliteStore:
             return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
-        if kept.on_its_way and kept.run.status in FINAL:
-            await self._rounds.flush()  # nobody is told of an end that could still be lost
+            raise no_run(run_id, self.file.path)
+        if kept.has_pending_writes and kept.run.status in FINAL:
+            await self._commits.flush()  # nobody is told of an end that could still be lost
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
@@ -717,8 +719,8 @@ class SqliteStore:
             if kept is None or not kept.mine or kept.run.finished:
                 row = self._query("is_finished", run_id)
                 if row is None:
-                    raise NotFound(f"no run '{run_id}' in {self.file.path}")
-                if row[1] and (kept is None or not kept.on_its_way):
+                    raise no_run(run_id, self.file.path)
+                if row[1] and (kept is None or not kept.has_pending_writes):
                     return await self.load(run_id)
                 if kept is None and (found := self._fetch(run_id)) is not None and not found.mine:
                     self._drop(found)  # it can be read; nobody shall wait for one that cannot
@@ -739,7 +741,7 @@ class SqliteStore:
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         row = self._query("is_finished", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         number = row[0]
         last = piece(number, PIECES - 1)
         found = self._query("piece_with", piece(number, 0), last, after + 1)
@@ -759,7 +761,7 @@ class SqliteStore:
                 if rows:
                     at = rows[-1][0] + 1
                     continue  # reading took a while: there may be more
-                if finished and not self._rounds.has_staged(run_id):
+                if finished and not self._commits.has_staged(run_id):
                     return
                 self._check()
                 await news.wait()
@@ -769,7 +771,7 @@ class SqliteStore:
                 del self._watchers[run_id]
 
     async def recall(self, key: str, now: float) -> Cached | None:
-        staged = self._rounds.staged_output(key)
+        staged = self._commits.staged_output(key)
         if staged is not None:
             until, output = staged
             return Cached(output) if now < until else None
@@ -844,7 +846,7 @@ class SqliteStore:
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         row = self._query("read_run", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         owner = row[-1]
         if self._query("is_finished", run_id)[1]:
             return "none"
@@ -887,7 +889,7 @@ class SqliteStore:
             kept.mine = True
             behind = max(0.0, _newest(kept.run) - now)
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
-        await self._rounds.flush()
+        await self._commits.flush()
         for run_id in ended:
             await self.repair(run_id)
         return {run_id: one.decision for run_id, one in staged.items()}
@@ -908,8 +910,8 @@ class SqliteStore:
         """
         self._check()
         while True:
-            if run_id in self._runs and self._runs[run_id].on_its_way:
-                await self._rounds.flush()
+            if run_id in self._runs and self._runs[run_id].has_pending_writes:
+                await self._commits.flush()
             kept, found = self._compared(run_id)
             if dry_run or not found:
                 return found
@@ -936,7 +938,7 @@ class SqliteStore:
         try:
             row, shown_row = self._query("read_run", run_id), self._query("summary", run_id, None)
             if row is None:
-                raise NotFound(f"no run '{run_id}' in {self.file.path}")
+                raise no_run(run_id, self.file.path)
             kept = self._read(row)
         finally:
             self._reading(lambda reader: reader.execute("COMMIT"))
@@ -950,11 +952,11 @@ class SqliteStore:
         self._check()
         row = self._query("read_run", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         number, _, workflow, version, *_ = row
 
         def write(connection: sqlite3.Connection) -> bool:
-            connection.execute(statements()["nudge"], (number, self.owner.name))
+            connection.execute(statements()["notify_owner"], (number, self.owner.name))
             values = (RunStatus.CANCELLED.value, now, orjson.dumps(damage_error(why)), run_id)
             return connection.execute(statements()["end_damaged"], values).rowcount > 0
 
@@ -1050,7 +1052,7 @@ class InstrumentedSqliteStore(SqliteStore):
 
     async def __aenter__(self) -> InstrumentedSqliteStore:
         await super().__aenter__()
-        self._rounds.heard = self._written
+        self._commits.heard = self._written
         return self
 
     async def create(self, submit: Submit, now: float) -> Decision:

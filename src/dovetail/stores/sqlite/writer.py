@@ -223,7 +223,7 @@ class CommitRound(NamedTuple):
     projections: Sequence[Projection]
     outputs: Sequence[tuple[str, float, Any]]
     """For the node cache: key, end of life, output."""
-    nudges: Sequence[int]
+    notifications: Sequence[int]
     """Runs that somebody else may drive."""
     released: Sequence[int]
     """Runs that we drive no longer."""
@@ -272,8 +272,8 @@ def _write(
             raise LogConflict
     made = [_create(connection, creation) for creation in round_.creations]
     # Before the projection, which lets go of a finished run's owner.
-    for number in round_.nudges:
-        connection.execute(sql["nudge"], (number, round_.owner))
+    for number in round_.notifications:
+        connection.execute(sql["notify_owner"], (number, round_.owner))
     if round_.projections:
         connection.executemany(sql["project_run"], map(projected, round_.projections))
     if round_.outputs:

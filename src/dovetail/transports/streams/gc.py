@@ -15,8 +15,9 @@ from typing import Any
 import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import TASKS, read_tasks
-from dovetail.transports.streams.sender import DISMISS, MARK, WORKERS
+from dovetail.transports.streams.sender import MARK, WORKERS
 
 MOST_DISMISSED = 500
 """Of one stream in one go, as are these."""
@@ -67,7 +68,9 @@ class StreamGarbage:
         ]
         await self._pipe.call_many(
             [
-                self._pipe.script_command(DISMISS, [stream], [WORKERS, name])
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
                 for name in idle[:MOST_DISMISSED]
             ]
         )

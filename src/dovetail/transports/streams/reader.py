@@ -24,6 +24,7 @@ import hiredis
 from dovetail.engine.ports import Result, Task
 from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.messages import (
     FEWEST_PACKED,
     RESULTS,
@@ -184,9 +185,9 @@ class StreamInbox:
             self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
         return found
 
-    async def settle(self, messages: Sequence[StreamMessage]) -> None:
+    async def acknowledge(self, messages: Sequence[StreamMessage]) -> None:
         """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
-        self._readers[0][0].settle_soon(messages)
+        self._readers[0][0].acknowledge_soon(messages)
 
     async def send(self, results: Sequence[Result]) -> None:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
@@ -296,7 +297,7 @@ class StreamInbox:
         left += await self._opened(list(unopened))
         await self._pipe.call_many(task_messages(message.content for message in left))
         # After they are sent again: who dies in between leaves them twice, not lost.
-        await self._readers[0][0].settle(left)
+        await self._readers[0][0].acknowledge(left)
 
     async def close(self) -> None:
         """Read no more, and let others have at once what was read and never begun."""
@@ -307,18 +308,12 @@ class StreamInbox:
         await self._give_away()
         for reader, streams in self._readers:
             for stream in streams:
-                await reader.dismiss(stream, reader.consumer)
+                await reader.remove_consumer(stream, reader.consumer)
 
 
 ORCHESTRATORS_ALIVE = "wf:orchestrators"
 LEASE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
-_BEAT = """
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1e6
-redis.call('ZADD', KEYS[1], string.format('%.3f', now + ARGV[2]), ARGV[1])
-return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.3f', now))
-"""
 
 
 class OrchestratorPeers:
@@ -329,7 +324,9 @@ class OrchestratorPeers:
     async def beat(self) -> list[str]:
         """Renew the own lease; returns whose has lapsed."""
         lapsed = await self._pipe.call_script(
-            _BEAT, [ORCHESTRATORS_ALIVE], [self._me, repr(LEASE_SECONDS)]
+            load_script(__package__, "orchestrators_beat"),
+            [ORCHESTRATORS_ALIVE],
+            [self._me, repr(LEASE_SECONDS)],
         )
         return [name.decode() for name in lapsed]
 
@@ -350,7 +347,7 @@ SINGLES_SECONDS = 0.02
 CROWD, CROWD_SECONDS = 32, 0.1
 """While so many messages wait, no worker waits for what follows from a result."""
 UNDER_WAY_SECONDS = 1.0
-"""So long after it was read, a result that is not settled may still be under way."""
+"""So long after it was read, a result that is not acknowledged may still be under way."""
 
 log = logging.getLogger("dovetail.wiring.distributed")
 
@@ -366,12 +363,12 @@ class ResultConsumer:
     def __init__(
         self,
         reader: StreamReader,
-        take_in: ApplyResults,
+        apply_results: ApplyResults,
         waiting: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         """`waiting` says how many tasks wait, where results come as singles."""
         self._reader = reader
-        self._take_in = take_in
+        self._apply_results = apply_results
         self._waiting = waiting
         self.unapplied = asyncio.Event()
         """Set it if one of these could not go on: what it had read may not be applied."""
@@ -388,8 +385,8 @@ class ResultConsumer:
                     continue
                 followed = False
                 if messages:
-                    followed = await self._taken_in(messages)
-                    self._reader.settle_soon(messages)
+                    followed = await self._apply(messages)
+                    self._reader.acknowledge_soon(messages)
                 if len(messages) >= FEW and not followed:
                     await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
                 elif self._waiting is not None and messages:
@@ -400,19 +397,19 @@ class ResultConsumer:
             await beside.done()
 
     async def _take_many(self, messages: Sequence[StreamMessage]) -> None:
-        await self._taken_in(messages)
-        self._reader.settle_soon(messages)
+        await self._apply(messages)
+        self._reader.acknowledge_soon(messages)
 
-    async def _taken_in(self, messages: Sequence[StreamMessage], *, again: bool = False) -> bool:
-        """As `TakeIn` says. One that cannot be applied is a dead letter: nobody ever could, and
-        whether a worker is missed is not asked while a result lies there."""
+    async def _apply(self, messages: Sequence[StreamMessage], *, again: bool = False) -> bool:
+        """As `ApplyResults` says. A result that cannot be applied becomes a dead letter: an unread
+        result would keep the orchestrators from reaping lost workers."""
 
-        async def take_in(some: Sequence[StreamMessage]) -> Sequence[bool]:
+        async def apply_results(some: Sequence[StreamMessage]) -> Sequence[bool]:
             nonlocal again
             had_before, again = again, True
-            return [await self._take_in([one.content for one in some], again=had_before)]
+            return [await self._apply_results([one.content for one in some], again=had_before)]
 
-        return any(await bisect_failures(take_in, messages, self._bury))
+        return any(await bisect_failures(apply_results, messages, self._bury))
 
     async def _bury(self, message: StreamMessage, problem: Exception) -> Sequence[bool]:
         log.error(
@@ -425,24 +422,24 @@ class ResultConsumer:
 
     # ── and those that were read before ──────────────────────────────────────────────────
 
-    async def take_from_the_dead(self, peers: OrchestratorPeers) -> None:
+    async def reclaim_from_dead_peers(self, peers: OrchestratorPeers) -> None:
         """Results that an orchestrator has read whose lease then lapsed."""
         while True:
             for name in await peers.beat():
                 while messages := await self._reader.claim_from(RESULTS, name, MOST_MESSAGES):
                     await self._take_again(messages)
-                await self._reader.dismiss(RESULTS, name)
+                await self._reader.remove_consumer(RESULTS, name)
                 await peers.forget(name)
             await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
 
-    async def take_stale(self, idle: float, pause: float) -> None:
-        """The same of whoever is not known: results that were read so long ago, and not settled."""
+    async def reclaim_stale(self, idle: float, pause: float) -> None:
+        """Apply results that an unknown consumer read so long ago and did not acknowledge."""
         while True:
             while messages := await self._reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
                 await self._take_again(messages)
             await asyncio.sleep(pause)
 
-    async def take_up_again(self) -> None:
+    async def retry_unapplied(self) -> None:
         """The same of our own: results that we have read and then were not able to apply. Not
         those that were read just now, which may be under way."""
         reader, idle = self._reader, UNDER_WAY_SECONDS
@@ -456,5 +453,5 @@ class ResultConsumer:
                 await self._take_again(messages)
 
     async def _take_again(self, messages: Sequence[StreamMessage]) -> None:
-        await self._taken_in(messages, again=True)
-        await self._reader.settle(messages)
+        await self._apply(messages, again=True)
+        await self._reader.acknowledge(messages)

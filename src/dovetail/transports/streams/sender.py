@@ -1,7 +1,7 @@
 """Tasks and results on Redis Streams: one stream of tasks per handler, one of results.
 
-A message is read by one consumer of its group, and removed once what it asked for is settled in
-the run's own state. Losing one costs time: any queued node can be published again from state, and
+A message is read by one consumer of its group, and removed once the run's own state has what it
+asked for. Losing one costs time: any queued node can be published again from state, and
 any result whose start is not current is refused. What is no message of ours goes to the dead
 letters and never stops anybody. What it must not know: any rule.
 """
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import hiredis
@@ -28,6 +29,7 @@ from dovetail.redis_client.pipelined import (
     is_replaced,
     is_temporary,
 )
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.dead_letters import burying
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
@@ -56,22 +58,22 @@ LEARN_SECONDS = 5.0
 
 
 class StreamMessage(NamedTuple):
-    """A message that was read and is not settled yet, or one of several things that it tells."""
+    """A message that was read and is not acknowledged yet, or one of its tasks or results."""
 
     stream: str
     id: str
     content: Any
     """A `Task`, a `Complete` or a `Fail`."""
-    unsettled: list[int] | None = None
-    """How many of its tasks are not settled, the same for all of them; None if there is one, and
-    for results, which are settled together."""
+    unacknowledged: list[int] | None = None
+    """How many tasks of its message are not acknowledged, shared by all of them. None for a message
+    with one task, and for results, which are acknowledged together."""
 
     def is_last(self) -> bool:
-        """This is settled: whether all that its message tells is so by now."""
-        if self.unsettled is None:
+        """This is acknowledged: whether all that its message tells is so by now."""
+        if self.unacknowledged is None:
             return True
-        self.unsettled[0] -= 1
-        return self.unsettled[0] <= 0
+        self.unacknowledged[0] -= 1
+        return self.unacknowledged[0] <= 0
 
 
 Entry = tuple[str, Any]
@@ -166,7 +168,7 @@ class StreamSender:
         )
 
     async def oldest_result(self) -> float | None:
-        """When the oldest result that nobody has settled was sent."""
+        """When the oldest result that nobody has acknowledged was sent."""
         (held,) = await self._pipe.send([("XPENDING", RESULTS, ORCHESTRATORS)])
         waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
         if isinstance(held, hiredis.ReplyError) or not held[0]:
@@ -203,55 +205,7 @@ class StreamSender:
         return lost
 
 
-_SETTLE = """
-local stream, group = KEYS[1], ARGV[1]
-redis.call('XACK', stream, unpack(ARGV))
-local held = redis.pcall('XPENDING', stream, group)
-if held.err then return end -- the stream was deleted
-local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
-if held[1] == 0 then
-  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
-else
-  local older_ms, older_seq = string.match(held[2], '^(%d+)-(%d+)$')
-  older_ms, older_seq, ms, seq = older_ms + 0, older_seq + 0, ms + 0, seq + 0
-  if older_ms > ms or (older_ms == ms and older_seq > seq) then
-    redis.call('XTRIM', stream, 'MINID', held[2])
-  else
-    redis.call('XDEL', stream, unpack(ARGV, 2))
-  end
-end
-"""
-"""Messages are read in order: if nobody holds one as old as the newest of these, all up to there
-are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
-order."""
-_TRIM = """
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if groups.err then return end -- there is no such stream
-local from_ms, from_seq
-for _, told in ipairs(groups) do
-  local facts = {}
-  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
-  local id, more = facts['last-delivered-id'], 1
-  if facts['pending'] > 0 then
-    id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0
-  end
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  ms, seq = ms + 0, seq + more
-  if from_ms == nil or ms < from_ms or (ms == from_ms and seq < from_seq) then
-    from_ms, from_seq = ms, seq
-  end
-end
-if from_ms == nil then return end
-redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_seq))
-"""
-"""Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
-leaves some that nobody reads again. Everything before what any group still needs may go."""
-DISMISS = """
-if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
-  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-end
-"""
-"""In one step: with what it holds, a consumer would take messages along that nobody reads again."""
+_script = partial(load_script, __package__)
 
 
 def _reads_later(reply: Any) -> bool:
@@ -340,11 +294,11 @@ class StreamReader:
     async def claim_stale(
         self, streams: Sequence[str], idle_seconds: float, limit: int
     ) -> list[StreamMessage]:
-        """Messages that another consumer has read and not settled for so long, at most so many of
-        each stream. What is settled and was left lying goes."""
+        """Messages that another consumer read so long ago and did not acknowledge, at most `limit`
+        of each stream. Messages that were acknowledged and not removed are removed."""
         idle = int(idle_seconds * 1000)
         await self._pipe.call_many(
-            [self._pipe.script_command(_TRIM, [stream], []) for stream in streams]
+            [self._pipe.script_command(_script("trim"), [stream], []) for stream in streams]
         )
         replies = await self._pipe.send(
             [
@@ -363,7 +317,7 @@ class StreamReader:
     async def claim_from(
         self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
     ) -> list[StreamMessage]:
-        """Messages that this consumer has read and not settled for so long. It is known to be
+        """Messages that this consumer has read and not acknowledged for so long. It is known to be
         gone, or it is this one, and was not able to go on with them."""
         idle = ("IDLE", int(idle_seconds * 1000))
         pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
@@ -378,16 +332,16 @@ class StreamReader:
         """Whether there is something in this stream that no consumer has read."""
         return await _oldest_unread(self._pipe, stream, self._group) is not None
 
-    async def dismiss(self, stream: str, consumer: str) -> None:
+    async def remove_consumer(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
-            await self._pipe.call_script(DISMISS, [stream], [self._group, consumer])
+            await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
-    async def settle(self, messages: Iterable[StreamMessage]) -> None:
+    async def acknowledge(self, messages: Iterable[StreamMessage]) -> None:
         """These are done with: they shall be read by nobody again."""
         await self._pipe.call_many(self._settling(messages))
 
-    def settle_soon(self, messages: Iterable[StreamMessage]) -> None:
+    def acknowledge_soon(self, messages: Iterable[StreamMessage]) -> None:
         """Behind whatever is asked next: its answer alone would wake us for nothing."""
         self._pipe.enqueue(self._settling(messages), last=True)
 
@@ -403,7 +357,7 @@ class StreamReader:
                 continue
             for at in range(0, len(ids), MOST_SETTLED):
                 args = [self._group, *ids[at : at + MOST_SETTLED]]
-                commands.append(self._pipe.script_command(_SETTLE, [stream], args))
+                commands.append(self._pipe.script_command(_script("settle"), [stream], args))
         return commands
 
     async def _open(self, stream: str) -> None:
@@ -420,32 +374,32 @@ class StreamReader:
             if entry is None or entry[1] is None:
                 continue  # deleted while somebody held it
             number, fields = entry[0].decode(), entry[1]
-            unsettled = None
+            unacknowledged = None
             try:
                 if stream == RESULTS:
                     told: Sequence[Any] = read_results(fields)
                 else:
                     told = read_tasks(fields)
-                    unsettled = [len(told)] if len(told) > 1 else None
+                    unacknowledged = [len(told)] if len(told) > 1 else None
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
-                    new_tuple(StreamMessage, (stream, number, content, unsettled))
+                    new_tuple(StreamMessage, (stream, number, content, unacknowledged))
                     for content in told
                 ]
         return found
 
     async def bury(self, message: StreamMessage, problem: Exception) -> None:
         """This was understood, and nobody can do what it says. It is for who has read it to
-        settle, with what else it may tell."""
+        acknowledge, with what else it may tell."""
         stream, number = message.stream, message.id
         for _, fields in await self._pipe.call("XRANGE", stream, number, number):
             await self._write_letter(stream, number, fields, problem)
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
         await self._write_letter(stream, number, fields, problem)
-        await self.settle([StreamMessage(stream, number, None)])
+        await self.acknowledge([StreamMessage(stream, number, None)])
 
     async def _write_letter(
         self, stream: str, number: str, fields: Any, problem: Exception

@@ -50,7 +50,7 @@ def test_the_page_explains_every_metric_with_its_labels() -> None:
     assert said == [(one.name, list(one.labels), one.kind) for one in METRICS]
 
 
-def test_names_that_anybody_may_send_do_not_grow_for_ever() -> None:
+def test_label_sets_from_callers_are_bounded() -> None:
     tally = Counters()
     for number in range(MAX_LABEL_SETS + 50):
         tally.add_events(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
@@ -71,7 +71,7 @@ def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
     assert page(name, handler="h", le="+Inf") == 4
 
 
-def test_facts_that_nobody_knows_are_left_out() -> None:
+def test_unknown_facts_are_left_out() -> None:
     page = Page(Telemetry().page(ServiceFacts(archive_lag_seconds=1.5)).decode())
     assert page("dovetail_archive_lag_seconds") == 1.5
     assert not page.all("dovetail_workers_alive")
@@ -209,7 +209,7 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_port() -> None:
         child.join()
 
 
-def test_those_who_ask_and_say_nothing_are_few_and_not_for_long() -> None:
+def test_clients_that_send_nothing_are_limited_in_number_and_time() -> None:
     with port() as number:
         silent = [socket.create_connection(("127.0.0.1", number)) for _ in range(MAX_CONNECTIONS)]
         try:

@@ -68,7 +68,7 @@ def graph() -> Graph:
     return build_graph(Workflow.model_validate({"name": "f", "nodes": nodes}), {})
 
 
-async def test_a_decision_that_another_process_overtook_is_told_as_it_was_made_in_the_end(
+async def test_a_decision_that_another_process_overtook_is_reported_as_it_was_committed(
     tmp_path: Path,
 ) -> None:
     driver, other = Ear(), Ear()
