@@ -1,7 +1,4 @@
-"""A run's events: as a list, or live as `text/event-stream` until the last one.
-
-What it must not know: what any event means.
-"""
+"""A run's events: as a list, or live as `text/event-stream` until the last one."""
 
 from __future__ import annotations
 
@@ -12,20 +9,22 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api.admission import waits
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
 from dovetail.api.responses import Here, json_answer
+from dovetail.api.schemas import ENDED, Time
 from dovetail.api.service import ApiService
 
 router = APIRouter(tags=["runs"])
 
 KEEP_ALIVE_SECONDS = 15.0
 """A comment after so much silence, or proxies would take the connection for dead."""
-MOST_EVENTS = 1 << 53
-MOST_WAITING = 1000
+MAX_SEQ = 1 << 53
+MAX_QUEUED_EVENTS = 1000
 """Events that were read for a client that is slower."""
 PAGE = 1000
 """Events of a list that are read at once."""
@@ -35,7 +34,29 @@ STREAM = "text/event-stream"
 Queued = asyncio.Queue[dict[str, Any] | Exception | None]
 
 
+class Event(BaseModel):
+    """Some types have more fields."""
+
+    seq: int = Field(ge=1)
+    time: Time
+    type: str
+    epoch: int
+    node: str = ""
+    attempt: int = 0
+
+
 EVENT = {"$ref": "#/components/schemas/Event"}
+_EXAMPLE = [
+    {
+        "seq": 8,
+        "time": ENDED,
+        "type": "node.completed",
+        "epoch": 1,
+        "node": "end",
+        "attempt": 1,
+    },
+    {"seq": 9, "time": ENDED, "type": "run.completed", "epoch": 1},
+]
 FRAME = {
     "title": "EventFrame",
     "description": "one event of the stream",
@@ -59,7 +80,10 @@ FRAME = {
         200: {
             "description": "a list; with `Accept: text/event-stream` a stream",
             "content": {
-                "application/json": {"schema": {"type": "array", "items": EVENT}},
+                "application/json": {
+                    "schema": {"type": "array", "items": EVENT},
+                    "example": _EXAMPLE,
+                },
                 STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },
@@ -70,7 +94,7 @@ async def events(
     run_id: str,
     request: Request,
     here: Here,
-    after: Annotated[int, Query(ge=0, le=MOST_EVENTS, description="only those after this")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="only those after this")] = 0,
     last_event_id: Annotated[
         str | None, Header(description="where a stream broke off; wins over `after`")
     ] = None,
@@ -83,11 +107,13 @@ async def events(
             return json_answer(first)
         return Streamed(_listed(here, run_id, first), media_type=JSON)
     waits(request)
-    run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
+    run = await here.commands.get_run(
+        run_id, nodes=False
+    )  # or `NotFound`, before the stream begins
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
     if came_back and await here.commands.last_seq(run_id) <= after:
-        # A browser comes back whenever a stream ends; this is how it is told not to.
+        # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}
     return StreamingResponse(_frames(here, run_id, after), headers=headers, media_type=STREAM)
@@ -140,7 +166,7 @@ async def _listed(
 async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
     yield b": events of a run\n\n"
-    queue: Queued = asyncio.Queue(MOST_WAITING)
+    queue: Queued = asyncio.Queue(MAX_QUEUED_EVENTS)
     pumping = asyncio.ensure_future(_pump(here.commands.watch(run_id, after), queue))
     closing = asyncio.ensure_future(here.closing.wait())
     upcoming = asyncio.ensure_future(queue.get())
@@ -160,7 +186,7 @@ async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[by
                 yield _frame(event)
                 upcoming = asyncio.ensure_future(queue.get())
             elif closing.done():
-                return  # whoever listens comes back with `Last-Event-ID`
+                return  # the client comes back with `Last-Event-ID`
             else:
                 yield b": still here\n\n"
     finally:
@@ -169,7 +195,7 @@ async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[by
 
 
 async def _pump(feed: AsyncGenerator[dict[str, Any]], queue: Queued) -> None:
-    """In a task of its own, which nobody needs to await when the client leaves."""
+    """In a task of its own, which is cancelled when the client leaves."""
     async with aclosing(feed):
         try:
             async for event in feed:

@@ -1,7 +1,6 @@
-"""What a user can ask for, each as one function that every edge calls.
+"""The engine in this process, as the command line, the API server and the client ask it.
 
-The command line, the API and the client parse and print; what is allowed and what happens is
-decided here and in the core. Answers that are dictionaries have the fields of the HTTP API.
+The edges parse and print. What is allowed and what happens is decided here and in the core.
 """
 
 from __future__ import annotations
@@ -76,23 +75,23 @@ from dovetail.engine.views import (
     with_warnings,
 )
 
-MOST_COMPILED = 64
+MAX_COMPILED = 64
 BATCH_POLL_SECONDS = (0.005, 0.01, 0.02, 0.05)
-"""Where nothing is left to wait for, but the batch is not told as finished: at first a matter of
-moments, later of whoever has not made its last runs yet."""
-WAITED_FOR = 20
-"""Runs of a batch at a time."""
-RETRIED_AT_ONCE = 100
-"""Of a batch: they share commits, and nobody else waits for long."""
-MOST_BATCHES = 100
-"""Of a page."""
-MOST_AUDITED = 2_000
+"""Pauses between looks at a batch whose known runs have all ended but that is not finished: its
+last runs may not be made yet."""
+BATCH_WAIT_SIZE = 20
+"""Runs of a batch that are waited for at a time."""
+RETRY_BATCH_SIZE = 100
+"""Runs of a batch that are retried together: they share commits."""
+MAX_BATCHES_PER_PAGE = 100
+"""In a page: each is counted."""
+MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
-MOST_TRIES = 3
-"""To move a run in a store that does not keep it."""
+MAX_TRIES = 3
+"""To cancel or retry a run in a store that does not keep the change."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LONGEST_ALIAS = 128
+_MAX_ALIAS_LENGTH = 128
 
 
 class _Compiled(NamedTuple):
@@ -107,7 +106,7 @@ class _Compiled(NamedTuple):
 
 
 async def _nothing_new() -> None:
-    """Who runs the handlers in this process knows them."""
+    """The handlers of this process are known."""
 
 
 async def _never() -> None:
@@ -130,15 +129,15 @@ class Commands:
     digest: Callable[[Workflow], tuple[str, bytes]]
     """The digest and the text under which a definition is kept."""
     drives: bool = True
-    """Runs are driven here; if not, they are only read and told what to do."""
+    """Runs are driven in this process. If not, it only reads them and sends commands."""
     why_not_here: str = "nothing is driven here"
-    """Said to who wants to."""
+    """The message of `resume` where runs are not driven here."""
     learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
     hindered: Callable[[], Awaitable[str | None]] | None = None
     """Says what keeps published nodes from their workers, if something does."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
-    """The handlers that live workers have; without it whoever drives a run has its handlers."""
+    """The handlers of live workers; None where the process that drives a run has them."""
     check_writable: Callable[[], Awaitable[object]] = _nothing_new
     """Raises `StoreError`, with its reason, if a run that is asked for now would not be accepted.
     It may write, so it is not to be asked often."""
@@ -221,7 +220,7 @@ class Commands:
     def _remember(
         self, key: Any, workflow: Workflow, version: int | None, sha256: str | None, source: Any
     ) -> None:
-        if len(self._compiled) >= MOST_COMPILED:
+        if len(self._compiled) >= MAX_COMPILED:
             del self._compiled[next(iter(self._compiled))]
         graph = build_graph(workflow, self.default_retries)
         self._compiled[key] = _Compiled(graph, workflow.params, version, sha256, source)
@@ -258,10 +257,10 @@ class Commands:
     async def _made_before(
         self, request: KeyedRequest, given: Given, refusal: InvalidDefinition | NotFound
     ) -> str:
-        """What the same request has made already; else raises why it is refused.
+        """The run or batch that the same request has made already; else raises the refusal.
 
-        Whatever has become of the workflow, its schema and its handlers since is no concern of
-        who asks again. Looked up after the refusal, so that nothing can be made in between.
+        Later changes of the workflow, its schema and its handlers do not matter to a repeated
+        request. Looked up after the refusal, so that nothing can be made in between.
         """
         sha256 = None
         if not isinstance(given, str):
@@ -374,7 +373,7 @@ class Commands:
 
     async def _damage(self, run: RunState) -> list[str]:
         found = inconsistencies(run)
-        if not found and not run.finished and 0 < run.seq <= MOST_AUDITED:
+        if not found and not run.finished and 0 < run.seq <= MAX_AUDITED_EVENTS:
             try:
                 found = await self.store.repair(run.id, dry_run=True)
             except BrokenRun as problem:
@@ -400,7 +399,7 @@ class Commands:
         """Its log up to the moment at which it was loaded."""
         events: list[Event] = []
         if not run.seq:
-            return events  # nobody has made it yet, and who watches it waits for that
+            return events  # it is not made yet, and a watch would wait for that
         feed = self.store.watch(run.id)
         async with aclosing(cast("AsyncGenerator[Event]", feed)):
             async for event in feed:
@@ -432,7 +431,7 @@ class Commands:
     async def retry(
         self, run_id: str, from_node: str | None = None, *, budget: ReadBudget | None = None
     ) -> RunState:
-        """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
+        """Open a new epoch; the run is driven here if no process drives it."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
             await self._check_handlers(run_id)
         run = await self._move(Retry(run_id, from_node), budget)
@@ -446,10 +445,10 @@ class Commands:
 
     async def _move(self, move: Cancel | Retry, budget: ReadBudget | None) -> RunState:
         epoch = (await self.store.load(move.run_id, outputs=False)).epoch
-        for again in range(MOST_TRIES):
+        for again in range(MAX_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
                 (decision,) = await self.orchestrator.apply([move], durable=True)
-            else:  # whoever drives it learns of it and sends out what follows
+            else:  # the process that drives it learns of it and sends out the effects
                 (decision,) = await self.store.apply([move], self.clock(), durable=True)
             run = await self.store.load(move.run_id, room=budget)
             if (decision or again) and _is_done(move, epoch, run):
@@ -457,7 +456,7 @@ class Commands:
             if not decision:
                 raise explain_refusal(run, move)
             # The hot store was emptied in this very moment, or came back without the end of its
-            # log: nobody is told that something is done which is lost already.
+            # log: a change that is lost already is not reported as done.
         raise StoreError(f"run '{move.run_id}': the store did not keep what was asked for")
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
@@ -472,7 +471,7 @@ class Commands:
             "reuse": [name for place, name in enumerate(names) if place not in rerun],
         }
 
-    # ── who drives what ──────────────────────────────────────────────────────────────────
+    # ── ownership of runs ────────────────────────────────────────────────────────────────
 
     async def owner(self, run_id: str) -> Owner:
         return await self.store.owner_of(run_id)
@@ -505,7 +504,9 @@ class Commands:
         try:
             return not await self._unknown_handlers(run_id)
         except BrokenRun:
-            return True  # whoever takes it over finds that it cannot be read, and leaves it
+            return (
+                True  # the process that takes it over finds that it cannot be read, and leaves it
+            )
 
     async def _check_handlers(self, run_id: str) -> None:
         if unknown := await self._unknown_handlers(run_id):
@@ -582,7 +583,7 @@ class Commands:
         return await self.records.find_batch(prefix)
 
     async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        limit = min(limit, MOST_BATCHES)
+        limit = min(limit, MAX_BATCHES_PER_PAGE)
         batch_ids, more = await self.records.batch_ids(limit=limit, cursor=cursor)
         found = await asyncio.gather(*map(self._listed_batch, batch_ids))
         return {"items": [batch for batch in found if batch is not None], "next_cursor": more}
@@ -597,7 +598,7 @@ class Commands:
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
         # Some from all over it: when these have ended, most have. To wait for each would be to
-        # read them all, so that is left for when the first few tell nothing any more.
+        # read them all, so that comes last.
         count = (await self.get_batch(batch_id, limit=1, counts=False))["count"]
         await asyncio.gather(*map(self.ended, await self._some_of(batch_id, count)))
         pauses = iter(BATCH_POLL_SECONDS)
@@ -606,15 +607,15 @@ class Commands:
             if batch["finished_at"] is not None:
                 return batch
             runs = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
-            if going_on := runs[:: -max(1, len(runs) // WAITED_FOR)]:
+            if going_on := runs[:: -max(1, len(runs) // BATCH_WAIT_SIZE)]:
                 await asyncio.gather(*map(self.ended, going_on))
             else:
                 await asyncio.sleep(next(pauses, BATCH_POLL_SECONDS[-1]))
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
         wanted = [run_id async for run_id, status in self._runs_of(batch_id) if status in _AGAIN]
-        for at in range(0, len(wanted), RETRIED_AT_ONCE):
-            await asyncio.gather(*map(self._retry_one, wanted[at : at + RETRIED_AT_ONCE]))
+        for at in range(0, len(wanted), RETRY_BATCH_SIZE):
+            await asyncio.gather(*map(self._retry_one, wanted[at : at + RETRY_BATCH_SIZE]))
         return await self.get_batch(batch_id)
 
     async def _retry_one(self, run_id: str) -> None:
@@ -622,11 +623,11 @@ class Commands:
             await self.retry(run_id)
         except Conflict:
             if (await self.store.load(run_id, outputs=False)).status in _AGAIN:
-                raise  # and not because somebody else was faster
+                raise  # and not because another process was faster
 
     async def _some_of(self, batch_id: str, count: int) -> list[str]:
         """The last run of a batch and others at even distances that have not finished."""
-        places = range(count - 1, -1, -max(1, count // WAITED_FOR))
+        places = range(count - 1, -1, -max(1, count // BATCH_WAIT_SIZE))
         pages = await asyncio.gather(
             *(self.get_batch(batch_id, limit=1, cursor=str(at), counts=False) for at in places)
         )
@@ -688,8 +689,8 @@ def _wrong_with_alias(alias: str) -> str | None:
         return "use letters, digits, '.', '_' and '-', a letter or digit first"
     if alias.isdigit():
         return "digits alone are a version's number"
-    if len(alias) > _LONGEST_ALIAS:
-        return f"it has {len(alias):,} characters, and {_LONGEST_ALIAS} are allowed"
+    if len(alias) > _MAX_ALIAS_LENGTH:
+        return f"it has {len(alias):,} characters, and {_MAX_ALIAS_LENGTH} are allowed"
     return None
 
 
@@ -698,10 +699,10 @@ def _name(given: Given) -> str | None:
 
 
 def _is_done(move: Cancel | Retry, epoch: int, run: RunState) -> bool:
-    """Whether the run shows it, which was in that epoch; somebody may have gone on from there."""
+    """Whether the run, which was in that epoch, shows the change; it may have gone on since."""
     return run.epoch > epoch or (isinstance(move, Cancel) and run.finished)
 
 
 def new_id() -> str:
-    """Random from the first digit on, so that six of them tell runs apart at a prompt."""
+    """Random from the first digit on, so that six of them identify a run at a prompt."""
     return os.urandom(16).hex()

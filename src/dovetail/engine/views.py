@@ -1,11 +1,4 @@
-"""A run as people and programs see it: the fields of the HTTP API, everywhere.
-
-Runs that cannot be read, or whose state disagrees with their own log: in words, and as data.
-
-Such a run is named and left as it is, and everything else goes on. Its state can be rebuilt from
-its log (`repair`), and it can be ended in any case (`cancel`). What it must not know: where a run
-is kept.
-"""
+"""A run in the fields of the HTTP API, for every edge; and a run that cannot be read, as data."""
 
 from __future__ import annotations
 
@@ -206,7 +199,7 @@ def _duration(began: float | None, ended: float | None) -> float | None:
 
 KIND = "run_damaged"
 """The `type` of the error that a damaged run ends with."""
-LONGEST_WHY = 500
+MAX_WHY_LENGTH = 500
 
 
 def unread_run(
@@ -227,4 +220,4 @@ def unread_run(
 
 
 def damage_error(why: str) -> dict[str, Any]:
-    return {"type": KIND, "message": why[:LONGEST_WHY]}
+    return {"type": KIND, "message": why[:MAX_WHY_LENGTH]}

@@ -50,7 +50,7 @@ from dovetail.core.transitions import (
 )
 from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
-from dovetail.engine.views import LONGEST_WHY, damage_error, unread_run
+from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
 from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.sqlite.file import Owner, SqliteFile, statements
 from dovetail.stores.sqlite.group_commit import CachedRun, GroupCommit, projection, shown
@@ -472,7 +472,7 @@ class SqliteStore:
 
     def _unreadable(self, run_id: str, error: Exception) -> BrokenRun:
         """What is wrong, where, and what can be done about it."""
-        why = one_line(" ".join(str(error).split()), LONGEST_WHY) or type(error).__name__
+        why = one_line(" ".join(str(error).split()), MAX_WHY_LENGTH) or type(error).__name__
         if not isinstance(error, UnreadableJournal):
             why = f"its record makes no sense ({type(error).__name__}: {why})"
         short = run_id[:6]
