@@ -19,7 +19,7 @@ from dovetail.core.step import begin, step
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis import run_cache
+from dovetail.stores.redis import scope
 from dovetail.stores.redis.store import RedisStore
 
 from ..core.walk import graph
@@ -276,7 +276,7 @@ async def test_a_result_counts_though_its_run_was_forgotten_for_another_of_the_s
     stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many runs are known at once, and those that are new take the places of the oldest."""
-    monkeypatch.setattr(run_cache, "MAX_CACHED_RUNS", 2)
+    monkeypatch.setattr(scope, "MAX_CACHED_RUNS", 2)
     one, other = stores
     runs = [await make(store, SHAPES["plain"]) for store in (one, one, other)]
     tasks = [task(run, "a") for run in runs]

@@ -18,7 +18,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import NOTHING, Cancel, Complete, Renew, Retry, Submit
 from dovetail.engine.distributed import orchestrator
 from dovetail.engine.distributed.task_source import QueueTaskSource
-from dovetail.stores.redis import run_cache
+from dovetail.stores.redis import scope
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.timers import LEASES
 from dovetail.stores.redis.workers import WorkerRegistry
@@ -366,7 +366,7 @@ async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list
 async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_cache, "MAX_CACHED_RUNS", 1)
+    monkeypatch.setattr(scope, "MAX_CACHED_RUNS", 1)
     starts = []
     for run_id in ("r", "s"):
         await stage.living.submit(Submit(run_id, FLOW, {}))

@@ -18,7 +18,7 @@ from dovetail.stores.redis.definitions import (
     definition_key,
 )
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.run_cache import SMALL_DEFINITION_BYTES, RunHeaderCache
+from dovetail.stores.redis.scope import SMALL_DEFINITION_BYTES, RunHeaderCache
 from dovetail.stores.redis.store import RedisStore
 
 from .test_records import NOW, graph, register, submit

@@ -16,9 +16,8 @@ from starlette.types import ASGIApp
 from dovetail.api import batches, events, operations, runs, workflows
 from dovetail.api.admission import Admission, Budgets, limits_of
 from dovetail.api.connection import most_connections
-from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
-from dovetail.api.openapi import describe
+from dovetail.api.openapi import STYLE, describe, docs_page
 from dovetail.api.problems import answer_problems
 from dovetail.api.responses import PREFIX, json_answer
 from dovetail.api.security import Guard, Tokens, page_policy

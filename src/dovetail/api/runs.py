@@ -24,15 +24,7 @@ from dovetail.api.outputs import (
     tag_of_output,
     tag_of_parts,
 )
-from dovetail.api.request_body import (
-    DEFINITION,
-    FLAG,
-    PARAMS,
-    TEXT,
-    VERSION,
-    BodyPart,
-    RequestBody,
-)
+from dovetail.api.request_body import DEFINITION, FLAG, PARAMS, TEXT, VERSION, BodyPart, RequestBody
 from dovetail.api.responses import (
     ETAG,
     LOCATION,

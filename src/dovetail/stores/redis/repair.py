@@ -31,7 +31,7 @@ from dovetail.stores.redis.codec import (
     source,
     time_text,
 )
-from dovetail.stores.redis.run_cache import RunHeader
+from dovetail.stores.redis.scope import RunHeader
 
 MAX_TRIES = 8
 WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"

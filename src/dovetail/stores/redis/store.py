@@ -51,7 +51,6 @@ from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import no_run
-from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
     PENDING,
     SEPARATOR,
@@ -71,6 +70,7 @@ from dovetail.stores.redis.codec import (
 from dovetail.stores.redis.definitions import GRACE_SECONDS
 from dovetail.stores.redis.fast_path import (
     MAX_NODES_PER_CALL,
+    Claims,
     Foreseen,
     claim_args,
     claimed,
@@ -90,7 +90,6 @@ from dovetail.stores.redis.repair import (
     strays,
     write_back,
 )
-from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
@@ -98,6 +97,8 @@ from dovetail.stores.redis.scope import (
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
+    RunHeader,
+    RunHeaderCache,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE

@@ -13,7 +13,6 @@ from typing import Any
 from dovetail.core.audit.replay import is_taken
 from dovetail.core.run import RunState
 from dovetail.engine.views import result
-from dovetail.stores.sqlite.journal import Staged
 from dovetail.stores.sqlite.writer import (
     Add,
     CommitOutcome,
@@ -21,6 +20,7 @@ from dovetail.stores.sqlite.writer import (
     CreatedRun,
     Creation,
     Projection,
+    Staged,
     Writer,
 )
 

@@ -54,15 +54,17 @@ from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
 from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.sqlite.file import Owner, SqliteFile, statements
 from dovetail.stores.sqlite.group_commit import CachedRun, GroupCommit, projection, shown
-from dovetail.stores.sqlite.journal import Staged, decoded, thinned
 from dovetail.stores.sqlite.writer import (
     PIECES,
     CreatedRun,
     Creation,
+    Staged,
     Writer,
     check_key,
+    decoded,
     piece,
     projected,
+    thinned,
     write_batch,
 )
 
