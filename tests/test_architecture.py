@@ -165,11 +165,11 @@ def test_every_part_of_the_package_has_a_row_in_the_table() -> None:
     assert set(MAY_IMPORT) >= PARTS, "a new part: say in MAY_IMPORT what it may import"
 
 
-def test_the_table_allows_no_circle() -> None:
+def test_the_table_has_no_cycle() -> None:
     TopologicalSorter(MAY_IMPORT).prepare()  # raises CycleError, with the circle
 
 
-def test_imports_go_one_way_and_the_core_is_pure() -> None:
+def test_imports_follow_the_table_and_the_core_is_pure() -> None:
     wrong = [w for path in FILES for w in wrong_imports(path.read_text(), module_name(path))]
     assert not wrong, "\n" + "\n".join(wrong)
 
@@ -201,7 +201,7 @@ def test_an_import_along_the_direction_passes() -> None:
     assert not wrong_imports(text, "dovetail.engine.worker")
 
 
-def test_the_core_neither_waits_nor_opens_nor_prints() -> None:
+def test_the_core_neither_awaits_nor_opens_files_nor_prints() -> None:
     found = []
     for path in sorted((SOURCE / "core").rglob("*.py")):
         found += calls(path, IMPURE_CALLS)
@@ -217,13 +217,13 @@ def test_the_core_neither_waits_nor_opens_nor_prints() -> None:
 # --- how it reads ------------------------------------------------------------------------------
 
 
-def test_only_the_command_line_prints() -> None:
+def test_only_the_cli_prints() -> None:
     edges = {SOURCE / "cli", SOURCE / "documents" / "commands"}
     found = [c for p in FILES if not edges & set(p.parents) for c in calls(p, {"print"})]
     assert not found, "\n" + "\n".join(found)
 
 
-def test_every_file_opens_with_why_it_exists() -> None:
+def test_every_file_starts_with_its_purpose() -> None:
     silent = []
     for path in FILES:
         tree = ast.parse(path.read_text())
@@ -232,7 +232,7 @@ def test_every_file_opens_with_why_it_exists() -> None:
     assert not silent
 
 
-def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
+def test_no_file_is_a_collection_of_unrelated_helpers() -> None:
     drawers = {"util", "utils", "helper", "helpers", "common", "misc"}
     folders = [ROOT / name for name in ("src", "tests", "bench", "tools", "examples")]
     found = [p for folder in folders for p in folder.rglob("*") if p.stem.strip("_") in drawers]
@@ -260,7 +260,7 @@ def clean() -> dict[str, str]:
 @pytest.mark.parametrize(
     "statement", ["import dovetail", "import dovetail.cli", "import dovetail.documents"]
 )
-def test_an_import_alone_loads_nothing_heavy(statement: str) -> None:
+def test_importing_dovetail_loads_no_heavy_module(statement: str) -> None:
     assert sorted(loaded_by(statement) & HEAVY) == []
 
 
@@ -275,7 +275,7 @@ def test_the_embedded_engine_needs_no_client_of_a_server() -> None:
     assert sorted(loaded & {"httpx2", "redis", "hiredis", "asyncpg", *watching}) == []
 
 
-def test_help_loads_nothing_that_help_does_not_need() -> None:
+def test_help_imports_only_what_help_needs() -> None:
     ask = "import sys; sys.argv = ['dovetail', '--help']\nfrom dovetail.cli import main\n"
     loaded = loaded_by(ask + "try: main()\nexcept SystemExit: pass")
     assert sorted(loaded & (HEAVY - {"rich"})) == []
@@ -287,7 +287,7 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_help_answers_within_four_tenths_of_a_second() -> None:
+def test_help_is_printed_within_four_tenths_of_a_second() -> None:
     command = [str(Path(sys.executable).with_name("dovetail")), "--help"]
     best = float("inf")
     for _ in range(10):  # the best of some: a busy machine says nothing about the program

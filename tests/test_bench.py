@@ -55,7 +55,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", WITHOUT_DASK)
-def test_a_contestant_carries_outputs_along_every_edge(bench: Any, name: str) -> None:
+def test_a_contestant_passes_outputs_along_every_edge(bench: Any, name: str) -> None:
     workloads = import_module("workloads")
 
     for workload in (workloads.chain(7), workloads.fan(9), workloads.layered(4, 5)):
@@ -71,13 +71,13 @@ def test_a_wrong_value_at_the_end_is_noticed(bench: Any) -> None:
         workloads.chain(3).check([{"n": 2}])
 
 
-def test_the_workloads_are_those_that_were_promised(bench: Any) -> None:
+def test_the_workloads_are_those_of_the_targets(bench: Any) -> None:
     sizes = {workload.name: workload.nodes for workload in bench.standard()}
     assert sizes == {"chain100": 100, "fan1000": 1002, "layered10x100": 1000}
     assert sizes.keys() == bench.TARGETS.keys()
 
 
-def test_everybody_runs_once_per_round_in_a_rotating_order(bench: Any) -> None:
+def test_every_contestant_runs_once_per_round_in_a_rotating_order(bench: Any) -> None:
     order: list[str] = []
     work = {name: lambda name=name: order.append(name) for name in "abc"}
     times = bench.rounds(work, count=2, warmup=1)
@@ -85,13 +85,13 @@ def test_everybody_runs_once_per_round_in_a_rotating_order(bench: Any) -> None:
     assert [len(seconds) for seconds in times.values()] == [2, 2, 2]
 
 
-def test_a_ratio_is_taken_within_the_rounds(bench: Any) -> None:
+def test_a_ratio_is_computed_within_the_rounds(bench: Any) -> None:
     """The second round was ten times as slow for both, which must not matter."""
     assert bench.ratio([4.0, 40.0, 4.0], [1.0, 10.0, 2.0]) == 4.0
     assert bench.best_ratio([6.0, 40.0, 4.0], [1.0, 10.0, 2.0]) == 4.0
 
 
-def test_a_missed_target_is_told(bench: Any) -> None:
+def test_a_missed_target_is_reported(bench: Any) -> None:
     workload = bench.layered(10, 100)
 
     def verdict(ours: float) -> dict[str, Any]:
@@ -106,7 +106,9 @@ def test_a_missed_target_is_told(bench: Any) -> None:
     )
 
 
-def test_without_dask_it_says_how_to_get_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dask_the_bench_says_how_to_install_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", "--only", "chain100", "--rounds", "1"])
     with pytest.raises(SystemExit, match=r"dask.* is not installed; \./dev bench installs it"):
         bench.main()
@@ -145,7 +147,7 @@ def test_the_bench_prints_one_json_document() -> None:
 
 
 @pytest.mark.parametrize("name", ["dovetail embedded", "floor"])
-def test_a_durable_contestant_carries_outputs_and_syncs_every_commit(
+def test_a_durable_contestant_passes_outputs_and_syncs_every_commit(
     bench: Any, name: str, tmp_path: Path
 ) -> None:
     workloads = import_module("workloads")
@@ -192,11 +194,11 @@ async def test_a_node_of_a_chain_costs_one_commit(bench: Any, tmp_path: Path) ->
     assert await commits_per_node(bench.workloads.chain(100), tmp_path) <= 1.1
 
 
-async def test_the_nodes_of_a_fan_share_their_commits(bench: Any, tmp_path: Path) -> None:
+async def test_the_nodes_of_a_fan_out_share_their_commits(bench: Any, tmp_path: Path) -> None:
     assert await commits_per_node(bench.fan(1000), tmp_path) <= 0.05
 
 
-def test_the_durable_workloads_are_those_that_were_promised(bench: Any) -> None:
+def test_the_durable_workloads_are_those_of_the_targets(bench: Any) -> None:
     sizes = {workload.name: workload.nodes for workload in bench.workloads.durable()}
     assert sizes == {"chain100": 100, "fan1000": 1002, "diamonds500": 2000}
     assert sizes.keys() == bench.DURABLE_TARGETS.keys()
@@ -212,7 +214,7 @@ def durable_rows(**rows: dict[str, Any]) -> dict[str, Any]:
     return {"rows": {"dovetail embedded": ours, "dbos, WAL": rows.get("dbos", {})}}
 
 
-def test_a_missed_durable_target_is_told_and_so_is_a_failure(bench: Any) -> None:
+def test_a_missed_durable_target_and_a_failure_are_reported(bench: Any) -> None:
     workload = bench.fan(1000)
     verdicts = bench.verdicts_on_durable_speed
 
@@ -256,7 +258,9 @@ def test_only_selects_parts_and_workloads(
     assert ", ".join(found) == expected
 
 
-def test_slow_rounds_are_fewer_but_three_and_never_more_than_asked_for(bench: Any) -> None:
+def test_slow_contestants_run_at_least_three_rounds_and_never_more_than_requested(
+    bench: Any,
+) -> None:
     options = Namespace(rounds=25, warmup=3)
     assert bench.within_reason(0.5, options) == {"count": 25, "warmup": 3}
     assert bench.within_reason(5.0, options) == {"count": 12, "warmup": 2}
@@ -264,7 +268,7 @@ def test_slow_rounds_are_fewer_but_three_and_never_more_than_asked_for(bench: An
     assert bench.within_reason(40.0, Namespace(rounds=1, warmup=0)) == {"count": 1, "warmup": 0}
 
 
-def test_who_fails_or_is_too_slow_has_a_row_that_says_so(
+def test_a_contestant_that_fails_or_is_too_slow_has_a_row_with_the_reason(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = {
@@ -301,7 +305,9 @@ def test_who_fails_or_is_too_slow_has_a_row_that_says_so(
     assert len(found["rows"]["floor"]["seconds"]) == 3
 
 
-def test_without_dbos_it_says_how_to_get_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_dbos_the_bench_says_how_to_install_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("dbos")
 
@@ -369,7 +375,7 @@ def test_work_in_another_process_is_called_timed_and_closed(apart: Any, tmp_path
     assert file.read_text() == "closed"
 
 
-def test_work_that_fails_elsewhere_fails_here_with_its_words(
+def test_an_error_in_another_process_is_raised_here_with_its_message(
     apart: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(call: str) -> str:
@@ -386,7 +392,7 @@ def test_work_that_fails_elsewhere_fails_here_with_its_words(
     assert failing("hang") == "not done after 0.2 s"
 
 
-def test_a_package_that_is_missing_elsewhere_is_named(apart: Any) -> None:
+def test_a_package_that_is_missing_in_another_process_is_named(apart: Any) -> None:
     with pytest.raises(apart.Missing, match="a_package_that_is_not_there"):
         apart.Apart("work_elsewhere:without")
 
@@ -394,7 +400,9 @@ def test_a_package_that_is_missing_elsewhere_is_named(apart: Any) -> None:
 # --- what large runs and long histories cost -----------------------------------------------------
 
 
-def test_the_growth_of_a_process_in_a_run_is_told(bench: Any, tmp_path: Path) -> None:
+def test_the_memory_growth_of_a_process_during_a_run_is_measured(
+    bench: Any, tmp_path: Path
+) -> None:
     with bench.burden.memory(workload=["layered", 3, 4], folder=str(tmp_path)) as job:
         assert job.calls["run"]() >= 0  # how little is only to be told in a process of its own
 
@@ -413,7 +421,7 @@ def test_a_history_is_copied_from_real_runs_and_can_be_used(bench: Any, tmp_path
             call()
 
 
-def test_a_history_that_slows_anything_down_is_told(bench: Any) -> None:
+def test_a_history_that_slows_a_command_is_reported(bench: Any) -> None:
     found = {"show": {"short": 0.001, "long": 0.0016, "times": 1.6}}
     (verdict,) = bench.verdicts_on_history(found)
     assert bench.shown(verdict) == "✗ show, 100,000 runs against 200: 1.60 (at most 1.5)"
@@ -422,7 +430,7 @@ def test_a_history_that_slows_anything_down_is_told(bench: Any) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_that_needs_too_much_memory_is_told(bench: Any) -> None:
+def test_a_run_that_needs_too_much_memory_is_reported(bench: Any) -> None:
     (verdict,) = bench.verdicts_on_memory({"fan9998": 120_000_000})
     assert bench.shown(verdict) == (
         "✗ fan9998 on a file, MB above the idle process: 120.00 (below 100)"
@@ -513,7 +521,7 @@ def calls(work: Callable[[], object]) -> int:
     return made
 
 
-def test_a_completion_in_a_chain_costs_the_same_however_long_the_chain_is() -> None:
+def test_a_completion_in_a_chain_costs_the_same_for_any_length() -> None:
     short, long = Course(chain(100)), Course(chain(10_000))
     for course in (short, long):
         for _ in range(10):
@@ -523,7 +531,7 @@ def test_a_completion_in_a_chain_costs_the_same_however_long_the_chain_is() -> N
     assert short.complete().changed == [11, 12]  # itself and its child, nobody else
 
 
-def test_a_completion_in_a_fan_costs_the_same_however_wide_the_fan_is() -> None:
+def test_a_completion_in_a_fan_out_costs_the_same_for_any_width() -> None:
     narrow, wide = Course(fan(998)), Course(fan(9998))
     assert len(narrow.complete().changed) == 1 + 998
     assert len(wide.complete().changed) == 1 + 9998
@@ -531,7 +539,7 @@ def test_a_completion_in_a_fan_costs_the_same_however_wide_the_fan_is() -> None:
     assert narrow.complete().changed == [2]
 
 
-def test_the_last_parent_of_a_join_costs_the_same_however_many_there_are() -> None:
+def test_the_last_parent_of_a_join_costs_the_same_for_any_number_of_parents() -> None:
     narrow, wide = Course(fan(10)), Course(fan(1000))
     for course, width in ((narrow, 10), (wide, 1000)):
         for _ in range(width):  # the root and all leaves but one
@@ -545,17 +553,19 @@ def test_a_completion_costs_one_fixed_price_for_each_child() -> None:
     assert prices[2] - prices[1] == 2 * (prices[1] - prices[0]) > 0
 
 
-def test_a_node_takes_as_many_calls_in_a_fan_of_10_000_as_in_one_of_1_000(bench: Any) -> None:
+def test_a_node_needs_as_many_calls_in_a_fan_out_of_10_000_as_in_one_of_1_000(bench: Any) -> None:
     narrow, wide = [calls_per_node(bench, "dovetail library", bench.fan(n)) for n in (998, 9998)]
     assert wide < 1.2 * narrow
 
 
-def test_a_node_of_a_definition_takes_as_many_calls_in_a_fan_ten_times_as_wide(bench: Any) -> None:
+def test_a_node_of_a_definition_needs_as_many_calls_in_a_fan_out_ten_times_as_wide(
+    bench: Any,
+) -> None:
     narrow, wide = [calls_per_node(bench, "dovetail definition", bench.fan(n)) for n in (200, 2000)]
     assert wide < 1.2 * narrow
 
 
-def test_a_node_takes_as_many_calls_in_a_chain_ten_times_as_long(bench: Any) -> None:
+def test_a_node_needs_as_many_calls_in_a_chain_ten_times_as_long(bench: Any) -> None:
     workloads = import_module("workloads")
 
     chains = workloads.chain(300), workloads.chain(3000)

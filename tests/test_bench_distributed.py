@@ -31,7 +31,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(path.stem, None)
 
 
-def test_services_run_every_workload_and_tell_what_it_took(bench: Any) -> None:
+def test_services_run_every_workload_and_report_the_cost(bench: Any) -> None:
     shapes = bench.workloads
     works = [shapes.chain(4), shapes.fan(5), shapes.diamonds(3)]
     with bench.distributed.opened(["dovetail", "floor"], works) as everybody:
@@ -88,7 +88,7 @@ def pretended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return bench.distributed.Field(redis, those)
 
 
-def test_who_breaks_off_has_a_row_that_says_so_and_the_others_go_on(
+def test_a_contestant_that_aborts_has_a_row_with_the_reason_and_the_others_continue(
     bench: Any, pretended: Any
 ) -> None:
     distributed = bench.distributed
@@ -105,7 +105,9 @@ def test_who_breaks_off_has_a_row_that_says_so_and_the_others_go_on(
     assert lines[3].split() == ["streaq", "failed:", "its", "process", "ended", "with", "1"]
 
 
-def test_who_rests_is_waited_for_and_not_timed(bench: Any, pretended: Any) -> None:
+def test_the_rest_time_of_a_contestant_is_awaited_but_not_counted(
+    bench: Any, pretended: Any
+) -> None:
     pretended.those = {"dovetail": pretended.those["dovetail"]}
     pretended.those["dovetail"].rests = True
     rows = bench.distributed.compete(pretended, bench.fan(8), lambda _: ONCE)
@@ -115,7 +117,7 @@ def test_who_rests_is_waited_for_and_not_timed(bench: Any, pretended: Any) -> No
     assert table.endswith("archived 500 ms later")
 
 
-def test_the_quick_look_says_where_the_time_went(
+def test_the_quick_mode_shows_where_the_time_went(
     bench: Any,
     pretended: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +145,7 @@ def rows(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_every_target_of_the_services_is_judged(bench: Any) -> None:
+def test_every_target_of_the_services_is_checked(bench: Any) -> None:
     def missed(found: dict[str, Any]) -> list[str]:
         told = bench.distributed.verdicts(bench.fan(1000), found, bench.verdict)
         assert len(told) == 5
@@ -163,13 +165,13 @@ def test_every_target_of_the_services_is_judged(bench: Any) -> None:
     ]
 
 
-def test_the_targets_are_of_the_workloads_that_were_promised(bench: Any) -> None:
+def test_the_targets_are_for_the_announced_workloads(bench: Any) -> None:
     names = {work.name for work in bench.workloads.durable()}
     assert bench.distributed.TARGETS.keys() == names
     assert bench.distributed.LEAST_SHARE.keys() < names
 
 
-def test_the_page_on_speed_has_the_targets(bench: Any) -> None:
+def test_the_speed_page_has_the_targets(bench: Any) -> None:
     page = (ROOT / "docs" / "speed.md").read_text()
     _, *names = cells(page, "target")
     targets, shares = bench.distributed.TARGETS, bench.distributed.LEAST_SHARE
@@ -185,7 +187,7 @@ def test_the_page_on_speed_has_the_targets(bench: Any) -> None:
     assert f"at most {bench.distributed.MOST_GROWTH:g} times" in page
 
 
-def test_the_page_on_speed_has_the_targets_on_celery(bench: Any) -> None:
+def test_the_speed_page_has_the_targets_on_celery(bench: Any) -> None:
     page, ours = (ROOT / "docs" / "speed.md").read_text(), bench.celery_transport
     _, *names = cells(page, "target on Celery")
     assert names == list(ours.TARGETS)
@@ -195,7 +197,7 @@ def test_the_page_on_speed_has_the_targets_on_celery(bench: Any) -> None:
         assert cells(page, f"× {peer}")[1:] == told
 
 
-def test_every_target_on_celery_is_judged(bench: Any) -> None:
+def test_every_target_on_celery_is_checked(bench: Any) -> None:
     ours = bench.celery_transport
 
     def missed(**times: float) -> list[str]:
@@ -235,7 +237,7 @@ def cells(page: str, first: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_fan_that_grows_dear_is_told(bench: Any) -> None:
+def test_a_fan_out_whose_node_cost_grows_is_reported(bench: Any) -> None:
     told = bench.distributed.verdict_on_growth({"times": 1.31}, bench.verdict)
     assert bench.shown(told) == (
         "✗ fan of 10,000 against 1,000 nodes over Redis, cost of a node: 1.31 (at most 1.3)"
@@ -244,7 +246,9 @@ def test_a_fan_that_grows_dear_is_told(bench: Any) -> None:
     assert not failed["reached"]
 
 
-def test_without_a_peer_it_says_how_to_get_it(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_peer_the_bench_says_how_to_install_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(*_: object, **__: object) -> None:
         raise bench.Missing("streaq")
 
@@ -257,7 +261,7 @@ def test_without_a_peer_it_says_how_to_get_it(bench: Any, monkeypatch: pytest.Mo
         pass
 
 
-def test_the_cpu_of_a_process_has_that_of_its_children(bench: Any) -> None:
+def test_the_cpu_time_of_a_process_includes_its_children(bench: Any) -> None:
     fleet = import_module("fleet")
     busy = "import time; end = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
     script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}]); input()"
@@ -270,7 +274,7 @@ def test_the_cpu_of_a_process_has_that_of_its_children(bench: Any) -> None:
         process.communicate(b"\n")
 
 
-def test_a_service_ends_with_whoever_started_it_however_that_ends(bench: Any) -> None:
+def test_a_service_ends_with_its_parent_however_the_parent_ends(bench: Any) -> None:
     script = (
         "import os, fleet\n"
         "with fleet.services(sleeper=[['-c', 'import time; time.sleep(600)']]) as pids:\n"

@@ -39,7 +39,7 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_its_documents_are_of_four_kinds_and_say_what_they_should(
+def test_the_documents_of_the_bench_are_of_four_kinds_and_contain_their_lines(
     bench: Any, tmp_path: Path
 ) -> None:
     made = bench.make(tmp_path / "in", 8)
@@ -53,7 +53,7 @@ def test_its_documents_are_of_four_kinds_and_say_what_they_should(
             assert " ".join(line.split()) in told
 
 
-def test_the_pace_is_that_of_whole_rounds_between_ramp_up_and_tail(bench: Any) -> None:
+def test_the_pace_is_measured_over_whole_rounds_between_ramp_up_and_tail(bench: Any) -> None:
     # Four slots in step, 3 s a round; the first round took 2 s longer, one begins alone.
     starts = [3.0 * turn + 0.1 * slot for turn in range(10) for slot in range(4)] + [30.5]
     starts[:4] = [-2.0, -1.9, -1.8, -1.7]
@@ -65,12 +65,12 @@ def test_the_pace_is_that_of_whole_rounds_between_ramp_up_and_tail(bench: Any) -
     assert found["all_per_second"] == pytest.approx(41 / 37)
 
 
-def test_what_overlaps_is_counted(bench: Any) -> None:
+def test_overlapping_calls_are_counted(bench: Any) -> None:
     calls = [Call(a, b, 200, "", "", "") for a, b in ((0.0, 3.0), (1.0, 4.0), (3.5, 6.5))]
     assert bench.overlapping(calls) == 2
 
 
-def test_a_missed_target_is_told(bench: Any) -> None:
+def test_a_missed_target_is_reported(bench: Any) -> None:
     run = import_module("run")
     crew = {
         "an_hour": 4_699.0,
@@ -89,7 +89,7 @@ def test_a_missed_target_is_told(bench: Any) -> None:
     ]
 
 
-def test_the_page_tells_the_targets_that_are_judged(bench: Any) -> None:
+def test_the_page_lists_the_targets_that_are_checked(bench: Any) -> None:
     page = (ROOT / "docs" / "speed.md").read_text().partition("## Documents")[2]
     one, two, many = bench.CREWS
     assert f"| {one.least_an_hour:,} documents an hour |" in page
@@ -100,7 +100,7 @@ def test_the_page_tells_the_targets_that_are_judged(bench: Any) -> None:
     assert [crew.name for crew in bench.CREWS] == ["1 × 4", "2 × 4", "2 × 16"]
 
 
-def test_services_and_the_embedded_engine_process_them_and_tell_what_it_took(
+def test_services_and_the_embedded_engine_process_documents_and_report_the_cost(
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "MODEL_SECONDS", 0.2)

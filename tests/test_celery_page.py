@@ -35,7 +35,7 @@ def exported() -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.endswith("_URL")}
 
 
-def test_the_services_of_the_page_do_what_it_shows(tmp_path: Path, redis_url: str) -> None:
+def test_the_services_behave_as_their_page_shows(tmp_path: Path, redis_url: str) -> None:
     write_files(PAGE, tmp_path)
     with services(PAGE, tmp_path, redis_url, **exported()) as env:
         for command, printed in commands(PAGE, "on redis"):
@@ -43,7 +43,7 @@ def test_the_services_of_the_page_do_what_it_shows(tmp_path: Path, redis_url: st
             assert comparable(done.stdout) == comparable(printed), command
 
 
-def test_the_python_of_the_page_runs_beside_its_worker(tmp_path: Path, redis_url: str) -> None:
+def test_the_python_code_of_the_page_runs_beside_its_worker(tmp_path: Path, redis_url: str) -> None:
     write_files(PAGE, tmp_path)
     (line,) = [block.text for block in blocks(PAGE, "sh") if block.name == "worker"]
     words = shlex.split(line)

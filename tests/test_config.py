@@ -38,7 +38,7 @@ def refused(tmp_path: Path, toml: str = "", flags: dict | None = None, **environ
     return str(error.value)
 
 
-def test_the_defaults_are_the_contracts(tmp_path):
+def test_the_defaults_are_those_of_the_contract(tmp_path):
     settings = load(tmp_path)
     assert {
         name: getattr(settings, name)
@@ -96,7 +96,7 @@ def test_every_variable_of_the_contract_is_known():
     assert {f"DOVETAIL_{name}" for name in CONTRACT.split()} <= known
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path):
+def test_a_flag_overrides_the_environment_and_the_environment_overrides_the_file(tmp_path):
     toml = "lease_seconds = 1\nmax_crashes = 1\nconcurrency = 1\n"
     settings = load(
         tmp_path, toml, {"concurrency": 3, "db": None}, CONCURRENCY="2", MAX_CRASHES="2"
@@ -147,7 +147,7 @@ def test_mock_latency_is_a_time_or_a_range(tmp_path, text, bounds):
 
 
 @pytest.mark.parametrize("text", ["2-1", "-1", "1-", "a", "nan", "inf", "1-2-3", "99999", "1 2"])
-def test_mock_latency_refuses_the_rest(tmp_path, text):
+def test_mock_latency_refuses_other_values(tmp_path, text):
     said = refused(tmp_path, MOCK_LATENCY=text)
     assert said == (
         f"DOVETAIL_MOCK_LATENCY = {text!r}: must be seconds as in 0.5, or a range as in 1-2 "
@@ -159,7 +159,7 @@ def test_mock_latency_may_be_given_as_bounds():
     assert Settings(mock_latency=(0.1, 0.2)).mock_latency == (0.1, 0.2)
 
 
-def test_mock_latency_refuses_a_truth_value_of_the_file(tmp_path):
+def test_mock_latency_refuses_a_boolean(tmp_path):
     assert "mock_latency in dovetail.toml = True" in refused(tmp_path, "mock_latency = true")
 
 
@@ -168,7 +168,7 @@ def test_secrets_come_from_the_environment_with_their_names(tmp_path):
     assert settings.secrets == {"API_KEY": "hunter2", "lower": "x"}
 
 
-def test_a_secret_is_bound_to_hosts_by_a_variable_that_is_no_secret(tmp_path):
+def test_a_secret_is_bound_to_hosts_by_a_variable_that_is_not_secret(tmp_path):
     settings = load(
         tmp_path,
         SECRET_KEY="hunter2",
@@ -188,7 +188,7 @@ def test_a_secret_is_bound_to_hosts_by_a_variable_that_is_no_secret(tmp_path):
     ["https://x.example", "x.example:443", "x.example/p", "a b", "*x.example", "a.*.b", "**",
      "ü.example", "user@x.example", ",", "x..y", "[::1]:80", "-,x/"],
 )  # fmt: skip
-def test_a_host_is_a_host_alone_and_what_it_was_is_not_shown(tmp_path, hosts):
+def test_a_bound_host_must_be_a_bare_host_and_its_value_is_not_shown(tmp_path, hosts):
     with pytest.raises(SettingsError) as said:
         load(tmp_path, SECRET_KEY_HOSTS=hosts)
     assert str(said.value).startswith("DOVETAIL_SECRET_KEY_HOSTS (value not shown): ")
@@ -196,7 +196,7 @@ def test_a_host_is_a_host_alone_and_what_it_was_is_not_shown(tmp_path, hosts):
     assert f"'{hosts}'" not in str(said.value)
 
 
-def test_secrets_do_not_belong_in_a_file(tmp_path):
+def test_secrets_are_refused_in_a_file(tmp_path):
     said = refused(tmp_path, '[secrets]\nA = "b"')
     assert "set DOVETAIL_SECRET_<NAME> instead" in said
 
@@ -258,7 +258,7 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path):
         ("ALLOW_PRIVATE_ADDRESSES", "home", "'home' is no network; write them as in 127.0.0.1/32"),
     ],
 )
-def test_a_wrong_variable_is_named_with_what_would_have_worked(tmp_path, variable, value, said):
+def test_an_invalid_variable_is_named_with_a_valid_value(tmp_path, variable, value, said):
     message = refused(tmp_path, **{variable: value})
     assert message.startswith(f"DOVETAIL_{variable} = ")
     assert said in message
@@ -272,7 +272,7 @@ def test_a_wrong_variable_is_named_with_what_would_have_worked(tmp_path, variabl
         ("LLM_BASE_URL", "u:hunter2@h"),
     ],
 )
-def test_a_wrong_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, value):
+def test_an_invalid_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, value):
     message = refused(tmp_path, **{variable: value})
     assert message.startswith(f"DOVETAIL_{variable} (value not shown): must begin with ")
     assert "hunter2" not in message
@@ -290,7 +290,7 @@ def test_a_wrong_flag_is_reported_as_a_flag(tmp_path):
     assert "no such setting" in refused(tmp_path, flags={"zzzzz": 1})
 
 
-def test_a_worker_may_not_be_dead_between_two_heartbeats(tmp_path):
+def test_the_heartbeat_timeout_must_exceed_the_interval(tmp_path):
     said = refused(tmp_path, HEARTBEAT_TIMEOUT="5")
     assert said.startswith("DOVETAIL_HEARTBEAT_TIMEOUT (5) must be longer than")
 
@@ -305,14 +305,14 @@ def test_a_repr_shows_no_secret(tmp_path):
     assert "hunter2" not in str(settings)
 
 
-def test_what_must_not_be_shown_is_listed_for_the_redactor(tmp_path):
+def test_values_that_must_not_be_shown_are_listed_for_the_redactor(tmp_path):
     given = {"TOKENS": "one,two:read", "TOKEN": "five", "SECRET_A": "three", "LLM_API_KEY": "four"}
     settings = load(tmp_path, **given)
     assert sorted(settings.sensitive().values()) == ["five", "four", "one", "three", "two"]
     assert load(tmp_path).sensitive() == {}
 
 
-def test_settings_do_not_change(tmp_path):
+def test_settings_are_immutable(tmp_path):
     with pytest.raises(ValueError, match="frozen"):
         load(tmp_path).lease_seconds = 3
 

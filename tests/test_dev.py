@@ -167,7 +167,7 @@ def test_the_first_start_installs_by_hash_and_builds_without_fetching(checkout: 
     assert "1 MB" in err
 
 
-def test_a_warm_start_asks_uv_nothing_and_says_nothing(checkout: Checkout) -> None:
+def test_a_warm_start_does_not_call_uv_and_prints_nothing(checkout: Checkout) -> None:
     checkout.dev("run", "x")
     checkout.asked()
     before = os.times()
@@ -180,11 +180,11 @@ def test_a_warm_start_asks_uv_nothing_and_says_nothing(checkout: Checkout) -> No
     assert not checkout.log.exists()
 
 
-def test_run_alone_processes_the_sample_documents(checkout: Checkout) -> None:
+def test_run_without_arguments_processes_the_sample_documents(checkout: Checkout) -> None:
     assert checkout.dev("run")[1] == "dovetail documents process examples/documents\n"
 
 
-def test_test_after_run_adds_to_the_same_environment(checkout: Checkout) -> None:
+def test_test_after_run_extends_the_same_environment(checkout: Checkout) -> None:
     checkout.dev("run", "x")
     checkout.asked()
     checkout.dev("test", "--version")
@@ -193,7 +193,7 @@ def test_test_after_run_adds_to_the_same_environment(checkout: Checkout) -> None
     assert pinned.endswith("requirements/test.txt")
 
 
-def test_run_after_test_leaves_the_environment_alone(checkout: Checkout) -> None:
+def test_run_after_test_does_not_change_the_environment(checkout: Checkout) -> None:
     checkout.dev("test", "--version")
     checkout.asked()
     checkout.dev("run", "x")
@@ -210,7 +210,7 @@ def test_a_change_of_pins_or_project_installs_again(checkout: Checkout, changed:
     assert [line.split()[1] for line in checkout.asked()] == ["pip", "pip"]
 
 
-def test_an_environment_left_half_made_is_made_anew(checkout: Checkout) -> None:
+def test_a_half_installed_environment_is_created_again(checkout: Checkout) -> None:
     checkout.dev("run", "x")
     checkout.busy.touch()
     checkout.asked()
@@ -219,7 +219,7 @@ def test_an_environment_left_half_made_is_made_anew(checkout: Checkout) -> None:
     assert not checkout.busy.exists()
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Checkout) -> None:
+def test_an_environment_without_its_python_is_created_again(checkout: Checkout) -> None:
     checkout.dev("run", "x")
     (checkout.root / ".venv" / "bin" / "python").unlink()
     code, out, err = checkout.dev("run", "x")
@@ -227,13 +227,13 @@ def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Checkout) ->
     assert "broken" in err
 
 
-def test_an_environment_of_another_checkout_is_made_anew(checkout: Checkout) -> None:
+def test_an_environment_of_another_checkout_is_created_again(checkout: Checkout) -> None:
     checkout.dev("run", "x")
     checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
     assert "made for another place" in checkout.dev("run", "x")[2]
 
 
-def test_an_environment_that_somebody_else_made_is_used_not_removed(checkout: Checkout) -> None:
+def test_an_environment_that_the_user_created_is_used_and_not_removed(checkout: Checkout) -> None:
     folder = checkout.root / ".venv" / "bin"
     folder.mkdir(parents=True)
     (folder / "python").symlink_to(sys.executable)
@@ -242,7 +242,7 @@ def test_an_environment_that_somebody_else_made_is_used_not_removed(checkout: Ch
     assert (folder / "mine").exists()
 
 
-def test_without_a_network_it_says_so_and_the_next_start_goes_on(checkout: Checkout) -> None:
+def test_without_a_network_dev_says_so_and_the_next_start_continues(checkout: Checkout) -> None:
     (checkout.root / ".venv" / "bin").mkdir(parents=True)
     (checkout.root / ".venv" / "bin" / "python").symlink_to(sys.executable)
     code, out, err = checkout.dev("run", "x", OFFLINE="yes")
@@ -252,7 +252,7 @@ def test_without_a_network_it_says_so_and_the_next_start_goes_on(checkout: Check
     assert checkout.dev("run", "x")[:2] == (7, "dovetail x\n")
 
 
-def test_two_starts_at_once_set_up_once(checkout: Checkout) -> None:
+def test_two_concurrent_starts_install_once(checkout: Checkout) -> None:
     both = [checkout.start("run", "x", SLOW="0.2") for _ in range(2)]
     answers = [running.communicate(timeout=60) for running in both]
     assert [out for out, _ in answers] == ["dovetail x\n"] * 2
@@ -260,7 +260,7 @@ def test_two_starts_at_once_set_up_once(checkout: Checkout) -> None:
     assert sum("waiting for another ./dev" in err for _, err in answers) == 1
 
 
-def test_without_a_python_it_says_which_one_it_needs(checkout: Checkout) -> None:
+def test_without_a_python_dev_names_the_required_version(checkout: Checkout) -> None:
     for name in ("dirname", "cat", "cmp", "tr"):
         (checkout.tools / name).symlink_to(shutil.which(name) or name)
     code, _, err = checkout.dev("run", PATH=str(checkout.tools), PYTHON="")
@@ -272,7 +272,7 @@ def test_without_a_python_it_says_which_one_it_needs(checkout: Checkout) -> None
 
 
 @pytest.mark.parametrize("command", ["test", "bench"])
-def test_servers_that_are_there_are_not_fetched(checkout: Checkout, command: str) -> None:
+def test_existing_servers_are_not_fetched(checkout: Checkout, command: str) -> None:
     checkout.add_tool("apt-get", APT)
     checkout.dev(command, "--version")
     assert not checkout.apt_asked()
@@ -285,13 +285,15 @@ def test_run_and_lint_need_no_servers(checkout: Checkout) -> None:
     assert not checkout.apt_asked()
 
 
-def test_a_server_that_is_given_is_not_fetched(checkout: Checkout) -> None:
+def test_a_given_server_is_not_fetched(checkout: Checkout) -> None:
     settings = checkout.without_redis(user=1000)
     checkout.dev("test", "--version", TEST_REDIS_URL="redis://elsewhere", **settings)
     assert not checkout.apt_asked()
 
 
-def test_a_user_has_debians_package_unpacked_in_the_checkout_once(checkout: Checkout) -> None:
+def test_an_ordinary_user_gets_the_debian_package_unpacked_in_the_checkout_once(
+    checkout: Checkout,
+) -> None:
     settings = checkout.without_redis(user=1000)
     _, _, err = checkout.dev("test", "--version", **settings)
     asked = checkout.apt_asked()
@@ -306,7 +308,7 @@ def test_a_user_has_debians_package_unpacked_in_the_checkout_once(checkout: Chec
     assert "redis" not in err
 
 
-def test_tests_are_told_where_the_servers_are(checkout: Checkout) -> None:
+def test_tests_get_the_folder_of_the_servers(checkout: Checkout) -> None:
     settings = checkout.without_redis(user=1000)
     checkout.dev("test", "--version", **settings)
     checkout.replace_python('echo "$TEST_SERVERS_FOLDER"')
@@ -320,7 +322,7 @@ def test_tests_keep_their_byte_code_between_starts(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(("given", "workers"), [("", "4"), ("redis://elsewhere", "1")])
-def test_a_redis_that_is_given_serves_one_test_at_a_time(
+def test_a_given_redis_serves_one_test_at_a_time(
     checkout: Checkout, given: str, workers: str
 ) -> None:
     checkout.dev("test", "--version")
@@ -330,7 +332,7 @@ def test_a_redis_that_is_given_serves_one_test_at_a_time(
     assert lines[-1] == "tools/planted_bugs.py --passing"
 
 
-def test_root_in_a_container_has_debians_package_installed(checkout: Checkout) -> None:
+def test_root_in_a_container_gets_the_debian_package_installed(checkout: Checkout) -> None:
     settings = checkout.without_redis(user=0)
     _, _, err = checkout.dev("test", "--version", **settings)
     asked = checkout.apt_asked()
@@ -342,7 +344,9 @@ def test_root_in_a_container_has_debians_package_installed(checkout: Checkout) -
 
 
 @pytest.mark.parametrize("reason", ["apt-get fails", "systemd would start it"])
-def test_root_has_it_unpacked_where_it_cannot_be_installed(checkout: Checkout, reason: str) -> None:
+def test_root_gets_the_package_unpacked_if_it_cannot_be_installed(
+    checkout: Checkout, reason: str
+) -> None:
     settings = checkout.without_redis(user=0)
     if reason == "apt-get fails":
         settings["LOCKED"] = "yes"
@@ -376,7 +380,7 @@ def test_a_package_without_its_server_ends_the_tests(checkout: Checkout) -> None
     assert "came without redis-server" in err
 
 
-def test_without_debian_it_says_which_servers_to_install(checkout: Checkout) -> None:
+def test_without_debian_dev_names_the_servers_to_install(checkout: Checkout) -> None:
     settings = checkout.without_redis(user=1000)
     (checkout.tools / "apt-get").unlink()
     code, _, err = checkout.dev("test", "--version", **settings)
@@ -387,7 +391,7 @@ def test_without_debian_it_says_which_servers_to_install(checkout: Checkout) -> 
 # --- clean -------------------------------------------------------------------------------------
 
 
-def test_clean_removes_what_it_made_and_nothing_else(checkout: Checkout) -> None:
+def test_clean_removes_only_what_dev_created(checkout: Checkout) -> None:
     before = sorted(checkout.root.rglob("*"))
     (checkout.root / "src" / "__pycache__").mkdir(parents=True)
     (checkout.root / ".dovetail").mkdir()

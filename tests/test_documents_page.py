@@ -32,7 +32,7 @@ def same(printed: str, here: Path) -> str:
     return comparable(re.sub(r"-[0-9a-f]{10}\b", "-ID", printed))
 
 
-def test_the_commands_of_the_page_print_what_it_shows(here: Path) -> None:
+def test_the_commands_of_the_page_print_the_shown_output(here: Path) -> None:
     for command, printed in commands(PAGE):
         done = call(command, here)
         assert done.returncode == 0, done.stdout
@@ -50,7 +50,7 @@ def test_the_commands_of_the_page_print_what_it_shows(here: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_services_of_the_page_do_what_it_shows(here: Path, redis_url: str) -> None:
+def test_the_services_behave_as_their_page_shows(here: Path, redis_url: str) -> None:
     with services(PAGE, here, redis_url) as env:
         for command, printed in commands(PAGE, "on redis"):
             done = call(command, here, **env)
@@ -93,6 +93,6 @@ def test_the_page_has_every_setting() -> None:
     assert f"`{extraction.PATIENCE:g}`" in TEXT
 
 
-def test_the_bounds_of_the_page_are_the_real_ones() -> None:
+def test_the_limits_of_the_page_are_the_real_ones() -> None:
     assert f"{reading.MAX_BYTES // 1_000_000} MB (`{reading.MAX_BYTES_SETTING}`)" in TEXT
     assert f"{reading.LONGEST_TEXT:,} characters" in TEXT

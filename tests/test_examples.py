@@ -190,7 +190,7 @@ def call(command: str, *more: str, **settings: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_an_example_ends_as_it_says(command: str) -> None:
+def test_an_example_ends_as_its_text_says(command: str) -> None:
     expected = RUNS[command]
     done = call(command, "--json")
     assert done.returncode == expected.exit_code, done.stderr
@@ -209,13 +209,13 @@ def how_it_ended(node: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
-def test_a_script_prints_what_it_says(command: str) -> None:
+def test_a_script_prints_the_shown_output(command: str) -> None:
     done = call(command)
     assert (done.returncode, done.stdout, done.stderr) == (0, SCRIPTS[command], "")
 
 
 @pytest.mark.parametrize("command", ON_CELERY)
-def test_a_script_with_a_worker_prints_what_it_says(command: str, redis_url: str) -> None:
+def test_a_script_with_a_worker_prints_the_shown_output(command: str, redis_url: str) -> None:
     text = (ROOT / command.split()[-1]).read_text()
     (line,) = re.findall(r"^celery .*", text, re.MULTILINE)
     words = shlex.split(line)
@@ -231,7 +231,7 @@ def test_a_script_with_a_worker_prints_what_it_says(command: str, redis_url: str
     assert worker.returncode == 0
 
 
-def test_the_documents_are_read_as_they_are_and_the_second_time_not_at_all(tmp_path: Path) -> None:
+def test_the_documents_are_extracted_once_and_not_the_second_time(tmp_path: Path) -> None:
     settings = {"DOVETAIL_DOCUMENTS_OUT": str(tmp_path / "out")}
     for state in ("completed", "cached"):
         done = call(f"{DOCUMENTS} --json", **settings)

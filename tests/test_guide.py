@@ -63,7 +63,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("template", "value"), EXAMPLES)
-def test_a_template_gives_what_the_guide_says(template: str, value: str) -> None:
+def test_a_template_gives_the_value_of_the_guide(template: str, value: str) -> None:
     parsed = parse_template(template)
     assert parsed is not None
     found, expected = parsed.render(Scope()), json.loads(value)
@@ -93,7 +93,7 @@ def test_the_guide_has_every_code_of_the_validation() -> None:
     assert [code(row[0]) for row in rows("code")] == CODES
 
 
-def test_the_guides_error_of_a_missing_value_is_the_real_one(tmp_path: Path) -> None:
+def test_the_missing_value_error_of_the_guide_is_the_real_one(tmp_path: Path) -> None:
     flow = tmp_path / "missing.json"
     flow.write_text(
         json.dumps(
@@ -116,14 +116,16 @@ def test_the_guides_error_of_a_missing_value_is_the_real_one(tmp_path: Path) -> 
     assert f"`{run['error']['message']}`" in TEXT
 
 
-def test_the_commands_of_the_guide_print_what_it_says(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_print_the_shown_output(tmp_path: Path) -> None:
     write_files(GUIDE, tmp_path)
     assert commands(GUIDE)
     for command, printed in commands(GUIDE):
         assert comparable(call(command, tmp_path).stdout) == comparable(printed), command
 
 
-def test_the_services_of_their_page_do_what_it_shows(tmp_path: Path, redis_url: str) -> None:
+def test_the_commands_of_the_services_page_print_the_shown_output(
+    tmp_path: Path, redis_url: str
+) -> None:
     write_files(SERVICES, tmp_path)
     with services(SERVICES, tmp_path, redis_url) as env:
         for command, printed in commands(SERVICES, "on redis"):
@@ -164,14 +166,14 @@ def test_the_commands_and_options_of_the_guide_exist(tmp_path: Path) -> None:
     assert {code(row[0]).split()[1] for row in rows("command")} == set(commands_listed)
 
 
-def test_the_table_of_the_context_has_all_that_a_handler_is_given() -> None:
+def test_the_table_of_the_context_lists_everything_that_a_handler_gets() -> None:
     page = (ROOT / "docs" / "handlers.md").read_text()
     listed = {name for row in rows("of `ctx`", page) for name in re.findall(r"`(\w+)[`(]", row[0])}
     given = {name for name in dir(Context) if not name.startswith("_")}
     assert listed == given - {"cancel"}, "which is for the worker"
 
 
-def test_the_guards_of_the_architecture_name_functions_and_tests_that_exist() -> None:
+def test_the_guards_of_the_architecture_name_existing_functions_and_tests() -> None:
     guards = rows("guard", ARCHITECTURE.read_text())
     assert len(guards) > 20
     for what, function, test in guards:

@@ -56,7 +56,7 @@ def test_every_bug_applies_and_names_its_tests(
             compile(planted, hunk.file, "exec")
 
 
-def test_a_bug_whose_lines_are_gone_is_told(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_planted_bug_whose_lines_are_gone_is_reported(tool: ModuleType, tmp_path: Path) -> None:
     bug = tool.read(PATCHES[0])
     tool.copy_files(bug, tmp_path)
     file = tmp_path / bug.hunks[0].file
@@ -65,7 +65,9 @@ def test_a_bug_whose_lines_are_gone_is_told(tool: ModuleType, tmp_path: Path) ->
         tool.apply(bug, tmp_path)
 
 
-def test_a_bug_whose_lines_stand_there_twice_is_told(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_planted_bug_whose_lines_occur_twice_is_reported(
+    tool: ModuleType, tmp_path: Path
+) -> None:
     bug = tool.read(PATCHES[0])
     tool.copy_files(bug, tmp_path)
     file = tmp_path / bug.hunks[0].file

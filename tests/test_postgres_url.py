@@ -22,18 +22,18 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestOptions:
-    def test_a_plain_url_stays_as_it_is(self) -> None:
+    def test_a_plain_url_is_not_changed(self) -> None:
         assert connect_arguments(BASE, 5.0) == {"dsn": BASE, "timeout": 5.0}
         assert connect_arguments(f"{BASE}?", 5.0) == {"dsn": BASE, "timeout": 5.0}
 
     @pytest.mark.parametrize(
         ("text", "seconds"), [("3", 3.0), ("0.5", 0.5), ("0", 60.0), ("900", 60.0), ("", 5.0)]
     )
-    def test_connect_timeout_is_ours_to_keep(self, text: str, seconds: float) -> None:
+    def test_connect_timeout_is_kept(self, text: str, seconds: float) -> None:
         arguments = connect_arguments(f"{BASE}?connect_timeout={text}", 5.0)
         assert arguments == {"dsn": BASE, "timeout": seconds}
 
-    def test_what_changes_nothing_is_left_out_and_the_rest_goes_on(self) -> None:
+    def test_options_without_effect_are_dropped_and_the_others_are_passed_on(self) -> None:
         given = f"{BASE}?keepalives=1&options=-c%20search_path%3Dx&application_name=a&gssencmode=no"
         dsn = connect_arguments(given, 5.0)["dsn"]
         assert dsn == f"{BASE}?options=-c%20search_path%3Dx&application_name=a"
@@ -53,19 +53,21 @@ class TestOptions:
             ("sslmode=require&sslrootcert=system", "needs sslmode=verify-full"),
         ],
     )
-    def test_what_cannot_work_is_said_without_the_password(self, option: str, said: str) -> None:
+    def test_an_option_that_cannot_work_is_reported_without_the_password(
+        self, option: str, said: str
+    ) -> None:
         with pytest.raises(StoreError, match="DOVETAIL_DATABASE_URL") as raised:
             connect_arguments(f"{BASE}?{option}", 5.0)
         assert said in str(raised.value)
         assert "hidden-password" not in str(raised.value)
 
-    def test_the_systems_authorities_may_verify(self) -> None:
+    def test_the_certificate_authorities_of_the_system_can_be_used(self) -> None:
         arguments = connect_arguments(f"{BASE}?sslmode=verify-full&sslrootcert=system", 5.0)
         assert arguments["dsn"] == BASE
         context = arguments["ssl"]
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
-    def test_a_root_certificate_that_is_there_is_left_to_the_client(self, tmp_path: Path) -> None:
+    def test_an_existing_root_certificate_is_left_to_the_client(self, tmp_path: Path) -> None:
         (tmp_path / "ca.crt").write_text("x")
         given = f"{BASE}?sslmode=verify-full&sslrootcert={tmp_path}/ca.crt"
         assert "ssl" not in connect_arguments(given, 5.0)
@@ -80,12 +82,12 @@ class TestOptions:
             ("postgresql://h:port/x", "PostgreSQL"),
         ],
     )
-    def test_a_message_names_the_place_and_no_password(self, url: str, named: str) -> None:
+    def test_a_message_names_the_address_but_no_password(self, url: str, named: str) -> None:
         assert shown(url) == named
 
 
 class TestFiles:
-    def test_any_setting_may_be_in_a_file(self, tmp_path: Path) -> None:
+    def test_any_setting_may_come_from_a_file(self, tmp_path: Path) -> None:
         for name, text in {"url": f"{BASE}\n", "key": "k\n", "tokens": "a,b:read\n"}.items():
             (tmp_path / name).write_text(text)
         environ = {
@@ -107,7 +109,7 @@ class TestFiles:
         assert load_settings(environ=environ, directory=tmp_path).secrets["PEM"] == " two\nlines "
 
     @pytest.mark.parametrize("variable", ["DOVETAIL_TOKEN", "DOVETAIL_SECRET_KEY"])
-    def test_what_is_wrong_with_a_file_is_said_with_its_variable(
+    def test_a_problem_of_a_file_is_reported_with_its_variable(
         self, variable: str, tmp_path: Path
     ) -> None:
         (tmp_path / "empty").write_text(" \n")
@@ -120,7 +122,7 @@ class TestFiles:
             assert said in str(raised.value)
 
     @pytest.mark.parametrize("variable", ["DOVETAIL_TOKEN", "DOVETAIL_SECRET_KEY"])
-    def test_a_variable_and_its_file_at_once_are_refused(
+    def test_a_variable_together_with_its_file_variable_is_refused(
         self, variable: str, tmp_path: Path
     ) -> None:
         environ = {variable: "a", f"{variable}_FILE": str(tmp_path)}

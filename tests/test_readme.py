@@ -9,7 +9,7 @@ from .pages import ROOT, blocks, call, commands, comparable, services, write_fil
 README = ROOT / "README.md"
 
 
-def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
+def test_the_commands_of_the_readme_print_the_shown_output(tmp_path: Path) -> None:
     write_files(README, tmp_path)
     for command, printed in commands(README):  # one after the other: what they keep, they keep
         done = call(command, tmp_path)
@@ -17,7 +17,7 @@ def test_the_commands_of_the_readme_print_what_it_shows(tmp_path: Path) -> None:
         assert done.returncode == 0
 
 
-def test_the_services_of_the_readme_do_what_it_shows(tmp_path: Path, redis_url: str) -> None:
+def test_the_services_of_the_readme_print_the_shown_output(tmp_path: Path, redis_url: str) -> None:
     write_files(README, tmp_path)
     with services(README, tmp_path, redis_url) as env:
         for command, printed in commands(README, "on redis"):

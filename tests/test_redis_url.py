@@ -13,7 +13,7 @@ from dovetail.redis_client import url as redis_url
 from dovetail.redis_client.url import WrongUrl, from_celery, read, to_celery
 
 
-def test_an_address_with_all_that_may_be_in_it() -> None:
+def test_a_url_with_every_part_is_parsed() -> None:
     found = read("rediss://me:p%40ss@h.example:7000/3?ssl_ca_certs=/ca.pem&client_name=api")
     assert found.addresses == (("h.example", 7000),)
     assert (found.username, found.password, found.db) == ("me", "p@ss", 3)
@@ -36,7 +36,7 @@ def test_an_address_with_all_that_may_be_in_it() -> None:
         ("rediss+sentinel://[fe80::1],[::2]:3/m", (("fe80::1", 26379), ("::2", 3))),
     ],
 )
-def test_ports_and_hosts_have_their_usual_values(
+def test_hosts_and_ports_have_their_usual_defaults(
     url: str, addresses: tuple[tuple[str, int], ...]
 ) -> None:
     assert read(url).addresses == addresses
@@ -81,7 +81,7 @@ def test_sentinels_have_a_service_a_database_and_a_password_of_their_own() -> No
         ("unix://host/a.sock", "a socket is named by its path alone"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(url: str, told: str) -> None:
+def test_an_impossible_url_is_refused_with_a_hint(url: str, told: str) -> None:
     with pytest.raises(WrongUrl) as refused:
         read(url)
     assert told in str(refused.value)
@@ -89,7 +89,7 @@ def test_what_cannot_work_is_refused_with_what_would(url: str, told: str) -> Non
         load_settings(environ={"DOVETAIL_REDIS_URL": url})
 
 
-def test_options_of_time_and_name_are_kept() -> None:
+def test_timeout_and_name_options_are_kept() -> None:
     options = "socket_timeout=9&socket_connect_timeout=2.5&health_check_interval=30"
     found = read(f"redis://h?{options}&socket_keepalive=yes&protocol=2")
     assert (found.silence_seconds, found.connect_seconds, found.health_seconds) == (9, 2.5, 30)
@@ -98,7 +98,7 @@ def test_options_of_time_and_name_are_kept() -> None:
 
 
 @given(st.text(string.ascii_lowercase + "_", min_size=1))
-def test_an_option_is_understood_or_refused_by_its_name(name: str) -> None:
+def test_an_option_is_supported_or_refused_by_name(name: str) -> None:
     try:
         read(f"rediss+sentinel://h/m?{name}=1")
     except WrongUrl as refused:
@@ -124,7 +124,7 @@ _word = st.text(string.ascii_letters + string.digits + "@:/%?#;,", max_size=8)
     st.integers(0, 15),
     st.lists(st.sampled_from(["a", "b.example", "::1"]), min_size=1, max_size=3, unique=True),
 )
-def test_what_celery_is_told_is_the_same_place(
+def test_the_url_for_celery_means_the_same_server(
     scheme: str, username: str, password: str, db: int, hosts: list[str]
 ) -> None:
     sentinel = scheme.endswith("sentinel")
@@ -144,7 +144,7 @@ def test_what_celery_is_told_is_the_same_place(
     assert read(back) == target
 
 
-def test_an_option_that_only_celery_knows_is_not_ours_to_refuse() -> None:
+def test_an_option_that_only_celery_knows_is_passed_on() -> None:
     assert from_celery(["redis://h:1/0?visibility_timeout=5"], None, {}) == "redis://h:1/0"
 
 
@@ -155,7 +155,7 @@ def test_a_broker_is_checked_like_the_redis_url() -> None:
     assert load_settings(environ={"DOVETAIL_BROKER_URL": "amqp://h//?x=y"}).broker_url
 
 
-def test_passwords_among_the_options_are_secrets() -> None:
+def test_passwords_in_url_options_are_secrets() -> None:
     url = "redis+sentinel://h/m?sentinel_password=correct-horse&password=battery-staple"
     known = load_settings(environ={"DOVETAIL_REDIS_URL": url}).sensitive().values()
     assert {"correct-horse", "battery-staple"} <= set(known)

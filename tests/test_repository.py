@@ -102,12 +102,12 @@ def test_requirements_say_how_much_will_be_downloaded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["test", "bench"])
-def test_every_set_holds_the_pins_of_run(name: str) -> None:
+def test_every_requirement_set_contains_the_pins_of_run(name: str) -> None:
     """./dev counts on it: one environment grows from set to set, and takes nothing away."""
     assert pins("run").items() <= pins(name).items()
 
 
-def test_what_the_project_declares_is_pinned() -> None:
+def test_every_declared_dependency_is_pinned() -> None:
     declared = list(project()["dependencies"])  # type: ignore[call-overload]
     for extra in project()["optional-dependencies"].values():  # type: ignore[attr-defined]
         declared += extra
@@ -118,7 +118,7 @@ def test_what_the_project_declares_is_pinned() -> None:
 @pytest.mark.parametrize(
     ("folder", "name"), [("src", "run"), ("examples", "run"), ("tests", "test"), ("bench", "bench")]
 )
-def test_what_is_imported_is_pinned(folder: str, name: str) -> None:
+def test_every_imported_package_is_pinned(folder: str, name: str) -> None:
     """So that nothing works only because something else happens to be installed."""
     distributions = packages_distributions()
     own = {p.stem for p in (ROOT / folder).rglob("*")} | {"dovetail"}
@@ -143,7 +143,7 @@ def test_what_is_imported_is_pinned(folder: str, name: str) -> None:
 # --- commands ----------------------------------------------------------------------------------
 
 
-def test_dev_alone_lists_its_commands() -> None:
+def test_dev_without_arguments_lists_its_commands() -> None:
     done = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=True)
     assert re.findall(r"^  (\w+)", done.stdout, re.MULTILINE) == COMMANDS
     assert not done.stderr
@@ -165,7 +165,7 @@ def test_a_script_is_executable_and_plain_sh(script: str) -> None:
     subprocess.run(["sh", "-n", path], check=True)
 
 
-def test_the_continuous_integration_runs_what_a_developer_runs() -> None:
+def test_continuous_integration_runs_the_command_of_a_developer() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
         "set -eu",
@@ -186,7 +186,7 @@ def test_every_dev_command_that_a_page_names_exists() -> None:
 # --- versions and words ------------------------------------------------------------------------
 
 
-def test_the_version_is_the_same_wherever_it_is_said() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     version = project()["version"]
     assert dovetail.__version__ == version
     sections = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -194,7 +194,7 @@ def test_the_version_is_the_same_wherever_it_is_said() -> None:
     assert released[0] == version
 
 
-def test_the_licence_is_there_and_is_the_one_declared() -> None:
+def test_the_licence_exists_and_is_the_declared_one() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert project()["license"] == "Apache-2.0"
     assert "Apache License" in text
@@ -202,7 +202,7 @@ def test_the_licence_is_there_and_is_the_one_declared() -> None:
     assert "The Dovetail authors" in text
 
 
-def test_no_file_names_a_place_on_somebodys_machine() -> None:
+def test_no_file_contains_a_path_of_a_machine() -> None:
     homes = r"/(?:home|Users)/(?!user\b)\w+|/root/\w"
     places = re.compile("|".join([homes, *map(re.escape, own_places())]))
     wrong = []

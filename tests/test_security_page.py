@@ -37,7 +37,7 @@ def test_every_threat_has_tests_that_exist() -> None:
             assert name in functions_of(path), f"{threat}: no {name} in {path}"
 
 
-def test_the_page_counts_right() -> None:
+def test_the_page_has_the_correct_counts() -> None:
     from .api.test_security_connections import REFUSED
     from .core.test_hostile_templates import HOSTILE as TEMPLATES
     from .core.test_hostile_texts import HOSTILE as TEXTS

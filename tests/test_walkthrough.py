@@ -55,7 +55,7 @@ def steady(printed: str, place: str = PORT) -> str:
     return comparable(printed)
 
 
-def test_the_walk_through_prints_what_it_says(tmp_path: Path) -> None:
+def test_the_walkthrough_prints_the_shown_output(tmp_path: Path) -> None:
     write_files(WALK, tmp_path)
     with server(tmp_path) as place:
         walked = typed(WALK, place, tmp_path)
@@ -64,7 +64,7 @@ def test_the_walk_through_prints_what_it_says(tmp_path: Path) -> None:
         assert steady(printed, place) == steady(says), command
 
 
-def test_the_page_of_the_client_does_what_it_shows(tmp_path: Path) -> None:
+def test_the_client_page_prints_the_shown_output(tmp_path: Path) -> None:
     with server(tmp_path) as place:
         for block in blocks(CLIENT, "python"):
             (tmp_path / "program.py").write_text(block.text.replace(PORT, place))

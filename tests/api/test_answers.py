@@ -72,9 +72,7 @@ def test_an_output_above_64_kib_is_a_reference_that_leads_to_it(api: Api, name: 
     assert api("GET", f"/runs/{run_id}?outputs=some").status_code == 422
 
 
-def test_a_result_of_many_exits_has_each_large_output_left_out_by_itself(
-    api: Api, name: str
-) -> None:
+def test_each_large_output_of_a_result_is_replaced_by_a_reference(api: Api, name: str) -> None:
     run_id = finished_run(api, flow(name, filled("a", LARGE), node("b", "input")))
     shown = {"a": note(run_id, "a", LARGE), "b": {"value": "b"}}
     whole = {"a": "x" * (LARGE - 2), "b": {"value": "b"}}
@@ -88,7 +86,7 @@ def test_a_result_of_many_exits_has_each_large_output_left_out_by_itself(
     assert followed(api, item["result"]) == whole
 
 
-def test_a_result_that_is_one_output_is_left_out_as_that_output_is(api: Api, name: str) -> None:
+def test_a_result_that_is_one_large_output_is_replaced_by_a_reference(api: Api, name: str) -> None:
     text = "x" * LARGE
     end = node("end", "output", "a", config={"text": text})
     run_id = finished_run(api, flow(name, node("a", "input", config={}), end))
@@ -102,7 +100,7 @@ def test_a_result_that_is_one_output_is_left_out_as_that_output_is(api: Api, nam
 @pytest.mark.parametrize(
     "output", [{"$output": {"size": 3, "href": "/api/v1/elsewhere"}}, {"$output": 1, "b": 2}]
 )
-def test_what_looks_like_a_reference_is_one_whatever_a_handler_returns(
+def test_an_output_that_looks_like_a_reference_is_itself_sent_as_a_reference(
     api: Api, name: str, output: dict[str, Any]
 ) -> None:
     small, nested = {"output": 1, "$outputs": 2}, {"list": [output], "key": output}
@@ -121,7 +119,7 @@ def test_what_looks_like_a_reference_is_one_whatever_a_handler_returns(
     assert followed(api, item["result"]) == output
 
 
-def test_the_output_of_a_node_is_there_when_the_node_has_one(
+def test_the_output_endpoint_returns_the_output_once_the_node_has_one(
     api: Api, server: Server, name: str
 ) -> None:
     file = server.folder / name
@@ -152,7 +150,7 @@ def test_the_output_of_a_node_is_there_when_the_node_has_one(
 # ── what is sent in parts ────────────────────────────────────────────────────────────────
 
 
-def test_the_detail_of_sixty_large_outputs_is_small_and_the_whole_is_sent_in_parts(
+def test_the_detail_of_sixty_large_outputs_is_small_and_full_outputs_are_streamed(
     api: Api, request: pytest.FixtureRequest, name: str
 ) -> None:
     # Fewer where each takes its way through more processes.
@@ -183,7 +181,7 @@ def test_the_detail_of_sixty_large_outputs_is_small_and_the_whole_is_sent_in_par
     assert api.get(f"/runs/{run_id}/nodes/n7/output") == whole["n7"]
 
 
-def test_many_small_outputs_are_sent_in_parts_too(api: Api, name: str) -> None:
+def test_many_small_outputs_are_streamed_too(api: Api, name: str) -> None:
     names = [f"n{nth}" for nth in range(40)]
     odd = {"$output": "y" * 100}
     nodes = [*(filled(one, 60_000) for one in names), node("odd", "input", config=odd)]
@@ -196,7 +194,7 @@ def test_many_small_outputs_are_sent_in_parts_too(api: Api, name: str) -> None:
 
 
 @pytest.mark.parametrize("server", ["archive"], indirect=True, scope="session")
-def test_a_run_that_only_the_archive_has_is_answered_as_it_was(
+def test_the_reply_for_a_run_that_only_the_archive_has_is_unchanged(
     api: Api, server: Server, name: str
 ) -> None:
     nodes = [*(filled(f"n{nth}", 60_000) for nth in range(30)), filled("large", 900_000)]
@@ -242,7 +240,7 @@ async def test_a_long_list_of_events_is_sent_a_page_at_a_time(
             assert await dt._commands.events(run.run_id, after=len(whole)) == []
 
 
-def test_every_set_up_gives_the_events_of_a_run_in_pages(api: Api, name: str) -> None:
+def test_every_setup_returns_the_events_of_a_run_in_pages(api: Api, name: str) -> None:
     nodes = [node(f"n{nth}") for nth in range(340)]
     run_id = finished_run(api, flow(name, *nodes))
     found = api.get(f"/runs/{run_id}/events", headers={"accept": "application/json"})
@@ -252,7 +250,7 @@ def test_every_set_up_gives_the_events_of_a_run_in_pages(api: Api, name: str) ->
 
 
 @pytest.mark.parametrize("more", ["", "&status=COMPLETED"])
-def test_a_page_of_heavy_runs_ends_early_and_the_next_goes_on(
+def test_a_page_of_large_runs_ends_early_and_the_next_page_continues(
     api: Api, name: str, more: str
 ) -> None:
     api.register(flow(name, node("a")))

@@ -33,7 +33,7 @@ def missed(bench: Any, **found: Any) -> list[str]:
     return [one["what"] for one in bench.verdicts(good | found, verdict) if not one["reached"]]
 
 
-def test_what_is_missed_is_told(bench: Any) -> None:
+def test_each_missed_target_of_the_api_bench_is_reported(bench: Any) -> None:
     assert missed(bench) == []
     assert "triggers" in missed(bench, times=0.49)[0]
     assert "p99" in missed(bench, **{"p99 loaded": 0.0541})[0]
@@ -42,7 +42,7 @@ def test_what_is_missed_is_told(bench: Any) -> None:
     assert told.endswith("GET /runs")
 
 
-def test_the_load_comes_from_another_process_and_counts_what_was_answered(
+def test_the_load_comes_from_another_process_and_counts_the_replies(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(bench, "SECONDS", 0.3)

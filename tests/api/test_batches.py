@@ -65,7 +65,7 @@ def without_runs(batch: dict[str, Any]) -> dict[str, Any]:
     return {key: batch[key] for key in batch if key not in ("runs", "next_cursor")}
 
 
-def test_a_batch_is_found_by_the_beginning_of_its_id(api: Api, name: str) -> None:
+def test_a_batch_is_found_by_the_prefix_of_its_id(api: Api, name: str) -> None:
     api.register(flow(name))
     batch_id = api.post(f"/workflows/{name}/batches", {"items": [{}]})["batch_id"]
     assert api.get(f"/batch-ids/{batch_id[:12]}") == {"batch_id": batch_id}
@@ -74,7 +74,7 @@ def test_a_batch_is_found_by_the_beginning_of_its_id(api: Api, name: str) -> Non
         assert api("GET", f"/batch-ids/{beginning}").status_code == 404
 
 
-def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
+def test_the_runs_of_a_batch_are_listed_in_pages(api: Api, name: str) -> None:
     api.register(flow(name))
     made = api.post(f"/workflows/{name}/batches", {"items": [{}] * 5})
     seen, cursor = [], ""
@@ -98,7 +98,7 @@ def test_the_runs_of_a_batch_come_in_pages(api: Api, name: str) -> None:
         ([{}] * 10_001, "items"),
     ],
 )
-def test_with_one_bad_item_nothing_is_made(api: Api, name: str, items: Any, path: str) -> None:
+def test_one_bad_item_creates_no_runs(api: Api, name: str, items: Any, path: str) -> None:
     api.register(flow(name, params=PARAMS))
     answer = api("POST", f"/workflows/{name}/batches", json={"items": items})
     assert answer.status_code == 422
@@ -106,7 +106,7 @@ def test_with_one_bad_item_nothing_is_made(api: Api, name: str, items: Any, path
     assert api.get(f"/runs?workflow={name}")["items"] == []
 
 
-def test_one_key_makes_one_batch(api: Api, name: str) -> None:
+def test_one_idempotency_key_creates_one_batch(api: Api, name: str) -> None:
     api.register(flow(name))
     headers = {"idempotency-key": "k"}
     path, items = f"/workflows/{name}/batches", {"items": [{}, {"n": 1}]}
@@ -133,7 +133,7 @@ def test_a_retry_reaches_the_runs_that_failed(api: Api, server: Server, name: st
     assert finished(api, made["batch_id"])["counts"] == {"COMPLETED": 2}
 
 
-def test_a_batch_of_a_definition_that_is_not_registered(api: Api, name: str) -> None:
+def test_a_batch_can_use_an_unregistered_definition(api: Api, name: str) -> None:
     body = {"definition": flow(name), "items": [{"n": 1}, {"n": 2}]}
     key = {"idempotency-key": name}
     made = api.post("/batches", body, headers=key)
@@ -154,7 +154,7 @@ def test_a_batch_of_a_definition_that_is_not_registered(api: Api, name: str) -> 
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("POST", "/retry")])
-def test_a_batch_that_is_not_there(api: Api, method: str, path: str) -> None:
+def test_an_unknown_batch_is_404(api: Api, method: str, path: str) -> None:
     assert api(method, f"/batches/nobody{path}").status_code == 404
     assert api("GET", "/runs?batch=nobody").status_code == 404
 
@@ -183,7 +183,7 @@ def test_a_rate_limit_is_read_and_set(api: Api, name: str) -> None:
         ({"rate_per_second": 1, "burst": 2**64 - 1}, "burst"),
     ],
 )
-def test_a_rate_limit_that_cannot_be(api: Api, name: str, body: Any, path: str) -> None:
+def test_an_invalid_rate_limit_is_422(api: Api, name: str, body: Any, path: str) -> None:
     answer = api("PUT", f"/rate-limits/{name}", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["path"] == path
@@ -198,7 +198,7 @@ def test_a_tag_may_have_slashes(api: Api, name: str) -> None:
     assert api("GET", "/rate-limits/").status_code == 404
 
 
-def test_the_server_is_a_worker_of_its_own(api: Api, server: Server) -> None:
+def test_an_embedded_server_is_its_own_worker(api: Api, server: Server) -> None:
     (worker,) = api.get("/workers")["items"]
     assert worker["pid"] == server.process.pid != os.getpid()
     assert worker["alive"]

@@ -21,7 +21,7 @@ from dovetail.core.outputs import OutputReference
     order=st.randoms(use_true_random=False),
     leavers=st.sets(st.integers(0, 11)),
 )
-def test_no_more_is_taken_than_there_is_and_the_first_to_wait_is_the_first_to_get(
+def test_the_byte_budget_is_never_exceeded_and_waiters_are_served_in_order(
     sizes: list[int], order: Any, leavers: set[int]
 ) -> None:
     async def work() -> None:
@@ -52,7 +52,7 @@ def test_no_more_is_taken_than_there_is_and_the_first_to_wait_is_the_first_to_ge
     asyncio.run(work())
 
 
-async def test_of_a_large_answer_a_part_at_a_time_is_in_memory() -> None:
+async def test_only_one_part_of_a_large_reply_is_in_memory() -> None:
     text = b'"%b"' % (b"x" * 300_000)
     parts: list[Part] = [b"["]
     for nth in range(40):
@@ -73,7 +73,7 @@ async def test_of_a_large_answer_a_part_at_a_time_is_in_memory() -> None:
     assert budget.taken == 0
 
 
-async def test_many_answers_to_clients_that_do_not_read_hold_no_more_than_the_budget() -> None:
+async def test_replies_to_clients_that_do_not_read_stay_within_the_byte_budget() -> None:
     budget = Budget(3 * PART_BYTES)
     held = 0
 
@@ -97,7 +97,7 @@ async def test_many_answers_to_clients_that_do_not_read_hold_no_more_than_the_bu
     assert budget.taken == 0
 
 
-async def test_one_output_that_is_larger_than_the_budget_is_sent_all_the_same() -> None:
+async def test_one_output_larger_than_the_byte_budget_is_still_sent() -> None:
     size = 3 * outputs.PART_BYTES
 
     async def read(wanted: Sequence[OutputReference]) -> list[bytes]:

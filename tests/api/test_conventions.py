@@ -17,7 +17,7 @@ from .conftest import Api, Server, flow, node, wait_for
 @pytest.mark.parametrize(
     "path", ["//health/live", "//metrics", "/workflows", "/runs?limit=1", "/runs/nobody", "//docs"]
 )
-def test_a_head_is_that_of_a_get(api: Api, path: str) -> None:
+def test_a_head_request_returns_the_headers_of_the_get(api: Api, path: str) -> None:
     told = {"content-type", "etag", "allow", "content-security-policy", "vary"}
     whole, head = (api(method, path) for method in ("GET", "HEAD"))
     assert head.status_code == whole.status_code
@@ -27,7 +27,7 @@ def test_a_head_is_that_of_a_get(api: Api, path: str) -> None:
     assert head.headers["content-length"]
 
 
-def test_a_head_of_a_run_is_304_for_who_knows_it(api: Api, name: str) -> None:
+def test_a_head_request_with_the_current_etag_is_304(api: Api, name: str) -> None:
     api.register(flow(name))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     api.get(f"/runs/{run_id}?wait=20")
@@ -37,7 +37,9 @@ def test_a_head_of_a_run_is_304_for_who_knows_it(api: Api, name: str) -> None:
     assert api("HEAD", f"/runs/{run_id}", headers=known).status_code == 304
 
 
-def test_a_head_of_a_stream_does_not_wait_for_its_end(api: Api, server: Server, name: str) -> None:
+def test_a_head_request_for_a_stream_does_not_wait_for_the_run(
+    api: Api, server: Server, name: str
+) -> None:
     file = server.folder / name
     api.register(flow(name, node("a", "until", config={"file": str(file)})))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
@@ -58,7 +60,7 @@ def tag_of(api: Api, path: str) -> str:
     return str(tag)
 
 
-def test_a_run_that_is_known_already_is_304_until_it_changes(
+def test_a_run_with_the_current_etag_is_304_until_it_changes(
     api: Api, server: Server, name: str
 ) -> None:
     file = server.folder / name
@@ -82,7 +84,7 @@ def test_a_run_that_is_known_already_is_304_until_it_changes(
     assert tag_of(api, f"/runs/{run_id}") == answer.headers["etag"]
 
 
-def test_a_definition_is_changed_only_as_it_was_seen(api: Api, name: str) -> None:
+def test_if_match_protects_a_definition_from_a_lost_update(api: Api, name: str) -> None:
     def register(text: str, **headers: str) -> int:
         body = flow(name, description=text)
         return int(api("POST", "/workflows", json=body, headers=headers).status_code)
@@ -119,7 +121,7 @@ def test_a_definition_is_changed_only_as_it_was_seen(api: Api, name: str) -> Non
     assert api("PUT", f"{path}/aliases/x", json={"version": 1}).status_code == 404
 
 
-def test_of_many_who_have_seen_the_same_one_changes_it(api: Api, name: str) -> None:
+def test_of_concurrent_updates_with_the_same_etag_exactly_one_succeeds(api: Api, name: str) -> None:
     api.register(flow(name))
     headers = {"if-match": tag_of(api, f"/workflows/{name}")}
 
@@ -133,7 +135,7 @@ def test_of_many_who_have_seen_the_same_one_changes_it(api: Api, name: str) -> N
     assert api.get(f"/workflows/{name}")["version"] == 2
 
 
-def test_a_wrong_definition_is_told_before_what_was_seen(api: Api, name: str) -> None:
+def test_an_invalid_definition_is_reported_before_a_stale_etag(api: Api, name: str) -> None:
     answer = api("POST", "/workflows", json={"name": name}, headers={"if-match": '"x"'})
     assert answer.status_code == 422
 
@@ -164,7 +166,7 @@ def large(api: Api, name: str) -> str:
         ("gzipx, ;;;,=", False),
     ],
 )
-def test_a_large_answer_is_compressed_for_who_can_read_it(
+def test_a_large_reply_is_compressed_if_the_client_accepts_gzip(
     api: Api, large: str, accept: str, compressed: bool
 ) -> None:
     plain = api("GET", f"/runs/{large}", headers={"accept-encoding": "identity"})
@@ -182,7 +184,7 @@ def test_a_large_answer_is_compressed_for_who_can_read_it(
             assert api("GET", f"/runs/{large}", headers=known).status_code == 304
 
 
-def test_small_answers_and_streams_are_not_compressed(api: Api, large: str) -> None:
+def test_small_replies_and_streams_are_not_compressed(api: Api, large: str) -> None:
     headers = {"accept-encoding": "gzip"}
     assert "content-encoding" not in api("GET", "//health/live", headers=headers).headers
     headers["accept"] = "text/event-stream"
@@ -194,7 +196,7 @@ def test_small_answers_and_streams_are_not_compressed(api: Api, large: str) -> N
 # ── many at once ─────────────────────────────────────────────────────────────────────────
 
 
-def test_fifty_triggers_with_one_key_make_one_run(server: Server, api: Api, name: str) -> None:
+def test_fifty_triggers_with_one_key_create_one_run(server: Server, api: Api, name: str) -> None:
     api.register(flow(name))
     address = urlsplit(server.url)
 

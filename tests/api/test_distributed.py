@@ -85,7 +85,7 @@ def refusal(server: Server, name: str) -> Any:
     return answer if answer.status_code == 429 else None
 
 
-def test_while_too_much_waits_no_run_is_taken(alone: Server, name: str) -> None:
+def test_no_trigger_is_accepted_while_too_many_nodes_wait(alone: Server, name: str) -> None:
     api = alone.client()
     assert alive(alone) == 0
     assert api.get("/workers")["items"] == []
@@ -102,7 +102,7 @@ def test_while_too_much_waits_no_run_is_taken(alone: Server, name: str) -> None:
     assert len(api.get(f"/runs?workflow={name}")["items"]) > 3, "whoever reads is served"
 
 
-def test_three_services_and_a_run_through_all_of_them(
+def test_a_run_passes_through_all_three_services(
     alone: Server, others: subprocess.Popen[bytes], name: str
 ) -> None:
     api = alone.client()
@@ -149,7 +149,7 @@ def all_in_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serve
         assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
-def test_a_message_that_nobody_can_read_is_a_dead_letter(
+def test_an_unreadable_message_becomes_a_dead_letter(
     all_in_one: tuple[Server, RedisServer],
 ) -> None:
     server, store = all_in_one
@@ -166,7 +166,7 @@ def test_a_message_that_nobody_can_read_is_a_dead_letter(
 # ── Redis is away ────────────────────────────────────────────────────────────────────────
 
 
-def test_while_redis_is_away_every_call_is_503_and_then_all_goes_on(
+def test_every_request_is_503_while_redis_is_down_and_works_again_afterwards(
     all_in_one: tuple[Server, RedisServer], name: str
 ) -> None:
     server, redis = all_in_one
@@ -200,7 +200,7 @@ def test_while_redis_is_away_every_call_is_503_and_then_all_goes_on(
     assert api.finished(api.post(f"/workflows/{name}/runs")["run_id"])["status"] == "COMPLETED"
 
 
-def test_a_redis_that_hangs_is_503_soon(all_in_one: tuple[Server, RedisServer]) -> None:
+def test_a_hanging_redis_is_503_within_seconds(all_in_one: tuple[Server, RedisServer]) -> None:
     server, redis = all_in_one
     api = server.client()
     api.get("/runs")
@@ -217,7 +217,7 @@ def test_a_redis_that_hangs_is_503_soon(all_in_one: tuple[Server, RedisServer]) 
 # ── PostgreSQL is away ───────────────────────────────────────────────────────────────────
 
 
-def test_while_postgresql_is_away_runs_go_on_and_none_is_made(
+def test_while_postgresql_is_down_runs_continue_and_new_runs_are_refused(
     start: Start, redis_url: str, name: str
 ) -> None:
     with PostgresServer() as archive:
@@ -244,7 +244,7 @@ def test_while_postgresql_is_away_runs_go_on_and_none_is_made(
 # ── starting and ending ──────────────────────────────────────────────────────────────────
 
 
-def test_a_server_that_waits_for_its_redis_can_be_stopped(tmp_path: Path) -> None:
+def test_a_server_that_waits_for_redis_can_be_stopped(tmp_path: Path) -> None:
     env = environment(DOVETAIL_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0")
     command = [SCRIPT, "serve", "--port", "0"]
     with (tmp_path / "log").open("wb") as log:
@@ -256,7 +256,7 @@ def test_a_server_that_waits_for_its_redis_can_be_stopped(tmp_path: Path) -> Non
     assert "serves" not in told.read_text()
 
 
-def test_a_server_that_ends_hands_back_what_its_worker_runs(
+def test_a_stopping_server_hands_its_running_nodes_to_another_server(
     start: Start, redis_url: str, name: str
 ) -> None:
     """To another server: its lease would be a minute."""

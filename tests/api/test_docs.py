@@ -26,7 +26,9 @@ def comparable(text: str) -> str:
     return re.sub(r'"duration":[\d.e-]+', '"duration":0', text).strip()
 
 
-def test_every_curl_of_the_page_gets_the_answer_it_shows(server: Server, tmp_path: Path) -> None:
+def test_every_curl_of_the_page_gets_the_reply_that_it_shows(
+    server: Server, tmp_path: Path
+) -> None:
     write_files(PAGE, tmp_path)
     place = server.url.removeprefix("http://").replace("127.0.0.1", "localhost")
     told = typed(PAGE, place, tmp_path)
@@ -35,7 +37,7 @@ def test_every_curl_of_the_page_gets_the_answer_it_shows(server: Server, tmp_pat
         assert comparable(printed) == comparable(says), command
 
 
-def test_the_page_has_every_call_and_no_other(api: Api) -> None:
+def test_the_page_lists_exactly_the_existing_endpoints(api: Api) -> None:
     listed = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[\w/{}.-]*)`", TEXT))
     known = {
         (method.upper(), path.removeprefix("/api/v1"))
@@ -50,7 +52,7 @@ def test_the_page_has_every_kind_of_problem() -> None:
         assert f"`{kind}`" in TEXT, kind
 
 
-def test_the_document_describes_every_answer_and_error(api: Api) -> None:
+def test_the_openapi_document_describes_every_reply_and_error(api: Api) -> None:
     document = api.server.document
     assert document["openapi"].startswith("3.1")
     assert "HTTPValidationError" not in document["components"]["schemas"]
@@ -73,7 +75,7 @@ def test_the_document_describes_every_answer_and_error(api: Api) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_no_reference_of_the_document_leads_nowhere(api: Api) -> None:
+def test_every_reference_in_the_openapi_document_resolves(api: Api) -> None:
     text = api.http.get("/openapi.json").text
     parts = api.server.document["components"]
     found = set(re.findall(r'"#/components/([^"/]+)/([^"]+)"', text))
@@ -83,7 +85,7 @@ def test_no_reference_of_the_document_leads_nowhere(api: Api) -> None:
     assert "#/$defs" not in text
 
 
-def test_every_call_has_an_example_and_every_example_is_right(api: Api) -> None:
+def test_every_endpoint_has_an_example_and_every_example_is_valid(api: Api) -> None:
     document = api.server.document
     without = []
     for path, calls in document["paths"].items():
@@ -120,7 +122,7 @@ def test_the_examples_of_requests_can_be_sent(api: Api) -> None:
 
 
 @pytest.mark.parametrize("text", ["/api/v1/runs/{run_id}/events", "Idempotency", "dry_run"])
-def test_the_page_of_the_server_lists_the_calls(api: Api, text: str) -> None:
+def test_the_page_of_the_server_lists_the_endpoints(api: Api, text: str) -> None:
     answer = api("GET", "//docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert text.lower() in answer.text.lower()
@@ -133,7 +135,7 @@ def test_the_page_of_the_server_fits_a_small_screen_and_shows_code_as_code(api: 
     assert "<code>*</code>: register only a name that is new" in page
 
 
-def test_the_document_names_what_generated_clients_need_names_for(api: Api) -> None:
+def test_the_openapi_document_names_the_schemas_that_generated_clients_need(api: Api) -> None:
     document = api.get("//openapi.json")
     named = document["components"]["schemas"]
     assert named["RunStatus"]["enum"] == list(RunStatus)
@@ -153,7 +155,9 @@ def test_the_document_names_what_generated_clients_need_names_for(api: Api) -> N
                     assert not whole.get("properties"), (method, path)
 
 
-def test_the_document_has_the_bounds_of_the_server_and_no_parameter_that_is_null(api: Api) -> None:
+def test_the_openapi_document_has_the_limits_of_the_server_and_no_nullable_parameter(
+    api: Api,
+) -> None:
     document = api.get("//openapi.json")
     found: dict[str, Any] = {}
     for calls in document["paths"].values():

@@ -53,7 +53,7 @@ def test_a_stream_has_every_event_and_ends_after_the_last(api: Api, name: str) -
         assert [event for _, event in frames(answer)] == events[3:]
 
 
-def test_a_stream_is_live_and_goes_on_where_it_broke_off(
+def test_a_stream_is_live_and_resumes_after_the_last_event_that_was_read(
     api: Api, server: Server, name: str
 ) -> None:
     file = server.folder / name
@@ -97,7 +97,7 @@ def test_a_client_that_drops_the_stream_again_and_again_sees_each_event_once_in_
     assert seen[-1]["type"] == "run.completed"
 
 
-def test_a_browser_that_comes_back_after_the_end_is_told_not_to(api: Api, name: str) -> None:
+def test_a_browser_that_reconnects_after_the_last_event_gets_204(api: Api, name: str) -> None:
     run_id = made_run(api, name)
     last = len(api.get(f"/runs/{run_id}/events", headers=AS_JSON))
     headers = {"last-event-id": str(last), "accept": "text/event-stream"}
@@ -106,7 +106,7 @@ def test_a_browser_that_comes_back_after_the_end_is_told_not_to(api: Api, name: 
         assert [number for number, _ in frames(answer)] == [last]
 
 
-def test_a_stream_of_a_failed_run_waits_for_what_still_runs(
+def test_a_stream_of_a_failed_run_waits_for_its_running_nodes(
     api: Api, server: Server, name: str
 ) -> None:
     file = server.folder / name
@@ -153,20 +153,20 @@ def test_the_client_chooses_between_a_stream_and_a_list(
     assert answer.headers["content-type"].split(";")[0] == kind
 
 
-def test_a_client_that_says_nothing_of_what_it_takes_gets_a_list(api: Api, name: str) -> None:
+def test_without_an_accept_header_events_are_a_list(api: Api, name: str) -> None:
     run_id = made_run(api, name)
     del api.http.headers["accept"]
     assert api.get(f"/runs/{run_id}/events")[-1]["type"] == "run.completed"
 
 
 @pytest.mark.parametrize("after", ["-1", "x", "9" * 30, "1.5", str(2**63)])
-def test_a_place_that_cannot_be(api: Api, name: str, after: str) -> None:
+def test_an_invalid_event_number_is_422(api: Api, name: str, after: str) -> None:
     run_id = made_run(api, name)
     assert api("GET", f"/runs/{run_id}/events?after={after}").status_code == 422
     headers = {"last-event-id": after}
     assert api("GET", f"/runs/{run_id}/events", headers=headers).status_code == 422
 
 
-def test_after_the_last_event_there_is_nothing(api: Api, name: str) -> None:
+def test_after_the_last_event_the_list_is_empty(api: Api, name: str) -> None:
     run_id = made_run(api, name)
     assert api.get(f"/runs/{run_id}/events?after={2**53}", headers=AS_JSON) == []

@@ -58,7 +58,7 @@ async def get(service: ApiService, path: str, **headers: str) -> httpx2.Response
         return await client.get(path, headers=headers)
 
 
-async def test_a_bug_is_a_500_that_shows_nothing_and_is_logged(
+async def test_a_bug_is_a_logged_500_without_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     answer = await get(service(Broken(ZeroDivisionError("the secret"))), "/api/v1/runs")
@@ -73,7 +73,7 @@ async def test_a_bug_is_a_500_that_shows_nothing_and_is_logged(
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/runs/x/events", "/health/ready"])
-async def test_a_lost_store_is_a_503_that_says_when_to_come_back(
+async def test_an_unavailable_store_is_a_503_with_retry_after(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await get(service(Broken(StoreError(f"disk full: {DB}"))), path)
@@ -84,14 +84,14 @@ async def test_a_lost_store_is_a_503_that_says_when_to_come_back(
     assert "disk full" in caplog.text
 
 
-async def test_an_error_that_nobody_mapped_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unmapped_error_is_a_500(caplog: pytest.LogCaptureFixture) -> None:
     answer = await get(service(Broken(DovetailError("odd"))), "/api/v1/runs")
     assert answer.status_code == 500
     assert "odd" in caplog.text
     assert "odd" not in answer.text
 
 
-async def test_an_engine_that_has_too_much_to_do_is_a_429_with_its_own_time() -> None:
+async def test_an_overloaded_engine_is_a_429_with_its_own_retry_after() -> None:
     error = DovetailError("the backlog is full")
     error.type, error.retry_after = "overloaded", 2.2  # type: ignore[attr-defined]
     answer = await get(service(Broken(error)), "/api/v1/runs")
@@ -103,12 +103,12 @@ async def test_an_engine_that_has_too_much_to_do_is_a_429_with_its_own_time() ->
 @pytest.mark.parametrize(
     "place", [str(DB), "Redis", "Redis or in the archive", "PostgreSQL at host:5432/db"]
 )
-async def test_a_client_does_not_learn_where_runs_are_kept(place: str) -> None:
+async def test_an_error_reply_does_not_reveal_where_runs_are_stored(place: str) -> None:
     answer = await get(service(Broken(NotFound(f"no run 'x' in {place}"))), "/api/v1/runs/x")
     assert answer.json()["detail"] == "no run 'x'"
 
 
-async def test_a_fleet_that_is_away_is_a_503_before_anything_is_asked() -> None:
+async def test_an_unavailable_redis_is_a_503_before_the_store_is_read() -> None:
     class Away(NoWorkers):
         async def check(self) -> None:
             raise StoreError("Redis did not answer")
@@ -129,7 +129,7 @@ async def test_a_store_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) 
     assert (await get(service(Hangs()), "/health/ready")).status_code == 503
 
 
-async def test_without_a_worker_that_lives_the_health_of_workers_is_503() -> None:
+async def test_without_a_live_worker_the_workers_health_is_503() -> None:
     answer = await get(service(Broken(StoreError("x"))), "/health/workers")
     assert (answer.status_code, answer.json()) == (503, {"alive": 0, "dead": 1})
     assert "retry-after" in answer.headers
@@ -154,7 +154,7 @@ class OneRun:
         return {"finished_at": None}
 
 
-async def test_a_silent_stream_says_that_it_is_still_there(
+async def test_a_silent_stream_sends_keep_alive_comments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def feed() -> AsyncIterator[dict[str, Any]]:
@@ -167,7 +167,7 @@ async def test_a_silent_stream_says_that_it_is_still_there(
     assert answer.text.count("id: ") == 1
 
 
-async def test_a_stream_whose_store_is_lost_breaks_off_instead_of_ending(
+async def test_a_stream_whose_store_fails_is_aborted_instead_of_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An orderly end would tell the client that the run is over."""

@@ -65,7 +65,7 @@ CALLERS = [Caller(address, token) for address in ("a", "b") for token in (None, 
         max_size=60,
     ),
 )
-def test_whatever_is_taken_and_left_no_budget_and_no_share_is_passed_and_none_leaks(
+def test_no_budget_and_no_share_is_ever_exceeded_and_none_leaks(
     limits: dict[Kind, Limit], moves: list[tuple[Caller, str, Kind, int]]
 ) -> None:
     budgets = Budgets(limits)
@@ -109,7 +109,7 @@ def test_whatever_is_taken_and_left_no_budget_and_no_share_is_passed_and_none_le
 
 
 @pytest.mark.parametrize("connections", [1, 4, 16, 752, 4096])
-def test_what_all_budgets_allow_fits_into_the_connections(connections: int) -> None:
+def test_the_sum_of_all_budgets_fits_into_the_connections(connections: int) -> None:
     limits = limits_of(
         Settings(max_reads=9999, max_writes=9999, max_waiting_reads=9999), connections
     )
@@ -118,7 +118,7 @@ def test_what_all_budgets_allow_fits_into_the_connections(connections: int) -> N
         assert 1 <= limit.of_token <= limit.of_address <= limit.most
 
 
-def test_a_refusal_says_whose_share_it_is_and_which_setting_helps() -> None:
+def test_a_refusal_names_the_exceeded_share_and_the_setting() -> None:
     budgets = Budgets({**limits_of(Settings(max_reads=4), 100)})
     budgets.take("read", Caller("a", 0))
     budgets.take("read", Caller("a", 0))
@@ -172,7 +172,7 @@ FORWARDED: dict[str, tuple[str, list[tuple[str, str]], str]] = {
 
 
 @pytest.mark.parametrize("case", FORWARDED)
-def test_what_is_forwarded_counts_if_the_proxy_is_trusted(case: str) -> None:
+def test_forwarded_addresses_count_only_from_a_trusted_proxy(case: str) -> None:
     peer, headers, expected = FORWARDED[case]
     assert address_of(scope_of(peer, headers), PROXIES) == expected
     assert address_of(scope_of(peer, headers), ()) == network_of(peer)
@@ -189,7 +189,7 @@ def test_what_is_forwarded_counts_if_the_proxy_is_trusted(case: str) -> None:
         max_size=4,
     )
 )
-def test_no_header_makes_anybody_out_of_who_comes_without_a_proxy(
+def test_a_client_without_a_proxy_cannot_forge_its_address_by_headers(
     headers: list[tuple[str, str]],
 ) -> None:
     assert address_of(scope_of("203.0.113.9", headers), PROXIES) == "203.0.113.9"
@@ -205,7 +205,7 @@ def scope_of(peer: str, headers: list[tuple[str, str]]) -> dict[str, Any]:
 # ── lines ────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_callers_take_turns_however_much_one_of_them_brings() -> None:
+async def test_callers_take_turns_even_if_one_sends_much_more() -> None:
     line, done, first = FairLine(SECONDS), [], asyncio.Event()
 
     async def piece(caller: str, number: int) -> None:
@@ -226,7 +226,7 @@ async def test_callers_take_turns_however_much_one_of_them_brings() -> None:
     ]  # fmt: skip
 
 
-async def test_a_line_that_is_too_long_is_left_and_goes_on() -> None:
+async def test_a_turn_that_waits_too_long_is_refused_and_the_queue_continues() -> None:
     line, release = FairLine(0.05), asyncio.Event()
 
     async def hold() -> None:
@@ -245,7 +245,9 @@ async def test_a_line_that_is_too_long_is_left_and_goes_on() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12))
-def test_whoever_leaves_a_line_leaves_it_whole(pieces: list[tuple[str, bool]]) -> None:
+def test_a_cancelled_waiter_leaves_the_fair_queue_consistent(
+    pieces: list[tuple[str, bool]],
+) -> None:
     async def act() -> None:
         line, inside, done = FairLine(SECONDS), 0, 0
 
@@ -275,7 +277,7 @@ def test_whoever_leaves_a_line_leaves_it_whole(pieces: list[tuple[str, bool]]) -
     asyncio.run(asyncio.wait_for(act(), SECONDS))
 
 
-async def test_of_many_that_come_together_a_few_begin_in_each_turn_of_the_loop() -> None:
+async def test_of_many_simultaneous_requests_a_few_start_in_each_turn_of_the_loop() -> None:
     gate, begun = Gate(each_turn=2), []
 
     async def one(caller: str, number: int) -> None:
@@ -393,7 +395,9 @@ WAITS = {"wait": "/api/v1/runs/x?wait=600", "events": "/api/v1/runs/x/events"}
 
 
 @pytest.mark.parametrize("how", WAITS)
-async def test_who_waits_takes_nothing_of_reads_or_writes_nor_all_that_may_wait(how: str) -> None:
+async def test_a_waiting_request_uses_no_read_or_write_budget_and_not_all_waiting_reads(
+    how: str,
+) -> None:
     async with asking(max_waiting_reads=4, max_reads=2, max_writes=2) as (commands, ask):
         for _ in range(2):
             ask("GET", WAITS[how])
@@ -409,7 +413,7 @@ async def test_who_waits_takes_nothing_of_reads_or_writes_nor_all_that_may_wait(
 
 
 @pytest.mark.parametrize("how", WAITS)
-async def test_a_wait_that_ends_leaves_its_place(how: str) -> None:
+async def test_a_finished_wait_frees_its_budget(how: str) -> None:
     async with asking(max_waiting_reads=2) as (commands, ask):
         first = ask("GET", WAITS[how])
         await until(lambda: commands.waiting == 1)
@@ -420,7 +424,7 @@ async def test_a_wait_that_ends_leaves_its_place(how: str) -> None:
 
 
 @pytest.mark.parametrize("length", [True, False])
-async def test_large_bodies_of_one_token_are_bounded_and_another_is_next_in_line(
+async def test_large_bodies_of_one_token_are_bounded_and_another_token_is_served_next(
     length: bool,
 ) -> None:
     async def pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -453,7 +457,7 @@ async def test_large_bodies_of_one_token_are_bounded_and_another_is_next_in_line
         assert [one["name"] for one in commands.checked].index("z") <= 3
 
 
-async def test_a_large_body_that_waits_too_long_is_told_when_to_come_back(
+async def test_a_large_body_that_waits_too_long_is_429_with_retry_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "MAX_QUEUE_SECONDS", 0.05)
@@ -469,7 +473,7 @@ async def test_a_large_body_that_waits_too_long_is_told_when_to_come_back(
         assert (await first).status_code == 200
 
 
-async def test_between_two_bodies_of_a_few_kilobytes_everybody_else_has_a_turn() -> None:
+async def test_other_requests_are_served_between_two_medium_bodies() -> None:
     async with asking() as (commands, ask):
         headers = {"content-type": "application/json"}
         path = "/api/v1/workflows/validate"
@@ -487,7 +491,7 @@ async def test_between_two_bodies_of_a_few_kilobytes_everybody_else_has_a_turn()
 # ── a real server ────────────────────────────────────────────────────────────────────────
 
 
-def test_while_runs_are_waited_for_others_are_triggered(
+def test_runs_are_triggered_while_other_requests_wait_for_runs(
     start: Callable[..., Server], name: str
 ) -> None:
     server = start(

@@ -48,7 +48,7 @@ def finished(api: Api, name: str) -> None:
         ("batches", {"items": [{}, {}]}, {"items": [{}]}),
     ],
 )
-def test_the_answer_stays_when_the_workflow_is_another(
+def test_a_repeated_key_returns_the_first_reply_after_the_workflow_changed(
     api: Api, name: str, change: Change, call: str, body: Any, other: Any
 ) -> None:
     api.register(flow(name))
@@ -62,7 +62,7 @@ def test_the_answer_stays_when_the_workflow_is_another(
 
 
 @pytest.mark.parametrize("call", ["runs", "batches"])
-def test_an_alias_that_moved_is_the_same_request(api: Api, name: str, call: str) -> None:
+def test_a_repeated_key_matches_after_the_alias_moved(api: Api, name: str, call: str) -> None:
     api.register(flow(name))
     api("PUT", f"/workflows/{name}/aliases/prod", json={"version": 1})
     path, body = f"/workflows/{name}/{call}", {"version": "prod"}
@@ -75,7 +75,7 @@ def test_an_alias_that_moved_is_the_same_request(api: Api, name: str, call: str)
     assert api("POST", path, json=asked_otherwise, headers=KEY).status_code == 409
 
 
-def test_of_a_definition_that_is_not_registered_another_one_is_another_request(
+def test_a_key_with_a_different_unregistered_definition_is_a_different_request(
     api: Api, name: str
 ) -> None:
     key = {"idempotency-key": name}
@@ -91,7 +91,7 @@ def test_of_a_definition_that_is_not_registered_another_one_is_another_request(
     assert api("POST", "/runs", json=nonsense, headers=key).status_code == 422
 
 
-def test_a_request_that_was_refused_takes_no_key(api: Api, name: str) -> None:
+def test_a_refused_request_does_not_use_up_its_key(api: Api, name: str) -> None:
     path = f"/workflows/{name}/runs"
     assert api("POST", path, json={"params": {}}, headers=KEY).status_code == 404
     api.register(flow(name, params=STRICT))
@@ -100,6 +100,6 @@ def test_a_request_that_was_refused_takes_no_key(api: Api, name: str) -> None:
 
 
 @pytest.mark.parametrize("hostile", ["%00", "%ff", "%ed%a0%80", "a" * 4000, "x%20of%20y"])
-def test_a_name_that_no_workflow_can_have_is_not_found(api: Api, hostile: str) -> None:
+def test_an_impossible_workflow_name_is_404(api: Api, hostile: str) -> None:
     path = f"/workflows/{hostile}/runs"
     assert api("POST", path, json={"params": {}}, headers=KEY).status_code == 404

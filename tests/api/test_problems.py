@@ -77,7 +77,7 @@ def test_hostile_json_is_refused_with_a_reason(
 
 
 @ONE_SETUP
-def test_of_very_many_unknown_fields_the_first_hundred_are_told(api: Api) -> None:
+def test_of_many_unknown_fields_the_first_hundred_are_reported(api: Api) -> None:
     body = {"definition": flow("x"), **{f"z{at}": 1 for at in range(5000)}}
     errors = api("POST", "/runs", json=body).json()["errors"]
     assert len(errors) == 101
@@ -88,7 +88,7 @@ def test_of_very_many_unknown_fields_the_first_hundred_are_told(api: Api) -> Non
     )
 
 
-def test_where_a_body_breaks_is_told(api: Api) -> None:
+def test_a_malformed_body_is_reported_with_its_path_and_line(api: Api) -> None:
     answer = api("POST", "/runs", content=b'{"params": {},\n  "x": NaN}', headers=JSON)
     error = answer.json()["errors"][0]
     assert (error["path"], error["line"]) == ("x", 2)
@@ -129,19 +129,21 @@ def test_hostile_yaml_is_refused_with_a_reason(api: Api, text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/workflows", "/runs", "/workflows/validate"])
-def test_what_is_neither_json_nor_yaml_is_415(api: Api, path: str, headers: dict[str, str]) -> None:
+def test_a_body_that_is_neither_json_nor_yaml_is_415(
+    api: Api, path: str, headers: dict[str, str]
+) -> None:
     answer = api("POST", path, content=b"{}", headers=headers)
     assert answer.status_code == 415
     assert "application/json" in answer.json()["detail"] or "compressed" in answer.json()["detail"]
 
 
-def test_a_kind_of_json_is_json(api: Api, name: str) -> None:
+def test_a_json_media_type_suffix_is_accepted(api: Api, name: str) -> None:
     headers = {"content-type": 'application/vnd.x+json; charset="UTF-8"'}
     answer = api("POST", "/workflows", content=json.dumps(flow(name)), headers=headers)
     assert answer.status_code == 201
 
 
-def test_a_body_that_is_too_large_is_413(api: Api) -> None:
+def test_a_too_large_body_is_413(api: Api) -> None:
     for path in ("/workflows", "/workflows/validate", "/runs"):
         answer = api("POST", path, content=b" " * (1 << 20) + b"{}", headers=JSON)
         assert answer.status_code == 413
@@ -154,7 +156,7 @@ def test_a_body_that_is_too_large_is_413(api: Api) -> None:
     assert api.get("//health/live") == {"status": "ok"}  # the connection is still good
 
 
-def test_a_body_is_refused_by_its_announced_length_before_it_is_sent(server: Server) -> None:
+def test_a_too_large_announced_length_is_refused_before_the_body_is_sent(server: Server) -> None:
     answer = raw(
         server,
         "POST /api/v1/workflows HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -163,7 +165,7 @@ def test_a_body_is_refused_by_its_announced_length_before_it_is_sent(server: Ser
     assert answer.startswith("HTTP/1.1 413 ")
 
 
-def test_a_large_definition_is_checked_while_others_are_served(api: Api, name: str) -> None:
+def test_other_requests_are_served_while_a_large_definition_is_checked(api: Api, name: str) -> None:
     nodes = [{"id": f"n{i}", "handler": "output"} for i in range(10_000)]
     definition = {"name": name, "nodes": nodes}
     assert len(json.dumps(definition)) > 64 * 1024
@@ -191,7 +193,7 @@ def test_a_large_definition_is_checked_while_others_are_served(api: Api, name: s
         ("POST", "//health/live", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_is_405_and_told_the_right_ones(
+def test_a_wrong_method_is_405_with_the_allowed_methods(
     api: Api, method: str, path: str, allowed: str
 ) -> None:
     answer = api(method, path)
@@ -204,7 +206,7 @@ def test_a_wrong_method_is_405_and_told_the_right_ones(
     ["//", "//nothing", "//api/v1", "/", "/runs/", "/workflows/a%2fb", "/run", "//api/v2/runs",
      "//docs/", "//health", "/%zz", "/runs/x/y", "//%2e%2e/etc/passwd"],
 )  # fmt: skip
-def test_what_is_not_there_is_404(api: Api, path: str) -> None:
+def test_an_unknown_resource_is_404(api: Api, path: str) -> None:
     answer = api("GET", path)
     assert answer.status_code == 404
 
@@ -212,7 +214,7 @@ def test_what_is_not_there_is_404(api: Api, path: str) -> None:
 @pytest.mark.parametrize(
     "text", ["%", "%2", "%zz", "%ff", "%c0%ae", "%ed%a0%80", "%00", "%0a", "a%20b", "%25"]
 )
-def test_a_badly_encoded_name_is_just_not_there(api: Api, text: str) -> None:
+def test_a_badly_encoded_name_is_not_found(api: Api, text: str) -> None:
     for path in (f"/workflows/{text}", f"/runs/{text}", f"/batches/{text}"):
         answer = api("GET", path)
         assert answer.status_code == 404
@@ -240,7 +242,7 @@ def test_a_badly_encoded_name_is_just_not_there(api: Api, text: str) -> None:
                           "POST /workflows/hostile/batches", "POST /workflows/validate",
                           "PUT /rate-limits/x", "PUT /workflows/hostile/aliases/x"]),
 )  # fmt: skip
-def test_no_body_whatever_makes_the_server_fail(
+def test_no_body_makes_the_server_fail(
     api: Api, names: dict[str, str], body: Any, path: str
 ) -> None:
     method, _, where = path.partition(" ")
@@ -258,13 +260,13 @@ def test_no_body_whatever_makes_the_server_fail(
     ),
     path=st.sampled_from(["/runs", "/workflows", "/workflows/hostile", "/runs/{run}/results"]),
 )  # fmt: skip
-def test_no_query_whatever_makes_the_server_fail(
+def test_no_query_string_makes_the_server_fail(
     api: Api, names: dict[str, str], query: dict[str, str], path: str
 ) -> None:
     assert api("GET", path.format(**names), params=query).status_code < 500
 
 
-def test_an_id_of_the_caller_is_kept_and_a_strange_one_is_not(api: Api) -> None:
+def test_a_valid_request_id_of_the_caller_is_kept_and_an_invalid_one_is_replaced(api: Api) -> None:
     answer = api("GET", "/nothing", headers={"x-request-id": "trace-1.a_B"})
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "trace-1.a_B"
     for strange in ("a b", "x" * 200, "<script>"):

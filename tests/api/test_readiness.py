@@ -133,7 +133,7 @@ REFUSALS: Mapping[str, tuple[Callable[[RedisServer], object], tuple[str, ...], s
 
 
 @pytest.mark.parametrize("how", REFUSALS)
-async def test_a_redis_that_refuses_writes_is_not_ready_until_it_takes_them(
+async def test_the_server_is_not_ready_while_redis_refuses_writes(
     redis: RedisServer, how: str
 ) -> None:
     begin, end, why = REFUSALS[how]
@@ -149,7 +149,7 @@ async def test_a_redis_that_refuses_writes_is_not_ready_until_it_takes_them(
         await api.until_fine()
 
 
-async def test_a_redis_that_is_away_is_not_ready_until_it_is_back() -> None:
+async def test_the_server_is_not_ready_while_redis_is_down() -> None:
     with RedisServer(fsync="always") as server:
         async with asking(redis_url=server.url) as api:
             server.kill()
@@ -179,7 +179,7 @@ END $$
 """
 
 
-async def test_a_postgres_that_refuses_or_is_away_is_not_ready_until_it_is_well(
+async def test_the_server_is_not_ready_while_postgresql_refuses_or_is_down(
     redis: RedisServer, postgres: PostgresServer
 ) -> None:
     url = postgres.new_database()
@@ -224,7 +224,7 @@ async def test_a_postgres_that_refuses_or_is_away_is_not_ready_until_it_is_well(
 # ── the file ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_file_whose_disk_is_short_of_room_is_asked_by_a_write(
+async def test_with_little_disk_space_readiness_is_checked_by_a_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = True
@@ -258,7 +258,7 @@ async def test_a_file_whose_disk_is_short_of_room_is_asked_by_a_write(
         (sqlite3.SQLITE_MISUSE, "cannot be used"),
     ],
 )
-def test_what_is_told_of_a_file_has_no_path(code: int, reason: str) -> None:
+def test_the_reason_of_a_file_error_has_no_path(code: int, reason: str) -> None:
     error = sqlite3.OperationalError("x")
     error.sqlite_errorcode = code
     explained = SqliteFile(Path("/private/place.db")).explained(error)
@@ -266,7 +266,7 @@ def test_what_is_told_of_a_file_has_no_path(code: int, reason: str) -> None:
     assert "place" not in explained.reason
 
 
-def test_a_server_whose_file_cannot_grow_says_so_and_its_successor_is_well(
+def test_a_server_whose_file_cannot_grow_reports_it_and_the_next_server_works(
     start: Callable[..., Server], name: str
 ) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="0")
@@ -291,7 +291,7 @@ def test_a_server_whose_file_cannot_grow_says_so_and_its_successor_is_well(
 # ── how often ────────────────────────────────────────────────────────────────────────────
 
 
-async def test_however_many_ask_the_stores_are_asked_once_a_second(
+async def test_readiness_checks_the_stores_once_per_second_for_any_number_of_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "KNOWN_SECONDS", 1.0)
@@ -317,7 +317,7 @@ async def test_however_many_ask_the_stores_are_asked_once_a_second(
     assert asked == before + 1
 
 
-async def test_a_store_that_hangs_is_not_waited_for_by_whoever_asks_for_ready(
+async def test_a_readiness_check_does_not_wait_for_a_hanging_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "READY_SECONDS", 0.05)

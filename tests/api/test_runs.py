@@ -24,7 +24,7 @@ PARAMS = {
 }
 
 
-def test_a_run_from_its_trigger_to_its_result(api: Api, name: str) -> None:
+def test_a_triggered_run_returns_its_result(api: Api, name: str) -> None:
     api.register(
         flow(
             name,
@@ -61,7 +61,7 @@ def test_a_trigger_needs_no_body(api: Api, name: str) -> None:
     assert api.finished(run_id)["params"] == {}
 
 
-def test_bad_params_are_all_told(api: Api, name: str) -> None:
+def test_every_invalid_param_is_reported(api: Api, name: str) -> None:
     api.register(flow(name, params=PARAMS))
     answer = api("POST", f"/workflows/{name}/runs", json={"params": {"depth": "x", "colour": 1}})
     assert answer.status_code == 422
@@ -92,7 +92,7 @@ def test_a_definition_runs_without_being_registered(api: Api, name: str) -> None
     assert api("GET", f"/workflows/{name}").status_code == 404
 
 
-def test_problems_of_such_a_definition_have_their_place_in_the_body(api: Api, name: str) -> None:
+def test_problems_of_an_inline_definition_have_their_path_in_the_body(api: Api, name: str) -> None:
     body = """{"params": {},
         "definition": {
             "nodes": [{"id": "a", "handler": "x"}],
@@ -107,7 +107,7 @@ def test_problems_of_such_a_definition_have_their_place_in_the_body(api: Api, na
     )
 
 
-def test_one_key_makes_one_run_however_many_ask(api: Api, name: str) -> None:
+def test_one_key_creates_one_run_for_any_number_of_requests(api: Api, name: str) -> None:
     api.register(flow(name))
 
     def ask(_: int) -> tuple[int, Any]:
@@ -173,13 +173,13 @@ def test_the_list_is_newest_first_and_filtered(api: Api, name: str) -> None:
         "cursor=" + "9" * 300,
     ],
 )
-def test_a_query_that_cannot_be_is_told(api: Api, query: str) -> None:
+def test_an_invalid_query_parameter_is_reported(api: Api, query: str) -> None:
     answer = api("GET", f"/runs?{query}")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["path"] == query.split("=")[0]
 
 
-def test_a_wait_ends_with_the_run_or_with_its_time(api: Api, server: Server, name: str) -> None:
+def test_a_wait_ends_with_the_run_or_at_its_timeout(api: Api, server: Server, name: str) -> None:
     file = server.folder / name
     api.register(flow(name, node("a", "until", config={"file": str(file)})))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
@@ -203,7 +203,7 @@ def test_a_wait_ends_with_the_run_or_with_its_time(api: Api, server: Server, nam
         assert api("GET", f"/runs/{run_id}?wait={wrong}").status_code == 422
 
 
-def test_it_is_explained_why_a_node_waits(api: Api, server: Server, name: str) -> None:
+def test_the_explain_endpoint_says_why_a_node_waits(api: Api, server: Server, name: str) -> None:
     file = server.folder / name
     waits = node("a", "until", config={"file": str(file)})
     api.register(flow(name, waits, node("b", "output", "a")))
@@ -219,7 +219,7 @@ def test_it_is_explained_why_a_node_waits(api: Api, server: Server, name: str) -
     assert api.get(f"/runs/{run_id}/explain")["nodes"] == []
 
 
-def test_every_kind_of_wait_is_told_in_words_and_as_data(
+def test_every_kind_of_wait_is_explained_in_words_and_as_data(
     api: Api, server: Server, name: str
 ) -> None:
     file = str(server.folder / name)
@@ -279,7 +279,9 @@ def test_a_node_without_a_free_slot_is_queued(api: Api, server: Server, name: st
     api.post(f"/runs/{run_id}/cancel")
 
 
-def test_a_retry_runs_again_what_did_not_complete(api: Api, server: Server, name: str) -> None:
+def test_a_retry_reruns_the_nodes_that_did_not_complete(
+    api: Api, server: Server, name: str
+) -> None:
     file = server.folder / name
     api.register(
         flow(
@@ -313,7 +315,9 @@ def test_a_retry_runs_again_what_did_not_complete(api: Api, server: Server, name
     assert api("POST", f"/runs/{run_id}/retry", json={"form": "b"}).status_code == 422
 
 
-def test_a_cancel_ends_the_run_at_once_and_once(api: Api, server: Server, name: str) -> None:
+def test_a_cancel_ends_the_run_immediately_and_only_once(
+    api: Api, server: Server, name: str
+) -> None:
     waits = node("a", "until", config={"file": str(server.folder / name)})
     api.register(flow(name, waits, node("b", "output", "a")))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
@@ -325,7 +329,7 @@ def test_a_cancel_ends_the_run_at_once_and_once(api: Api, server: Server, name: 
     assert api("POST", f"/runs/{run_id}/cancel", json={"now": True}).status_code == 422
 
 
-def test_a_page_goes_on_where_the_last_one_ended_while_runs_are_added(api: Api, name: str) -> None:
+def test_a_page_continues_after_the_last_one_while_runs_are_added(api: Api, name: str) -> None:
     api.register(flow(name))
     made = [api.post(f"/workflows/{name}/runs")["run_id"] for _ in range(5)]
     first = api.get(f"/runs?workflow={name}&limit=2")
@@ -338,7 +342,7 @@ def test_a_page_goes_on_where_the_last_one_ended_while_runs_are_added(api: Api, 
     assert third["next_cursor"] is None
 
 
-def test_no_query_however_absurd_makes_the_server_fail(api: Api, name: str) -> None:
+def test_no_list_query_makes_the_server_fail(api: Api, name: str) -> None:
     api.register(flow(name))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     batch = api.post(f"/workflows/{name}/batches", {"items": [{}]})["batch_id"]
@@ -355,7 +359,7 @@ def test_no_query_however_absurd_makes_the_server_fail(api: Api, name: str) -> N
         assert api("GET", path + value).status_code in (200, 404, 409, 422), path
 
 
-def test_the_whole_id_of_a_run_is_found_by_its_beginning(api: Api, name: str) -> None:
+def test_a_run_id_is_found_by_its_prefix(api: Api, name: str) -> None:
     api.register(flow(name))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     api.finished(run_id)
@@ -365,7 +369,7 @@ def test_the_whole_id_of_a_run_is_found_by_its_beginning(api: Api, name: str) ->
         assert api("GET", f"/run-ids/{wrong}").status_code == 404
 
 
-def test_the_events_of_a_run_can_be_held_against_the_rules(api: Api, name: str) -> None:
+def test_the_events_of_a_run_follow_the_rules(api: Api, name: str) -> None:
     api.register(flow(name))
     run_id = api.post(f"/workflows/{name}/runs")["run_id"]
     api.finished(run_id)
@@ -387,13 +391,13 @@ def test_the_events_of_a_run_can_be_held_against_the_rules(api: Api, name: str) 
     ],
 )
 @pytest.mark.parametrize("run_id", ["nobody", "%00", "%ff%fe", "%F0%9F%8D%B5", "..", "a" * 3000])
-def test_a_run_that_is_not_there(api: Api, method: str, path: str, run_id: str) -> None:
+def test_an_unknown_run_is_404(api: Api, method: str, path: str, run_id: str) -> None:
     answer = api(method, f"/runs/{run_id}{path}")
     assert answer.status_code == 404
     assert "dovetail.db" not in answer.text
 
 
-def test_a_param_that_the_schema_does_not_name_gives_a_warning_in_the_answer(
+def test_a_param_that_the_schema_does_not_name_gives_a_warning_in_the_reply(
     api: Api, name: str
 ) -> None:
     definition = flow(name, params={"type": "object", "properties": {"who": {"type": "string"}}})

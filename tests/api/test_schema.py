@@ -13,7 +13,7 @@ SEED = 20261116
 
 
 @pytest.mark.parametrize("server", ["embedded"], indirect=True, scope="session")
-def test_the_server_does_what_its_document_says(server: Server, tmp_path: Path) -> None:
+def test_the_server_behaves_as_its_openapi_document_says(server: Server, tmp_path: Path) -> None:
     outcome = run_cases(
         server.url, tmp_path, seed=SEED, examples=3, phases="examples,fuzzing", seconds=240
     )

@@ -49,7 +49,7 @@ def every_call(api: Api) -> list[tuple[str, str]]:
     ]
 
 
-def test_every_call_needs_a_token_but_two(guarded: Server) -> None:
+def test_every_endpoint_but_two_needs_a_token(guarded: Server) -> None:
     with_token = guarded.client(**bearer("full-token"))
     calls = every_call(with_token)
     assert len(calls) > 25
@@ -77,7 +77,7 @@ def test_a_wrong_token_is_401(guarded: Server, given: str) -> None:
     assert answer.status_code == 401
 
 
-def test_a_token_may_be_limited_to_reading(guarded: Server, name: str) -> None:
+def test_a_token_can_be_read_only(guarded: Server, name: str) -> None:
     full, reading = (guarded.client(**bearer(token)) for token in ("full-token", "reading"))
     full.register(flow(name))
     run_id = full.post(f"/workflows/{name}/runs")["run_id"]
@@ -90,7 +90,7 @@ def test_a_token_may_be_limited_to_reading(guarded: Server, name: str) -> None:
             assert reading(method, path).status_code == 403, path
 
 
-def test_two_authorizations_are_none(guarded: Server) -> None:
+def test_two_authorization_headers_are_refused(guarded: Server) -> None:
     headers = [("authorization", "Bearer full-token"), ("authorization", "Bearer full-token")]
     assert guarded.client()("GET", "/runs", headers=headers).status_code == 401
 
@@ -118,7 +118,9 @@ def test_two_authorizations_are_none(guarded: Server) -> None:
         ("2130706433", 403), ("0x7f.1", 403), ("127.1", 403), ("b\xfccher.example", 403),
     ],
 )  # fmt: skip
-def test_only_its_own_names_are_answered(guarded: Server, host: str, status: int) -> None:
+def test_only_requests_for_allowed_host_names_are_served(
+    guarded: Server, host: str, status: int
+) -> None:
     headers = [(b"host", host.encode("latin-1"))]
     answer = guarded.client(**bearer("full-token"))("GET", "/runs", headers=headers)
     assert answer.status_code == status
@@ -175,14 +177,14 @@ def test_a_page_of_another_site_cannot_write(
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_of_two_origins_both_must_be_ours(guarded: Server) -> None:
+def test_with_two_origin_headers_both_must_be_allowed(guarded: Server) -> None:
     headers = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil")]
     api = guarded.client(**bearer("full-token"))
     answer = api("POST", "/workflows/validate", json=flow("x"), headers=headers)
     assert answer.status_code == 403
 
 
-def test_no_answer_allows_another_site_to_read_it(guarded: Server) -> None:
+def test_no_reply_allows_another_site_to_read_it(guarded: Server) -> None:
     asking = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     api = guarded.client(**bearer("full-token"))
     for method, path in (("OPTIONS", "/runs"), ("GET", "/runs"), ("OPTIONS", "/workflows")):
@@ -190,7 +192,7 @@ def test_no_answer_allows_another_site_to_read_it(guarded: Server) -> None:
         assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
-def test_nothing_is_guessed_or_framed_or_kept(guarded: Server, name: str) -> None:
+def test_every_reply_has_the_security_headers(guarded: Server, name: str) -> None:
     full, nobody = guarded.client(**bearer("full-token")), guarded.client()
     full.register(flow(name))
     run_id = full.post(f"/workflows/{name}/runs")["run_id"]
@@ -224,7 +226,7 @@ def test_nothing_is_guessed_or_framed_or_kept(guarded: Server, name: str) -> Non
         assert "server" not in answer.headers
 
 
-def test_the_page_needs_nobody_else_and_runs_no_script(guarded: Server) -> None:
+def test_the_page_loads_nothing_from_other_sites_and_runs_no_script(guarded: Server) -> None:
     answer = guarded.client(**bearer("full-token"))("GET", "//docs")
     assert "http" not in answer.text.replace("HTTP", "")  # no page of anybody else
     assert "<script" not in answer.text
@@ -249,18 +251,18 @@ def test_beyond_loopback_a_token_is_needed() -> None:
 @pytest.mark.parametrize(
     "wrong", ["http://a.example", "a.example/x", "*", "*.example", "a b", "u@a", "a:x", "[::1", "."]
 )
-def test_a_name_that_no_client_can_send_stops_the_start(wrong: str) -> None:
+def test_an_impossible_host_name_stops_the_start(wrong: str) -> None:
     with pytest.raises(SettingsError, match=r"DOVETAIL_ALLOWED_HOSTS: .* is no host name"):
         host_names(["a.example", wrong])
 
 
-def test_names_are_taken_as_clients_send_them() -> None:
+def test_host_names_are_normalized_as_clients_send_them() -> None:
     given = ["A.Example.", "bücher.example", "10.0.0.5:8700", "2001:DB8::1", "[::1]:80"]
     sent = {"a.example", "xn--bcher-kva.example", "10.0.0.5", "2001:db8::1", "::1"}
     assert host_names(given) == sent
 
 
-def test_tokens_are_kept_as_digests_only() -> None:
+def test_tokens_are_stored_only_as_digests() -> None:
     kept = repr(vars(Tokens(("very-secret-token", "other-token:read"))))
     assert "very-secret" not in kept
     assert "other" not in kept
@@ -279,7 +281,7 @@ def test_a_token_that_is_listed_twice_has_its_larger_scope() -> None:
     assert Tokens(("t:read",)).access(b"t:read") == "none"
 
 
-def test_all_tokens_are_compared_also_after_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tokens_are_compared_even_after_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[bytes] = []
 
     def compare(known: bytes, asked: bytes) -> bool:
@@ -306,7 +308,7 @@ def test_all_tokens_are_compared_also_after_a_hit(monkeypatch: pytest.MonkeyPatc
         ("u@a", ("", "80")),
     ],
 )
-def test_a_host_is_taken_apart(text: str, found: tuple[str, str]) -> None:
+def test_a_host_header_is_split_into_name_and_port(text: str, found: tuple[str, str]) -> None:
     assert host_and_port(text, "80") == found
 
 
@@ -321,7 +323,7 @@ def test_a_host_is_taken_apart(text: str, found: tuple[str, str]) -> None:
         ("10.0.0.6", 403),
     ],
 )
-async def test_the_address_it_listens_on_is_a_name_unless_it_is_every_address(
+async def test_the_listening_address_is_an_allowed_host_unless_it_is_a_wildcard(
     host: str, status: int
 ) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -339,7 +341,7 @@ async def asked(app: Any, path: str = "/x", host: str = "localhost") -> httpx2.R
         return await client.get(path, headers={"host": host})
 
 
-async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
+async def test_a_server_above_its_limit_replies_with_retry_after() -> None:
     release = asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -361,7 +363,9 @@ async def test_beyond_its_limit_a_server_says_when_to_come_back() -> None:
     assert (await asked(app)).status_code == 200
 
 
-def test_an_embedded_server_pushes_back_too(start: Callable[..., Server], name: str) -> None:
+def test_an_embedded_server_also_applies_back_pressure(
+    start: Callable[..., Server], name: str
+) -> None:
     server = start(DOVETAIL_MAX_BACKLOG="3", DOVETAIL_CONCURRENCY="1")
     api = server.client()
     api.register(flow(name, node("a", "until", config={"file": "go"})))
@@ -384,7 +388,7 @@ def test_an_embedded_server_pushes_back_too(start: Callable[..., Server], name: 
     assert server.stop() == 0
 
 
-async def test_the_start_and_end_of_a_server_pass_the_guard() -> None:
+async def test_lifespan_messages_pass_the_guard() -> None:
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -395,7 +399,7 @@ async def test_the_start_and_end_of_a_server_pass_the_guard() -> None:
     assert seen == ["lifespan"]
 
 
-async def test_what_nobody_checks_does_not_pass_it() -> None:
+async def test_an_unchecked_connection_type_does_not_pass_the_guard() -> None:
     seen: list[str] = []
     sent: list[Any] = []
 

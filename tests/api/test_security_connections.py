@@ -149,7 +149,7 @@ def seconds_of_processor(server: Server) -> float:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_proper_request_is_told_so_and_costs_little(guarded: Server, case: str) -> None:
+def test_a_malformed_request_gets_a_cheap_problem_reply(guarded: Server, case: str) -> None:
     data, expected = REFUSED[case]
     status, headers, body = first_answer(in_time(guarded, data))
     assert status == expected
@@ -162,7 +162,7 @@ def test_what_is_no_proper_request_is_told_so_and_costs_little(guarded: Server, 
     assert problem["request_id"] == headers["x-request-id"]
 
 
-def test_a_request_behind_another_is_looked_at_like_the_first(guarded: Server) -> None:
+def test_a_pipelined_request_is_checked_like_the_first(guarded: Server) -> None:
     first = LIVE + HOST + END
     for second in (LIVE + HOST + b"a:\r\n" * 50_000 + END, b"\0\r\n\r\n", LIVE + END):
         answers = in_time(guarded, first + second, 2)
@@ -170,7 +170,7 @@ def test_a_request_behind_another_is_looked_at_like_the_first(guarded: Server) -
         assert b"HTTP/1.1 400 " in answers
 
 
-def test_a_body_that_is_shorter_than_it_says_is_no_body(guarded: Server) -> None:
+def test_a_body_shorter_than_its_content_length_is_refused(guarded: Server) -> None:
     address = urlsplit(guarded.url)
     with socket.create_connection((address.hostname, address.port), timeout=SECONDS) as client:
         client.sendall(VALIDATE + JSON + b'Content-Length: 9\r\n\r\n{"a":1}')
@@ -178,7 +178,7 @@ def test_a_body_that_is_shorter_than_it_says_is_no_body(guarded: Server) -> None
         assert b"HTTP/1.1 200" not in client.recv(65536)
 
 
-def test_what_follows_a_body_is_a_request_of_its_own(guarded: Server) -> None:
+def test_bytes_after_a_body_are_a_request_of_their_own(guarded: Server) -> None:
     """Whoever sends two in one must be allowed both."""
     body = b"Content-Length: 2\r\n\r\n{}"
     inner = b"GET /api/v1/runs HTTP/1.1\r\n" + HOST + END
@@ -187,7 +187,7 @@ def test_what_follows_a_body_is_a_request_of_its_own(guarded: Server) -> None:
     assert b"HTTP/1.1 401 " in answers
 
 
-def test_after_an_answer_a_broken_rest_of_the_body_is_nobodys_failure(guarded: Server) -> None:
+def test_a_broken_rest_of_a_body_after_the_reply_logs_no_error(guarded: Server) -> None:
     data = VALIDATE + JSON + CHUNKED + END + (b"10000\r\n" + b" " * 65536 + b"\r\n") * 17
     status, _, _ = first_answer(exchange(guarded.url, data + b"zz\r\n" * 99))
     assert status in (400, 413)  # whichever is noticed first
@@ -238,7 +238,9 @@ async def everything(reader: asyncio.StreamReader) -> bytes:
     return found
 
 
-async def test_who_never_says_what_it_wants_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_sends_no_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.5)
     async with serving() as port, dialled(port) as silent, dialled(port) as slow:
         answers = [asyncio.create_task(everything(reader)) for reader, _ in (silent, slow)]
@@ -252,7 +254,9 @@ async def test_who_never_says_what_it_wants_is_sent_away(monkeypatch: pytest.Mon
         assert (await answers[1]).startswith(b"HTTP/1.1 408 ") or await answers[1] == b""
 
 
-async def test_who_asks_again_and_again_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_keeps_sending_requests_stays_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection, "STRANGER_SECONDS", 2.0)
     async with serving() as port, dialled(port) as (reader, writer):
         began = time.monotonic()
@@ -262,7 +266,7 @@ async def test_who_asks_again_and_again_may_stay(monkeypatch: pytest.MonkeyPatch
             await asyncio.sleep(0.05)
 
 
-async def test_the_oldest_connection_that_asks_for_nothing_makes_room_for_the_next() -> None:
+async def test_the_oldest_idle_connection_is_closed_for_a_new_one() -> None:
     async with serving(2) as port, dialled(port) as oldest, dialled(port) as second:
         second[1].write(LIVE + HOST + END)
         await second[0].readuntil(b"hello")
@@ -275,7 +279,7 @@ async def test_the_oldest_connection_that_asks_for_nothing_makes_room_for_the_ne
             assert (await second[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_connection_that_has_proved_something_stays_before_one_that_has_not() -> None:
+async def test_an_authenticated_connection_is_kept_before_an_unauthenticated_one() -> None:
     async with serving(2) as port, dialled(port) as known, dialled(port) as stranger:
         known[1].write(RUNS + HOST + END)
         await known[0].readuntil(b"hello")
@@ -287,7 +291,7 @@ async def test_a_connection_that_has_proved_something_stays_before_one_that_has_
             assert (await known[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_while_every_connection_asks_for_something_a_new_one_may_ask_for_health_alone(
+async def test_while_every_connection_is_busy_a_new_one_may_only_request_health(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "HEALTH_CONNECTIONS", 1)
@@ -320,7 +324,7 @@ async def test_while_every_connection_asks_for_something_a_new_one_may_ask_for_h
             assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_who_was_let_in_may_stay_longer_than_who_was_not(
+async def test_an_authenticated_connection_may_idle_longer_than_an_unauthenticated_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.1)
@@ -334,7 +338,7 @@ async def test_who_was_let_in_may_stay_longer_than_who_was_not(
         assert (await known[0].readuntil(b"hello")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_body_that_goes_on_after_its_answer_holds_no_connection(
+async def test_a_body_that_continues_after_its_reply_holds_no_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "STRANGER_SECONDS", 0.2)
@@ -350,7 +354,7 @@ async def test_a_body_that_goes_on_after_its_answer_holds_no_connection(
         assert (await gone).startswith(b"HTTP/1.1 401 ") or await gone == b""
 
 
-def test_who_has_many_connections_makes_room_by_its_own() -> None:
+def test_an_address_with_many_connections_loses_one_of_its_own() -> None:
     class One:
         def __init__(self, address: str, known: bool = False) -> None:
             self.address = address
@@ -377,7 +381,7 @@ def test_who_has_many_connections_makes_room_by_its_own() -> None:
     assert crowd.to_close("c") is many[0]
 
 
-def test_some_descriptors_are_left_for_the_store() -> None:
+def test_some_file_descriptors_are_reserved_for_the_store() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -255,7 +255,7 @@ SETUPS = {"embedded": embedded, "distributed": distributed}
 
 
 @pytest.mark.parametrize(("setup", "form"), [("embedded", "console"), ("distributed", "json")])
-def test_a_secret_is_nowhere_whatever_handlers_do_with_it(
+def test_a_secret_appears_nowhere_whatever_handlers_do_with_it(
     setup: str, form: str, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "leaks.py").write_text(LEAKS)

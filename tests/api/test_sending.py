@@ -97,7 +97,7 @@ async def is_cut(made: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/stream", "/3000000", "/90000"])
-async def test_a_client_that_does_not_read_is_dropped_and_everybody_else_is_answered(
+async def test_a_client_that_does_not_read_is_dropped_and_other_clients_are_served(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dovetail.api")
@@ -134,7 +134,7 @@ async def test_a_client_that_reads_slowly_is_not_dropped(caplog: pytest.LogCaptu
     assert not [one for one in caplog.records if "was dropped" in one.getMessage()]
 
 
-async def test_what_waits_for_all_clients_together_is_bounded_and_the_first_to_wait_goes(
+async def test_unsent_bytes_of_all_clients_are_bounded_and_the_longest_waiting_client_is_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "dovetail.api")
@@ -159,7 +159,7 @@ def filled(config: dict[str, Any], ctx: Any) -> str:
     return "x" * int(config["bytes"])
 
 
-async def test_clients_that_do_not_read_large_answers_hold_no_more_than_there_is_for_them(
+async def test_clients_that_do_not_read_large_replies_stay_within_the_unsent_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "dovetail.api")

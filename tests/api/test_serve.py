@@ -57,7 +57,7 @@ def waiting_run(server: Server, name: str = "waits") -> str:
 # ── starting ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_one_line_says_where_it_is(start: Start) -> None:
+def test_one_line_names_the_address_of_the_server(start: Start) -> None:
     server = start()
     assert server.said == f"dovetail serves {server.url}\n"
     assert urlsplit(server.url).hostname == "127.0.0.1"
@@ -75,7 +75,7 @@ def test_localhost_is_every_loopback_address(start: Start) -> None:
             assert ":" in address, "a machine may be without IPv6, not without IPv4"
 
 
-def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -99,7 +99,7 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
         (["--handlers", "nobody.py"], {}, 2, "nobody.py"),
     ],
 )
-def test_a_start_that_cannot_be_is_one_clear_line(
+def test_an_impossible_start_is_reported_in_one_line(
     tmp_path: Path, args: list[str], env: dict[str, str], code: int, words: str
 ) -> None:
     found = refused(tmp_path, "--port", "0", *args, **env)
@@ -107,7 +107,7 @@ def test_a_start_that_cannot_be_is_one_clear_line(
     assert words in found[1]
 
 
-def test_with_a_token_it_listens_to_everybody(start: Start) -> None:
+def test_with_a_token_the_server_listens_on_all_addresses(start: Start) -> None:
     server = start("--host", "0.0.0.0", DOVETAIL_TOKENS="t")
     port = urlsplit(server.url).port
     with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
@@ -115,7 +115,7 @@ def test_with_a_token_it_listens_to_everybody(start: Start) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 401")
 
 
-def test_an_address_that_cannot_be_had_is_told() -> None:
+def test_an_unavailable_address_is_reported() -> None:
     with pytest.raises(CannotListen, match="no address of this machine"):
         listen(["192.0.2.1"], 0)
     bound = listen(["127.0.0.1"], 0)
@@ -128,7 +128,7 @@ def test_an_address_that_cannot_be_had_is_told() -> None:
             one.close()
 
 
-def test_answers_are_not_held_back(start: Start) -> None:
+def test_replies_are_not_delayed(start: Start) -> None:
     api = start().client()
     api.get("//health/live")
     spent = []
@@ -143,7 +143,9 @@ def test_answers_are_not_held_back(start: Start) -> None:
 
 
 @pytest.mark.parametrize("at_start", [True, False], ids=["at its start", "later"])
-def test_the_runs_of_a_killed_server_go_on_in_another(start: Start, at_start: bool) -> None:
+def test_the_runs_of_a_killed_server_continue_in_another_server(
+    start: Start, at_start: bool
+) -> None:
     env = {"DOVETAIL_LEASE_SECONDS": "1"}
     first = start(**env)
     second = None if at_start else start(**env)
@@ -158,7 +160,7 @@ def test_the_runs_of_a_killed_server_go_on_in_another(start: Start, at_start: bo
     assert "took over 1 run" in second.log.read_text()
 
 
-def test_a_command_from_another_shell_reaches_the_server(start: Start) -> None:
+def test_a_command_of_another_process_reaches_the_server(start: Start) -> None:
     server = start()
     run_id = waiting_run(server)
     subprocess.run(
@@ -171,7 +173,7 @@ def test_a_command_from_another_shell_reaches_the_server(start: Start) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_server_ends_at_once(start: Start, number: int) -> None:
+def test_an_idle_server_stops_immediately(start: Start, number: int) -> None:
     server = start()
     server.client().get("//health/live")  # leaves an open connection behind
     before = time.monotonic()
@@ -180,7 +182,9 @@ def test_an_idle_server_ends_at_once(start: Start, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_runs_may_finish_and_the_rest_is_handed_back(start: Start, number: int) -> None:
+def test_running_nodes_finish_within_the_drain_and_the_rest_is_handed_back(
+    start: Start, number: int
+) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="10")
     run_id = waiting_run(server)
     server.process.send_signal(number)
@@ -194,7 +198,7 @@ def test_what_runs_may_finish_and_the_rest_is_handed_back(start: Start, number: 
     assert [n["attempt"] for n in run["nodes"]] == [1, 1]  # nothing was lost, nothing ran twice
 
 
-def test_a_server_that_leaves_is_not_ready_and_serves_until_its_delay_is_over(
+def test_a_stopping_server_is_not_ready_and_serves_until_its_delay_is_over(
     start: Start,
 ) -> None:
     server = start(DOVETAIL_SHUTDOWN_DELAY="2", DOVETAIL_DRAIN_SECONDS="0.2")
@@ -212,7 +216,7 @@ def test_a_server_that_leaves_is_not_ready_and_serves_until_its_delay_is_over(
     assert time.monotonic() - before >= 2
 
 
-def test_what_does_not_finish_in_time_is_handed_back(start: Start) -> None:
+def test_nodes_that_outlast_the_drain_are_handed_back(start: Start) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="0.2")
     run_id = waiting_run(server)
     before = time.monotonic()
@@ -224,7 +228,7 @@ def test_what_does_not_finish_in_time_is_handed_back(start: Start) -> None:
     assert run["nodes"][0]["attempt"] == 2
 
 
-def test_a_handler_that_clings_does_not_hold_the_server(start: Start) -> None:
+def test_a_handler_that_ignores_cancellation_does_not_block_the_stop(start: Start) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="0")
     api = server.client()
     api.register(flow("clings", node("a", "clings", config={"seconds": 60})))
@@ -260,7 +264,7 @@ def test_streams_and_waits_end_cleanly_with_the_server(start: Start) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "redis"])
-def test_what_was_acknowledged_under_load_is_not_lost_when_the_server_is_stopped(
+def test_no_acknowledged_run_is_lost_when_the_server_is_stopped_under_load(
     start: Start, kind: str, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
@@ -301,7 +305,7 @@ def test_what_was_acknowledged_under_load_is_not_lost_when_the_server_is_stopped
             assert again.finished(run_id)["status"] == "COMPLETED"
 
 
-def test_a_client_that_sends_nothing_or_reads_nothing_does_not_hold_the_server(
+def test_a_silent_client_does_not_block_the_stop_of_the_server(
     start: Start,
 ) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="0.2")
@@ -323,7 +327,7 @@ def test_a_client_that_sends_nothing_or_reads_nothing_does_not_hold_the_server(
         assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
-def test_a_second_signal_ends_it_at_once(start: Start) -> None:
+def test_a_second_signal_stops_the_server_immediately(start: Start) -> None:
     server = start(DOVETAIL_DRAIN_SECONDS="60")
     waiting_run(server)
     server.process.send_signal(signal.SIGINT)
@@ -333,7 +337,7 @@ def test_a_second_signal_ends_it_at_once(start: Start) -> None:
     assert time.monotonic() - before < AT_ONCE_SECONDS
 
 
-def test_a_client_that_leaves_is_not_waited_for(start: Start) -> None:
+def test_the_stop_does_not_wait_for_a_client_that_left(start: Start) -> None:
     server = start()
     run_id = waiting_run(server)
     address = urlsplit(server.url)
@@ -354,7 +358,7 @@ def test_a_client_that_leaves_is_not_waited_for(start: Start) -> None:
     assert server.log.read_text() == ""
 
 
-def test_the_lost_store_of_a_server_ends_it_with_one_line(start: Start) -> None:
+def test_a_damaged_store_ends_the_server_with_one_error_line(start: Start) -> None:
     server = start()
     waiting_run(server)
     for file in (server.folder / ".dovetail").glob("*.db*"):

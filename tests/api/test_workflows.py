@@ -14,7 +14,9 @@ nodes:
 """
 
 
-def test_new_content_is_a_new_version_and_known_content_is_not(api: Api, name: str) -> None:
+def test_changed_content_creates_a_new_version_and_known_content_does_not(
+    api: Api, name: str
+) -> None:
     first = api("POST", "/workflows", json=flow(name))
     assert (first.status_code, first.json()) == (
         201,
@@ -31,7 +33,7 @@ def test_new_content_is_a_new_version_and_known_content_is_not(api: Api, name: s
 
 
 @pytest.mark.parametrize("kind", ["application/yaml", "text/yaml; charset=utf-8"])
-def test_yaml_is_the_same_definition(api: Api, name: str, kind: str) -> None:
+def test_yaml_and_json_give_the_same_definition(api: Api, name: str, kind: str) -> None:
     text = YAML.format(name=name, handler="input")
     made = api("POST", "/workflows", content=text, headers={"content-type": kind})
     assert made.status_code == 201
@@ -41,7 +43,7 @@ def test_yaml_is_the_same_definition(api: Api, name: str, kind: str) -> None:
     assert as_json.json() == {"name": name, "version": 1, "created": False}
 
 
-def test_every_problem_is_told_with_its_place(api: Api, name: str) -> None:
+def test_every_problem_of_a_definition_is_reported_with_its_place(api: Api, name: str) -> None:
     text = YAML.format(name=name, handler="inptu") + "    dependencies: [z]\n    colour: red\n"
     answer = api("POST", "/workflows", content=text, headers={"content-type": "application/yaml"})
     assert answer.status_code == 422
@@ -54,7 +56,7 @@ def test_every_problem_is_told_with_its_place(api: Api, name: str) -> None:
     }
 
 
-def test_a_validation_answers_with_layers_or_with_errors(api: Api, name: str) -> None:
+def test_a_validation_returns_layers_or_errors(api: Api, name: str) -> None:
     fine = api.post("/workflows/validate", flow(name), status=200)
     assert fine == {"valid": True, "errors": [], "warnings": [], "layers": [["a"], ["b"]]}
     wrong = api.post("/workflows/validate", flow(name, node("a", "nobody")), status=200)
@@ -63,7 +65,7 @@ def test_a_validation_answers_with_layers_or_with_errors(api: Api, name: str) ->
     assert api("GET", f"/workflows/{name}").status_code == 404
 
 
-def test_a_text_that_is_no_data_is_a_finding_of_the_validation(api: Api) -> None:
+def test_a_malformed_text_is_a_finding_of_the_validation(api: Api) -> None:
     headers = {"content-type": "application/json"}
     answer = api("POST", "/workflows/validate", content="{\n  oops", headers=headers)
     assert answer.status_code == 200
@@ -77,7 +79,7 @@ def test_a_workflow_may_be_called_validate(api: Api) -> None:
     assert api("DELETE", "/workflows/validate").status_code == 204
 
 
-def test_versions_and_aliases(api: Api, name: str) -> None:
+def test_versions_and_aliases_can_be_registered_and_read(api: Api, name: str) -> None:
     api.register(flow(name))
     api.register(flow(name, node("c")))
     items = api.get(f"/workflows/{name}/versions")["items"]
@@ -107,7 +109,7 @@ def test_versions_and_aliases(api: Api, name: str) -> None:
         ("a%20b", {"version": 1}, 422),
     ],
 )
-def test_an_alias_that_cannot_be(
+def test_an_invalid_alias_is_refused(
     api: Api, name: str, alias: str, body: dict[str, object], status: int
 ) -> None:
     api.register(flow(name))
@@ -124,14 +126,14 @@ def test_an_alias_that_cannot_be(
         (".a", "a letter or digit first"),
     ],
 )
-def test_it_is_told_which_rule_an_alias_breaks(api: Api, name: str, alias: str, rule: str) -> None:
+def test_the_broken_alias_rule_is_named(api: Api, name: str, alias: str, rule: str) -> None:
     api.register(flow(name))
     answer = api("PUT", f"/workflows/{name}/aliases/{alias}", json={"version": 1})
     assert answer.status_code == 422
     assert rule in answer.json()["detail"]
 
 
-def test_the_list_has_pages(api: Api, name: str) -> None:
+def test_the_list_of_workflows_has_pages(api: Api, name: str) -> None:
     names = [api.register(flow(f"{name}-{i}")) for i in range(3)]
     seen, cursor = [], ""
     while cursor is not None:
@@ -143,7 +145,7 @@ def test_the_list_has_pages(api: Api, name: str) -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_deleting_waits_for_runs_and_version_numbers_go_on(
+def test_deleting_is_refused_while_a_run_is_unfinished_and_version_numbers_continue(
     api: Api, server: Server, name: str
 ) -> None:
     file = server.folder / name

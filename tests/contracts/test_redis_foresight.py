@@ -77,7 +77,7 @@ async def hot(redis_url: str) -> AsyncIterator[Hot]:
         yield Hot(pipe)
 
 
-async def test_what_a_result_makes_ready_is_sent_with_the_very_call(hot: Hot) -> None:
+async def test_the_children_of_a_result_are_published_in_the_same_call(hot: Hot) -> None:
     (a,) = await hot.begun(graph(DIAMOND, b={"config": {"of": "{{ a.x }}"}}))
     before = hot.pipe.roundtrips
     decisions = await hot.complete(a)
@@ -97,7 +97,7 @@ async def test_what_a_result_makes_ready_is_sent_with_the_very_call(hot: Hot) ->
     assert end.ended
 
 
-async def test_what_a_run_begins_with_is_sent_with_the_very_call(hot: Hot) -> None:
+async def test_the_roots_of_a_run_are_published_in_the_same_call(hot: Hot) -> None:
     await hot.begun(graph(DIAMOND))
     before = hot.pipe.roundtrips
     decision = await hot.store.create(Submit("r2", graph(DIAMOND), {}), 1.0)
@@ -113,20 +113,22 @@ async def test_what_a_run_begins_with_is_sent_with_the_very_call(hot: Hot) -> No
     [{"max_concurrency": 2}, {"a": {"condition": "{{ 1 == 1 }}"}}, {"a": {"config": {"x": LACKS}}}],
     ids=["max_concurrency", "condition", "cannot be rendered"],
 )
-async def test_a_beginning_that_is_not_plain_is_ordered(hot: Hot, given: dict[str, Any]) -> None:
+async def test_roots_with_a_limit_a_condition_or_a_failing_template_are_dispatched_instead(
+    hot: Hot, given: dict[str, Any]
+) -> None:
     decision = await hot.store.create(Submit("r", graph({"a": []}, **given), {}), 1.0)
     assert ordered([decision]) == ["a"]
     assert await hot.sent() == []
 
 
-async def test_a_run_that_is_there_is_not_begun_again(hot: Hot) -> None:
+async def test_an_existing_run_is_not_created_again(hot: Hot) -> None:
     assert [task.node_id for task in await hot.begun(graph(DIAMOND))] == ["a"]
     assert not await hot.store.create(Submit("r", graph(DIAMOND), {}), 2.0)
     await hot.store.sent()
     assert await hot.started() == []
 
 
-async def test_of_many_the_first_are_sent_and_the_others_ordered(hot: Hot) -> None:
+async def test_of_many_nodes_the_first_are_published_and_the_others_dispatched(hot: Hot) -> None:
     wide = {"a": []} | {f"n{n}": ["a"] for n in range(MAX_DISPATCHED_AHEAD + 20)}
     (a,) = await hot.begun(graph(wide))
     decisions = await hot.complete(a)
@@ -136,7 +138,7 @@ async def test_of_many_the_first_are_sent_and_the_others_ordered(hot: Hot) -> No
     assert len(ordered(decisions)) == 20
 
 
-async def test_a_node_with_a_parent_in_another_call_is_ordered(hot: Hot) -> None:
+async def test_a_node_with_a_parent_in_another_call_is_dispatched(hot: Hot) -> None:
     (a,) = await hot.begun(graph(DIAMOND))
     await hot.complete(a)
     b, c = await hot.started()
@@ -146,7 +148,7 @@ async def test_a_node_with_a_parent_in_another_call_is_ordered(hot: Hot) -> None
     assert await hot.sent() == []
 
 
-async def test_what_a_refused_result_has_sent_starts_nothing(hot: Hot) -> None:
+async def test_messages_sent_with_a_refused_result_start_nothing(hot: Hot) -> None:
     (a,) = await hot.begun(graph(DIAMOND))
     await hot.complete(a)
     assert [task.node_id for task in await hot.started()] == ["b", "c"]
@@ -156,7 +158,7 @@ async def test_what_a_refused_result_has_sent_starts_nothing(hot: Hot) -> None:
     assert await hot.started() == []
 
 
-async def test_after_redis_forgot_the_script_everything_is_ordered(hot: Hot) -> None:
+async def test_after_redis_forgot_the_script_every_node_is_dispatched(hot: Hot) -> None:
     """What was sent then came before the node was ready, and may have been read in vain."""
     (a,) = await hot.begun(graph(DIAMOND))
     await hot.pipe.call("SCRIPT", "FLUSH")
@@ -174,7 +176,7 @@ async def test_after_redis_forgot_the_script_everything_is_ordered(hot: Hot) -> 
     ],
     ids=["max_concurrency", "condition", "cache", "reads a grandparent", "cannot be rendered"],
 )
-async def test_what_the_results_alone_cannot_tell_is_ordered(
+async def test_a_child_that_depends_on_more_than_the_results_is_dispatched(
     hot: Hot, given: dict[str, Any]
 ) -> None:
     (a,) = await hot.begun(graph({"a": [], "b": ["a"], "c": ["b"]}, **given))
@@ -185,7 +187,7 @@ async def test_what_the_results_alone_cannot_tell_is_ordered(
     assert await hot.sent() == []
 
 
-async def test_what_a_node_had_before_redis_lost_it_is_not_used(hot: Hot) -> None:
+async def test_an_output_from_before_redis_lost_it_is_not_used(hot: Hot) -> None:
     """Others have run the parent again meanwhile, and it has another output by now."""
     of = graph({"a": [], "c": [], "b": ["a", "c"]})
     a, c = await hot.begun(of)
@@ -196,7 +198,7 @@ async def test_what_a_node_had_before_redis_lost_it_is_not_used(hot: Hot) -> Non
     assert scene.inputs(order.place) == {"a": {"x": "new"}, "c": {"x": "c"}}
 
 
-async def test_parents_of_many_runs_are_read_together_also_if_some_were_skipped(hot: Hot) -> None:
+async def test_parents_of_many_runs_are_read_together_even_if_some_were_skipped(hot: Hot) -> None:
     of = graph({"a": [], "b": [], "c": ["a", "b"]}, b={"condition": False})
     orders = {}
     for number in range(20):

@@ -118,12 +118,12 @@ async def live(
     return twins.core
 
 
-async def test_the_story_has_every_transition_in_it(redis_url: str) -> None:
+async def test_the_scenario_contains_every_transition(redis_url: str) -> None:
     told = {type(make("r", "a", Token(1, 1, 1), 0.0)) for make, _, _ in STORY}
     assert told == {*get_args(Transition)} - {Progress}  # which is an event and nothing else
 
 
-async def test_a_step_whose_answer_was_lost_is_taken_once(redis_url: str) -> None:
+async def test_a_transition_whose_reply_was_lost_is_applied_once(redis_url: str) -> None:
     async with behind_a_proxy(redis_url) as (store, proxy):
 
         async def lose() -> None:
@@ -133,7 +133,7 @@ async def test_a_step_whose_answer_was_lost_is_taken_once(redis_url: str) -> Non
         assert proxy.lost == len(STORY)
 
 
-async def test_a_run_whose_making_was_not_answered_is_made_once(redis_url: str) -> None:
+async def test_a_run_whose_creation_reply_was_lost_is_created_once(redis_url: str) -> None:
     async with behind_a_proxy(redis_url) as (store, proxy):
         twins = Twins([store], GRAPH, in_silence)
         await twins.begin()  # so that the scripts are known
@@ -146,7 +146,7 @@ async def test_a_run_whose_making_was_not_answered_is_made_once(redis_url: str) 
         assert {**made, "id": known["id"]} == known
 
 
-async def test_a_claim_whose_answer_was_lost_is_granted_to_who_asked(redis_url: str) -> None:
+async def test_a_claim_whose_reply_was_lost_is_granted_to_the_same_worker(redis_url: str) -> None:
     """Else nobody would run the node, and a start would be counted as lost that never was."""
     async with behind_a_proxy(redis_url) as (store, proxy):
         twins = Twins([store], GRAPH, in_silence)
@@ -162,7 +162,7 @@ async def test_a_claim_whose_answer_was_lost_is_granted_to_who_asked(redis_url: 
         assert (await store.load(twins.id)).seq == len(twins.log) + 2
 
 
-async def test_scripts_that_redis_forgot_are_told_again(redis_url: str) -> None:
+async def test_scripts_that_redis_forgot_are_loaded_again(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
 
         async def forget() -> None:
@@ -171,7 +171,7 @@ async def test_scripts_that_redis_forgot_are_told_again(redis_url: str) -> None:
         await live(RedisStore(pipe), forget, heard=True)
 
 
-async def test_a_connection_that_was_killed_is_opened_again(redis_url: str) -> None:
+async def test_a_killed_connection_is_opened_again(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
 
         async def kill() -> None:
@@ -180,7 +180,7 @@ async def test_a_connection_that_was_killed_is_opened_again(redis_url: str) -> N
         await live(RedisStore(pipe), kill, heard=False)
 
 
-async def test_a_redis_that_only_reads_is_waited_for() -> None:
+async def test_a_read_only_redis_is_waited_for() -> None:
     """As after a failover, when the one that we know has become a replica."""
     with RedisServer() as server:
         async with PipelinedRedis(server.url) as pipe:
@@ -204,7 +204,7 @@ async def test_a_redis_that_only_reads_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("loses", [1, 2, 3])
-async def test_answers_lost_in_the_middle_of_a_long_batch_lose_nothing(
+async def test_replies_lost_in_the_middle_of_a_long_batch_lose_nothing(
     redis_url: str, loses: int
 ) -> None:
     """Many commands travel together: some were executed, some answered, some neither."""
@@ -226,7 +226,7 @@ async def test_answers_lost_in_the_middle_of_a_long_batch_lose_nothing(
 
 
 @pytest.mark.parametrize("loses", [1, 3])
-async def test_messages_whose_reading_was_not_answered_are_read_again(
+async def test_messages_whose_delivery_reply_was_lost_are_read_again(
     redis_url: str, loses: int
 ) -> None:
     """They are ours in the eyes of Redis, and nobody else would ask for them."""

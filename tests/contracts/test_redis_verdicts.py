@@ -73,7 +73,7 @@ async def price(server: RedisServer, of: Graph) -> dict[str, int]:
         return spent
 
 
-async def test_what_conditions_cost_does_not_depend_on_how_large_their_run_is(
+async def test_the_cost_of_conditions_does_not_depend_on_the_size_of_the_run(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_store, "new_nonce", lambda: NONCE)
@@ -82,7 +82,7 @@ async def test_what_conditions_cost_does_not_depend_on_how_large_their_run_is(
     assert short == long
 
 
-def test_skips_that_are_carried_on_one_by_one_equal_the_core(
+def test_skips_propagated_one_by_one_equal_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec, "MAX_NODES_BELOW", 0)
@@ -97,7 +97,7 @@ def test_skips_that_are_carried_on_one_by_one_equal_the_core(
 
 
 @pytest.mark.parametrize("condition", [None, "{{ params.p }}"], ids=["plain", "conditional"])
-async def test_a_skip_goes_on_for_as_long_as_there_is_a_branch(condition: str | None) -> None:
+async def test_a_skip_propagates_to_the_end_of_its_branch(condition: str | None) -> None:
     length = 3 * codec.MAX_NODES_BELOW
     branch = {f"n{i}": [f"n{i - 1}"] if i else ["a"] for i in range(length)}
     each = {name: {"condition": condition} for name in branch if condition is not None}

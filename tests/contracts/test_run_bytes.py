@@ -42,7 +42,7 @@ async def test_in_a_batch_the_outputs_beyond_the_limit_fail_their_nodes(
     await twins.end()
 
 
-async def test_an_output_that_its_run_may_not_keep_is_not_cached(store: Store) -> None:
+async def test_an_output_above_the_limit_of_its_run_is_not_cached(store: Store) -> None:
     run_id = new_run_id()
     submit = Submit(run_id, graph({"a": []}), {}, max_bytes=5)
     ((_, _, token),) = (await store.create(submit, T)).dispatch
@@ -53,7 +53,7 @@ async def test_an_output_that_its_run_may_not_keep_is_not_cached(store: Store) -
     assert await store.recall(key, T) is None
 
 
-async def test_a_run_in_redis_that_an_earlier_version_made_goes_on_without_a_limit() -> None:
+async def test_a_run_in_redis_from_an_earlier_version_continues_without_a_limit() -> None:
     async with STORES["redis"](1) as (store,):
         assert isinstance(store, RedisStore)
         run_id = new_run_id()
@@ -67,7 +67,7 @@ async def test_a_run_in_redis_that_an_earlier_version_made_goes_on_without_a_lim
         assert run.max_bytes is None
 
 
-async def test_a_store_fixes_the_limit_of_the_runs_that_are_made_there() -> None:
+async def test_a_store_fixes_the_byte_limit_of_the_runs_that_it_creates() -> None:
     async with STORES["redis"](1) as (store,):
         assert isinstance(store, RedisStore)
         run_id, own = new_run_id(), new_run_id()

@@ -58,7 +58,7 @@ async def make(store: RedisStore, shape: Graph) -> RunState:
     return await store.load(run_id)
 
 
-async def test_many_runs_made_at_once_are_each_as_the_core_makes_it(
+async def test_runs_created_in_one_call_equal_the_runs_of_the_core(
     stores: list[RedisStore],
 ) -> None:
     submits = [Submit(new_run_id(), shape, {"p": 1}) for shape in SHAPES.values() for _ in "ab"]
@@ -70,7 +70,7 @@ async def test_many_runs_made_at_once_are_each_as_the_core_makes_it(
         assert await read(stores[1], submit.run_id, run.seq) == ours.events
 
 
-async def test_a_run_that_is_there_is_not_made_again(stores: list[RedisStore]) -> None:
+async def test_creating_an_existing_run_in_redis_changes_nothing(stores: list[RedisStore]) -> None:
     submits = [Submit(new_run_id(), shape, {"p": 1}) for shape in SHAPES.values()]
     await stores[0].create_many(submits, T)
     before = [plain(await stores[0].load(submit.run_id)) for submit in submits]
@@ -82,7 +82,7 @@ async def test_a_run_that_is_there_is_not_made_again(stores: list[RedisStore]) -
 
 
 @pytest.mark.parametrize("placed", [True, False])
-async def test_many_starts_claimed_at_once_are_as_if_one_by_one(
+async def test_starts_claimed_in_one_call_equal_starts_claimed_one_by_one(
     stores: list[RedisStore], placed: bool
 ) -> None:
     one, other = [await make(stores[0], SHAPES["wide"]) for _ in "ab"]
@@ -100,7 +100,7 @@ async def test_many_starts_claimed_at_once_are_as_if_one_by_one(
         assert await read(stores[0], run.id, len(events), core.seq - len(events)) == events
 
 
-async def test_a_start_is_granted_once_however_often_it_is_asked_for(
+async def test_a_start_is_granted_once_for_any_number_of_claims(
     stores: list[RedisStore],
 ) -> None:
     run = await make(stores[0], SHAPES["plain"])
@@ -110,7 +110,7 @@ async def test_a_start_is_granted_once_however_often_it_is_asked_for(
     assert (await stores[0].load(run.id)).seq == run.seq + 2
 
 
-async def test_what_may_not_start_is_not_granted(stores: list[RedisStore]) -> None:
+async def test_a_claim_of_a_node_that_may_not_start_is_refused(stores: list[RedisStore]) -> None:
     run = await make(stores[0], SHAPES["narrow"])
     token = run.node("n0").token
     strangers = [
@@ -129,7 +129,7 @@ async def test_what_may_not_start_is_not_granted(stores: list[RedisStore]) -> No
     assert await stores[0].claim([task(run, "n0")], "w", T + 10, T) == [False]
 
 
-async def test_of_workers_that_claim_the_same_starts_one_has_each(
+async def test_of_workers_that_claim_the_same_starts_each_start_has_one_worker(
     stores: list[RedisStore],
 ) -> None:
     run = await make(stores[0], SHAPES["wide"])
@@ -145,7 +145,7 @@ async def test_of_workers_that_claim_the_same_starts_one_has_each(
         assert {now.node(name).worker for name in names} <= {f"w{at}"}
 
 
-async def test_who_only_follows_orders_is_told_all_but_the_events_of_nodes() -> None:
+async def test_a_store_without_events_returns_decisions_without_node_events() -> None:
     async with PipelinedRedis(redis_url()) as pipe:
         store = RedisStore(pipe, events=False)
         run = await make(store, SHAPES["plain"])
@@ -174,7 +174,7 @@ def of_the_run(decision: Decision) -> list[str]:
     return [event.type for event in decision.events if event.node is None]
 
 
-async def test_of_results_only_the_one_of_this_start_counts_and_once(
+async def test_only_the_result_of_this_start_counts_and_only_once(
     stores: list[RedisStore],
 ) -> None:
     run = await make(stores[0], SHAPES["plain"])
@@ -193,7 +193,7 @@ async def test_of_results_only_the_one_of_this_start_counts_and_once(
     assert (now.node("a").output, now.node("c").waiting) == (1, 1)
 
 
-async def test_a_failure_among_results_is_decided_in_its_turn(stores: list[RedisStore]) -> None:
+async def test_a_failure_among_results_is_applied_in_order(stores: list[RedisStore]) -> None:
     """The short cut ends where something is not plain; what comes after it still follows."""
     run = await make(stores[0], SHAPES["plain"])
     await stores[0].claim([task(run, "a"), task(run, "b")], "w", T + 10, T)
@@ -228,7 +228,9 @@ class Stalling(RedisStore):
         return await super()._call(run_id, requests, graph)
 
 
-async def test_a_verdict_of_an_earlier_epoch_decides_nothing(stores: list[RedisStore]) -> None:
+async def test_a_condition_value_of_an_earlier_epoch_decides_nothing(
+    stores: list[RedisStore],
+) -> None:
     shape = graph({"a": [], "b": ["a"]}, b={"condition": "{{ a == 1 }}"})
     async with PipelinedRedis(redis_url()) as pipe, PipelinedRedis(redis_url()) as another:
         slow, dying = Stalling(pipe), Stalling(another)
@@ -253,7 +255,9 @@ async def test_a_verdict_of_an_earlier_epoch_decides_nothing(stores: list[RedisS
     assert (await stores[0].load(run.id)).node("b").reason == "condition_false"
 
 
-async def test_nodes_that_two_make_ready_at_once_are_all_decided(stores: list[RedisStore]) -> None:
+async def test_nodes_that_two_stores_make_ready_at_once_are_all_decided(
+    stores: list[RedisStore],
+) -> None:
     shape = graph(
         {"a": [], "b": [], "c": ["a"], "d": ["b"]},
         c={"condition": "{{ a == 1 }}"},
@@ -272,7 +276,7 @@ async def test_nodes_that_two_make_ready_at_once_are_all_decided(stores: list[Re
         assert sorted(published) == [2, 3]
 
 
-async def test_a_result_counts_though_its_run_was_forgotten_for_another_of_the_same_call(
+async def test_a_result_counts_even_if_its_run_was_evicted_by_another_run_of_the_same_call(
     stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many runs are known at once, and those that are new take the places of the oldest."""

@@ -90,7 +90,9 @@ class Mob:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_what_each_of_many_was_told_is_what_the_log_has(peers: Peers, seed: int) -> None:
+async def test_the_decisions_that_concurrent_callers_get_equal_the_log(
+    peers: Peers, seed: int
+) -> None:
     chance = random.Random(seed)
     mobs = []
     for number in range(RUNS):

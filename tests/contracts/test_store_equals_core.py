@@ -44,7 +44,7 @@ PARTS = 4
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_a_store_equals_the_core_whatever_happens(name: str) -> None:
+def test_a_store_equals_the_core_for_any_transitions(name: str) -> None:
     with opened(name) as (runner, store):
 
         @examples(60 if name == "redis" else 250)  # the many below are Redis' own
@@ -117,7 +117,7 @@ def stories() -> list[tuple[Graph, list[Deed]]]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_hundreds_of_long_walks_at_once_equal_the_core_in_redis(part: int) -> None:
+async def test_hundreds_of_concurrent_random_walks_in_redis_equal_the_core(part: int) -> None:
     assert len(stories()) >= MANY or examples(MANY).max_examples < MANY
     drawn = stories()[part::PARTS]
     met: Counter[tuple[type, bool]] = Counter()

@@ -45,7 +45,7 @@ async def whole(store: Store, run: RunState) -> list[object]:
 
 
 @pytest.mark.parametrize("part_bytes", [1, 4 << 20])
-async def test_what_there_is_no_room_for_is_elsewhere_and_can_be_read(
+async def test_an_output_beyond_the_read_budget_is_a_reference_that_can_be_read(
     peers: Peers, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "PART_BYTES", part_bytes)
@@ -71,7 +71,7 @@ async def test_what_there_is_no_room_for_is_elsewhere_and_can_be_read(
     assert not any(isinstance(node.output, OutputReference) for node in run.nodes)
 
 
-async def test_a_run_elsewhere_is_read_without_the_outputs_that_there_is_no_room_for(
+async def test_a_run_from_another_process_is_read_without_outputs_beyond_the_budget(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "PART_BYTES", 1)
@@ -84,7 +84,7 @@ async def test_a_run_elsewhere_is_read_without_the_outputs_that_there_is_no_room
         assert all(isinstance(output, OutputReference) for output in held)
 
 
-async def test_outputs_of_an_epoch_that_is_over_are_those_that_were_seen_or_refused(
+async def test_outputs_of_an_earlier_epoch_are_the_seen_ones_or_are_refused(
     peers: Peers,
 ) -> None:
     run_id = await completed(peers[0], OUTPUTS)

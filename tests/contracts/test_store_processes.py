@@ -127,7 +127,7 @@ def test_of_many_completions_exactly_one_counts_and_the_child_is_published_once(
 @pytest.mark.parametrize(
     "condition", [None, "{{{{ {0}.status == 'COMPLETED' }}}}"], ids=["plain", "conditional"]
 )
-def test_a_crowd_runs_every_node_once_and_agrees_on_the_end(
+def test_many_processes_run_every_node_once_and_agree_on_the_end(
     arena: Arena, condition: str | None
 ) -> None:
     (run_id,) = arena.make(LAYERED, condition=condition)
@@ -144,7 +144,7 @@ def test_a_crowd_runs_every_node_once_and_agrees_on_the_end(
 
 
 @in_a_file
-def test_one_key_makes_one_run_and_everybody_finds_it(arena: Arena) -> None:
+def test_one_key_creates_one_run_and_every_process_finds_it(arena: Arena) -> None:
     keys = 25
     arena.make(WIDE)
     told = arena.race("create", each=True, keys=keys)
@@ -155,7 +155,9 @@ def test_one_key_makes_one_run_and_everybody_finds_it(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])
-def test_an_order_is_granted_once(arena: Arena, command: str) -> None:
+def test_concurrent_cancels_or_retries_of_one_run_take_effect_once(
+    arena: Arena, command: str
+) -> None:
     run_ids = arena.make({"a": [], "b": ["a"]}, runs=25)
     told = arena.race("order", run_ids=run_ids, command="cancel")
     if command == "retry":
@@ -164,7 +166,7 @@ def test_an_order_is_granted_once(arena: Arena, command: str) -> None:
 
 
 @in_a_file
-def test_runs_that_nobody_drives_are_taken_once_and_every_node_is_executed_once(
+def test_runs_without_an_owner_are_taken_once_and_every_node_is_executed_once(
     arena: Arena,
 ) -> None:
     run_ids = arena.make({"a": [], "b": ["a"], "c": ["a"]}, runs=25)
@@ -177,7 +179,7 @@ def test_runs_that_nobody_drives_are_taken_once_and_every_node_is_executed_once(
 
 
 @in_a_file
-def test_a_new_file_can_be_opened_by_everybody_at_once(arena: Arena) -> None:
+def test_many_processes_can_open_a_new_file_at_once(arena: Arena) -> None:
     attempts = 8
     children = [arena.start("open_new", attempts=attempts) for _ in range(arena.processes)]
     for number in range(attempts):
@@ -201,7 +203,7 @@ OFTEN = {"max_retries": 2, "retry": {"base_delay_seconds": 0.001}}
     [{}, {"max_concurrency": 2}, {"on_failure": "continue", "max_concurrency": 4}],
     ids=["plain", "narrow", "continue"],
 )
-def test_what_a_crowd_decides_is_what_one_after_the_other_would(
+def test_concurrent_decisions_equal_a_sequential_order(
     arena: Arena, fields: dict[str, Any]
 ) -> None:
     fields = {**fields, "each": OFTEN}

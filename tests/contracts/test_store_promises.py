@@ -50,14 +50,14 @@ async def run_node(
 
 
 class TestCreating:
-    async def test_a_run_is_there_once_it_was_created(self, store: Store) -> None:
+    async def test_a_created_run_can_be_loaded(self, store: Store) -> None:
         run_id, decision = await create(store, CHAIN, {"x": 1})
         run = await store.load(run_id)
         assert (run.id, run.params, run.status) == (run_id, {"x": 1}, RunStatus.RUNNING)
         assert (run.created_at, run.started_at) == (T, T)
         assert [order.place for order in decision.dispatch] == [0]
 
-    async def test_creating_it_again_decides_nothing_and_changes_nothing(
+    async def test_creating_a_run_again_decides_nothing_and_changes_nothing(
         self, store: Store
     ) -> None:
         run_id, first = await create(store, CHAIN)
@@ -68,13 +68,13 @@ class TestCreating:
         assert not again.dispatch
         assert (await store.load(run_id)).snapshot() == before
 
-    async def test_runs_do_not_see_each_other(self, store: Store) -> None:
+    async def test_runs_are_isolated_from_each_other(self, store: Store) -> None:
         one, decision = await create(store, CHAIN)
         other, _ = await create(store, CHAIN)
         await run_node(store, one, decision)
         assert [node.status for node in (await store.load(other)).nodes] == ["QUEUED", "PENDING"]
 
-    async def test_a_run_that_ends_as_it_begins_has_ended(self, store: Store) -> None:
+    async def test_a_run_that_ends_at_its_creation_has_ended(self, store: Store) -> None:
         skipped = graph({"a": []}, a={"condition": False})
         run_id, decision = await create(store, skipped)
         assert decision.ended
@@ -99,7 +99,7 @@ class TestApplying:
         assert [bool(decision) for decision in decisions] == [True, False, False, True]
         assert decisions[3].ended
 
-    async def test_nothing_to_apply_is_nothing_decided(self, store: Store) -> None:
+    async def test_applying_nothing_decides_nothing(self, store: Store) -> None:
         assert await store.apply([], T) == []
 
     @pytest.mark.parametrize("durable", [False, True])
@@ -114,7 +114,9 @@ class TestApplying:
             assert not again
             assert (await store.load(run_id)).snapshot() == snapshot
 
-    async def test_what_names_an_unknown_run_or_node_decides_nothing(self, store: Store) -> None:
+    async def test_a_transition_for_an_unknown_run_or_node_decides_nothing(
+        self, store: Store
+    ) -> None:
         run_id, decision = await create(store, SINGLE)
         token = decision.dispatch[0].token
         before = (await store.load(run_id)).snapshot()
@@ -143,7 +145,7 @@ class TestApplying:
     @pytest.mark.parametrize(
         ("max_crashes", "said"), [(1, "during attempt 2"), (3, "during 3 attempts")]
     )
-    async def test_a_node_whose_worker_died_too_often_says_in_which_attempts(
+    async def test_a_node_that_lost_its_worker_too_often_names_the_attempts(
         self, store: Store, max_crashes: int, said: str
     ) -> None:
         run_id, _ = await create(store, graph({"a": []}, a={"max_retries": 1}))
@@ -165,7 +167,7 @@ class TestApplying:
         error = (await store.load(run_id)).node("a").error
         assert error == {"type": "worker_lost", "message": f"its worker died {said}"}
 
-    async def test_an_unknown_node_does_not_disturb_what_is_applied_with_it(
+    async def test_an_unknown_node_does_not_affect_transitions_applied_with_it(
         self, store: Store
     ) -> None:
         run_id, decision = await create(store, SINGLE)
@@ -179,8 +181,8 @@ class TestApplying:
         assert [bool(decided) for decided in decisions] == [True, False, True]
 
 
-class TestTheLog:
-    async def test_a_watcher_gets_every_event_once_in_order_and_ends_with_the_run(
+class TestEventLog:
+    async def test_a_watcher_gets_every_event_once_in_order_until_the_run_ends(
         self, store: Store
     ) -> None:
         run_id, decision = await create(store, CHAIN)
@@ -196,7 +198,7 @@ class TestTheLog:
         seqs = await asyncio.wait_for(watcher, 10)
         assert seqs == list(range(1, (await store.load(run_id)).seq + 1))
 
-    async def test_a_watcher_that_comes_late_gets_the_whole_story(self, store: Store) -> None:
+    async def test_a_late_watcher_gets_every_event(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         await run_node(store, run_id, decision)
         types = [event.type async for event in store.watch(run_id)]
@@ -215,7 +217,7 @@ class TestTheLog:
         assert [event.seq async for event in store.watch(run_id, after=4)] == [5, 6]
         assert [event.seq async for event in store.watch(run_id, after=6)] == []
 
-    async def test_several_watchers_each_get_everything(self, store: Store) -> None:
+    async def test_several_watchers_each_get_every_event(self, store: Store) -> None:
         run_id, decision = await create(store, CHAIN)
 
         async def watch(after: int) -> list[int]:
@@ -250,7 +252,7 @@ class TestTheLog:
         assert events[-1].type == "node.completed"
         assert (await asyncio.wait_for(waiting, 10)).node("b").output == "late"
 
-    async def test_a_watcher_goes_on_through_a_retry_and_sees_late_results(
+    async def test_a_watcher_continues_through_a_retry_and_sees_late_results(
         self, store: Store
     ) -> None:
         run_id, decision = await create(store, SINGLE)
@@ -279,7 +281,7 @@ class TestTheLog:
         await run_node(store, run_id, decision)
         assert [event.seq for event in decision.events] == [1, 2, 3]
 
-    async def test_a_watcher_that_left_does_not_matter(self, store: Store) -> None:
+    async def test_a_watcher_that_left_has_no_effect(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         assert len(await read(store, run_id, 2)) == 2
         await run_node(store, run_id, decision)
@@ -287,7 +289,7 @@ class TestTheLog:
 
 
 class TestWaiting:
-    async def test_everybody_who_waits_is_told(self, store: Store) -> None:
+    async def test_every_waiter_gets_the_outcome(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         waiters = [asyncio.create_task(store.wait(run_id)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -295,12 +297,12 @@ class TestWaiting:
         for run in await asyncio.wait_for(asyncio.gather(*waiters), 10):
             assert (run.status, run.node("a").output) == (RunStatus.COMPLETED, 5)
 
-    async def test_a_finished_run_is_there_at_once(self, store: Store) -> None:
+    async def test_waiting_for_a_finished_run_returns_immediately(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         await run_node(store, run_id, decision)
         assert (await asyncio.wait_for(store.wait(run_id), 10)).finished
 
-    async def test_a_wait_that_was_given_up_does_not_disturb_the_others(self, store: Store) -> None:
+    async def test_a_cancelled_wait_does_not_affect_other_waits(self, store: Store) -> None:
         run_id, decision = await create(store, SINGLE)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.wait(run_id), 0.01)
@@ -309,7 +311,9 @@ class TestWaiting:
         await run_node(store, run_id, decision)
         assert (await asyncio.wait_for(other, 10)).finished
 
-    async def test_its_end_can_be_waited_for_without_reading_it(self, store: Store) -> None:
+    async def test_the_end_of_a_run_can_be_awaited_without_loading_the_run(
+        self, store: Store
+    ) -> None:
         run_id, decision = await create(store, SINGLE)
         ended = asyncio.create_task(store.ended(run_id))
         done, _ = await asyncio.wait({ended}, timeout=0.05)
@@ -348,7 +352,7 @@ class TestTheNodeCache:
         ]
         await store.apply(moves, T)
 
-    async def test_an_output_is_found_until_it_is_too_old(self, store: Store) -> None:
+    async def test_a_cached_output_is_found_until_it_expires(self, store: Store) -> None:
         key = new_run_id()
         await self.complete(store, key, {"x": 1}, ttl=60)
         for now in (T, T + 59.9):
@@ -357,7 +361,7 @@ class TestTheNodeCache:
             assert found.output["output"] == {"x": 1}
         assert await store.recall(key, T + 60) is None
 
-    async def test_an_output_that_is_none_is_found_too(self, store: Store) -> None:
+    async def test_a_cached_none_output_is_found(self, store: Store) -> None:
         key = new_run_id()
         await self.complete(store, key, None, ttl=60)
         found = await store.recall(key, T)
@@ -367,7 +371,7 @@ class TestTheNodeCache:
     async def test_an_unknown_key_finds_nothing(self, store: Store) -> None:
         assert await store.recall(new_run_id(), T) is None
 
-    async def test_a_newer_output_replaces_the_older(self, store: Store) -> None:
+    async def test_a_newer_cached_output_replaces_the_older(self, store: Store) -> None:
         key = new_run_id()
         for output in (1, 2):
             await self.complete(store, key, output, ttl=60)
@@ -375,7 +379,7 @@ class TestTheNodeCache:
         assert found is not None
         assert found.output["output"] == 2
 
-    async def test_an_output_that_followed_from_params_is_kept_under_a_key_of_theirs(
+    async def test_an_output_that_depends_on_params_is_cached_under_a_key_with_the_params(
         self, store: Store
     ) -> None:
         key = new_run_id()
@@ -391,14 +395,12 @@ class TestTheNodeCache:
             assert kept is not None
             assert kept.output == {"output": who}
 
-    async def test_an_output_of_which_nobody_says_what_it_followed_from_is_not_kept(
-        self, store: Store
-    ) -> None:
+    async def test_an_output_without_known_inputs_is_not_cached(self, store: Store) -> None:
         key = new_run_id()
         await self.complete(store, key, 1, ttl=60, facts=None)
         assert await store.recall(key, T) is None
 
-    async def test_a_refused_result_is_not_kept(self, store: Store) -> None:
+    async def test_a_refused_result_is_not_cached(self, store: Store) -> None:
         key = new_run_id()
         run_id, _ = await create(store, SINGLE)
         stale = Complete(run_id, "a", Token(1, 1, 7), "forged", Caching(key, 60.0, NO_READS))

@@ -120,7 +120,7 @@ async def test_of_many_retries_exactly_one_opens_an_epoch(peers: Peers) -> None:
     assert (await peers[-1].load(run_id)).epoch == 2
 
 
-async def test_a_cancel_among_results_leaves_nothing_half_done(peers: Peers) -> None:
+async def test_a_cancel_among_results_leaves_no_partial_state(peers: Peers) -> None:
     for seed in range(10):
         run_id, begun = await create(peers[0], graph(FAN))
         token = begun.dispatch[0].token
@@ -207,7 +207,7 @@ class Crowd:
 
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("nodes", [LAYERED, FAN], ids=["layered", "fan"])
-async def test_a_crowd_of_workers_runs_every_node_once(
+async def test_many_workers_run_every_node_once(
     peers: Peers, nodes: dict[str, list[str]], limit: int | None
 ) -> None:
     for seed in range(5):
@@ -233,7 +233,7 @@ async def test_a_crowd_of_workers_runs_every_node_once(
         assert Counter(event.type for event in events)["node.completed"] == len(nodes)
 
 
-async def test_a_crowd_in_which_every_node_fails_once_still_completes_each_once(
+async def test_many_workers_complete_every_node_once_even_if_each_fails_once(
     peers: Peers,
 ) -> None:
     compiled = graph(LAYERED, max_concurrency=4, **{name: {"max_retries": 1} for name in LAYERED})
@@ -253,7 +253,7 @@ async def test_a_crowd_in_which_every_node_fails_once_still_completes_each_once(
     assert crowd.won == Counter(dict.fromkeys(LAYERED, 2))
 
 
-async def test_runs_beside_each_other_do_not_mix(peers: Peers) -> None:
+async def test_concurrent_runs_do_not_mix(peers: Peers) -> None:
     compiled = graph(FAN)
 
     async def whole(number: int) -> None:

@@ -37,14 +37,14 @@ async def take_all(ends: Ends, count: int, limit: int = 100) -> list[tuple[str, 
     return taken
 
 
-async def test_nodes_are_taken_in_the_order_in_which_they_were_published(ends: Ends) -> None:
+async def test_nodes_are_received_in_the_order_in_which_they_were_published(ends: Ends) -> None:
     batch = await orders(ends, 20)
     await ends.transport.publish(batch[:7])
     await ends.transport.publish(batch[7:])
     assert await take_all(ends, 20) == [seen(order) for order in batch]
 
 
-async def test_a_taker_gets_at_most_as_many_as_it_asked_for(ends: Ends) -> None:
+async def test_a_consumer_gets_at_most_the_requested_number_of_nodes(ends: Ends) -> None:
     batch = await orders(ends, 10)
     await ends.transport.publish(batch)
     first = await ends.take(3)
@@ -53,7 +53,7 @@ async def test_a_taker_gets_at_most_as_many_as_it_asked_for(ends: Ends) -> None:
     assert first + rest == [seen(order) for order in batch]
 
 
-async def test_a_taker_waits_until_there_is_something(ends: Ends) -> None:
+async def test_a_consumer_waits_until_a_node_is_published(ends: Ends) -> None:
     taking = asyncio.create_task(ends.take(5))
     await asyncio.sleep(0.01)
     assert not taking.done()
@@ -61,7 +61,7 @@ async def test_a_taker_waits_until_there_is_something(ends: Ends) -> None:
     assert len(await asyncio.wait_for(taking, 60)) == 1
 
 
-async def test_publishing_nothing_wakes_nobody(ends: Ends) -> None:
+async def test_publishing_nothing_wakes_no_consumer(ends: Ends) -> None:
     taking = asyncio.create_task(ends.take(5))
     await ends.transport.publish([])
     await asyncio.sleep(0.01)
@@ -70,7 +70,7 @@ async def test_publishing_nothing_wakes_nobody(ends: Ends) -> None:
     assert len(await asyncio.wait_for(taking, 60)) == 1
 
 
-async def test_no_two_takers_get_the_same_node_and_none_is_lost(ends: Ends) -> None:
+async def test_no_two_consumers_get_the_same_node_and_no_node_is_lost(ends: Ends) -> None:
     batch = await orders(ends, 300)
     chance = random.Random(3)
     taken: list[tuple[str, str, Token]] = []
@@ -97,7 +97,7 @@ async def test_no_two_takers_get_the_same_node_and_none_is_lost(ends: Ends) -> N
     assert sorted(taken) == sorted(seen(order) for order in batch)
 
 
-async def test_a_taker_that_gives_up_takes_nothing_with_it(ends: Ends) -> None:
+async def test_a_cancelled_consumer_loses_no_node(ends: Ends) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(ends.take(5), 0.01)
     batch = await orders(ends, 3)
@@ -112,13 +112,13 @@ async def test_a_node_may_be_published_again(ends: Ends) -> None:
         assert await take_all(ends, 1) == [seen(batch[0])]
 
 
-async def test_nodes_of_several_runs_travel_together(ends: Ends) -> None:
+async def test_nodes_of_several_runs_are_published_together(ends: Ends) -> None:
     one, other = await orders(ends, 2, "one"), await orders(ends, 2, "other")
     await ends.transport.publish([*one, *other])
     assert [run_id for run_id, _, _ in await take_all(ends, 4)] == ["one", "one", "other", "other"]
 
 
-async def test_an_order_to_stop_reaches_the_worker_with_its_token(ends: Ends) -> None:
+async def test_a_stop_message_reaches_the_worker_with_its_token(ends: Ends) -> None:
     stop = Stop("r", "n0", Token(1, 2, 3))
     await ends.transport.stop(stop)
     async with asyncio.timeout(60):

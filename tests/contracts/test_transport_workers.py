@@ -212,7 +212,7 @@ async def repeated(pipe: PipelinedRedis, stream: str, known: set[bytes]) -> None
             await asyncio.gather(*(pipe.call("XADD", stream, "*", *fields) for _ in range(9)))
 
 
-async def test_several_workers_share_the_work_and_each_node_runs_once(staff: Staff) -> None:
+async def test_several_workers_share_the_nodes_and_each_node_runs_once(staff: Staff) -> None:
     nodes = {f"n{i}": {"config": {"seconds": 0.005}} for i in range(60)}
     async with staff.at_work("one", "two") as parts:
         await parts.orchestrator.submit(submit("r", nodes))
@@ -223,7 +223,7 @@ async def test_several_workers_share_the_work_and_each_node_runs_once(staff: Sta
     assert {worker for _, _, _, worker in executed} == {"one", "two"}
 
 
-async def test_tasks_and_results_that_come_ten_times_count_once(staff: Staff) -> None:
+async def test_tasks_and_results_that_arrive_ten_times_count_once(staff: Staff) -> None:
     nodes = {f"n{i}": {} for i in range(10)}
     async with connected(staff.settings) as parts:
         await parts.orchestrator.submit(submit("r", {**nodes, "z": {"dependencies": [*nodes]}}))
@@ -266,7 +266,7 @@ async def test_a_rare_handler_does_not_wait_for_the_backlog_of_another(
     assert before < 50
 
 
-async def test_a_worker_that_leaves_takes_no_message_with_it(staff: Staff) -> None:
+async def test_a_stopping_worker_loses_no_message(staff: Staff) -> None:
     async with staff.at_work("one") as parts:
         async with staff.at_work("leaving"):
             pass
@@ -280,7 +280,7 @@ async def test_a_worker_that_leaves_takes_no_message_with_it(staff: Staff) -> No
     assert "leaving" not in {worker for _, _, _, worker in executed}
 
 
-async def test_a_run_is_on_the_list_of_leases_while_a_worker_runs_a_node_of_it(
+async def test_a_run_is_in_the_lease_index_while_a_worker_runs_one_of_its_nodes(
     staff: Staff,
 ) -> None:
     """Before it is claimed: who dies right after that is missed by nobody else."""

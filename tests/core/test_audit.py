@@ -68,7 +68,7 @@ def told(compiled: Graph, story: list[Deed], max_bytes: int | None = None) -> To
 
 @examples(150)
 @given(graphs(), deeds, limits)
-def test_a_log_that_the_rules_made_obeys_them(
+def test_a_log_produced_by_the_rules_passes_the_audit(
     compiled: Graph, story: list[Deed], max_bytes: int | None
 ) -> None:
     it = told(compiled, story, max_bytes)
@@ -156,7 +156,7 @@ def cannot_be_seen(kind: str, it: Told, at: int) -> bool:
     return False
 
 
-def test_a_log_that_was_tampered_with_is_found_out() -> None:
+def test_a_log_that_was_tampered_with_is_detected() -> None:
     tried, missed = 0, 0
 
     @settings(examples(120), derandomize=True)  # how many are missed is a matter of chance
@@ -222,7 +222,7 @@ KEPT_OTHERWISE = (
 
 @examples(60)
 @given(graphs(), deeds, st.randoms(use_true_random=False))
-def test_a_run_that_is_kept_otherwise_than_its_log_says_is_found_out(
+def test_a_stored_run_that_differs_from_its_log_is_detected(
     compiled: Graph, story: list[Deed], random: Random
 ) -> None:
     it = told(compiled, story)
@@ -270,14 +270,14 @@ def test_a_chain_with_a_retry_obeys_the_rules() -> None:
     assert differences(chain()) == []
 
 
-def test_an_event_that_is_missing_is_named() -> None:
+def test_a_missing_event_is_named() -> None:
     walk = chain()
     without = [event for event in walk.log if event.seq != 5]
     assert differences(walk, without) == ["event 5 is missing: the log goes on with 6"]
     assert differences(walk, []) == ["the log is empty"]
 
 
-def test_a_run_that_was_accepted_and_not_made_has_no_log_yet() -> None:
+def test_an_accepted_run_that_was_not_created_has_no_log_yet() -> None:
     graph = chain().state.graph
     assert audit(Submit("r", graph, {}), [], RunState("r", graph, {}, 100.0)) == []
 
@@ -332,14 +332,14 @@ def test_an_output_of_a_node_without_output_is_reported() -> None:
     assert differences(walk) == ["node 'b' is kept with an output, the log gives it none"]
 
 
-def test_a_node_that_runs_has_a_lease() -> None:
+def test_the_audit_requires_a_lease_of_a_running_node() -> None:
     walk = Walk({"a": []})
     walk.start("a")
     walk["a"].lease_until = None
     assert differences(walk) == ["node 'a' runs and is kept without a lease"]
 
 
-def test_a_node_that_waits_is_not_started_before_its_time() -> None:
+def test_a_waiting_node_is_not_started_before_its_time() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", 60)
     assert differences(walk) == []
@@ -385,7 +385,7 @@ def test_a_node_that_crashed_too_often_is_taken_from_the_log() -> None:
         assert differences(walk) == []
 
 
-def test_no_more_nodes_run_than_may() -> None:
+def test_the_audit_enforces_max_concurrency() -> None:
     walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=2)
     walk.start("a", "b")
     log = [*walk.log, walk.log[-1]._replace(seq=walk.state.seq + 1, node="c")]
@@ -394,7 +394,7 @@ def test_no_more_nodes_run_than_may() -> None:
     assert difference.endswith("the rules nothing")
 
 
-def test_nodes_that_wait_for_room_are_started_in_definition_order() -> None:
+def test_nodes_that_wait_for_a_slot_are_started_in_definition_order() -> None:
     walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=1)
     walk.run("a", "b", "c")
     assert differences(walk) == []
@@ -420,7 +420,7 @@ def test_which_woken_node_found_a_slot_is_taken_from_the_log() -> None:
     assert difference.endswith("the rules nothing")
 
 
-def test_counts_that_are_kept_beside_the_states_are_counted() -> None:
+def test_counters_stored_beside_the_states_are_verified() -> None:
     walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=2)
     walk.state.held.clear()
     walk["b"].phase = walk["c"].phase
@@ -446,7 +446,7 @@ def conditional() -> Walk:
     return walk
 
 
-def test_a_condition_whose_inputs_are_known_is_asked_again() -> None:
+def test_a_condition_with_known_inputs_is_evaluated_again() -> None:
     walk = conditional()
     assert differences(walk) == []
     walk["a"].output = {"n": 3}
@@ -458,7 +458,7 @@ def test_a_condition_whose_inputs_are_known_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("output", [{"n": 2}, {"n": 3}, {}])
-def test_a_condition_whose_inputs_are_gone_has_the_verdict_of_then(output: dict[str, Any]) -> None:
+def test_a_condition_whose_inputs_were_reset_keeps_its_logged_value(output: dict[str, Any]) -> None:
     walk = Walk({"a": [], "b": ["a"]}, b=EVEN)
     walk.run("a", output=output)
     if walk.ended:
@@ -476,7 +476,7 @@ def reordered(walk: Walk, *order: int) -> Log:
     return renumbered([*head, *(tail[place] for place in order)])
 
 
-def test_a_condition_may_be_decided_after_others_have_moved_the_run() -> None:
+def test_a_condition_may_be_decided_after_other_transitions_of_the_run() -> None:
     walk = conditional()  # ends with: a completed, b queued, c queued
     walk.later(1)
     walk.complete("x")
@@ -484,7 +484,7 @@ def test_a_condition_may_be_decided_after_others_have_moved_the_run() -> None:
     assert differences(walk, reordered(walk, 0, 1, 3, 2)) != [], "what is queued is queued at once"
 
 
-def test_what_became_ready_with_a_condition_waits_for_its_verdict() -> None:
+def test_a_node_that_became_ready_with_a_condition_is_queued_after_its_decision() -> None:
     walk = conditional()
     (difference,) = differences(walk, renumbered([*walk.log[:-2], walk.log[-1]]))
     assert difference == "event 8: 'c' was queued before it was decided about 'b'"
@@ -492,7 +492,7 @@ def test_what_became_ready_with_a_condition_waits_for_its_verdict() -> None:
     assert difference == "event 8: 'c' was queued before 'b'"
 
 
-def test_two_nodes_may_wait_for_their_verdicts_at_once() -> None:
+def test_two_nodes_may_wait_for_their_conditions_at_once() -> None:
     walk = Walk(
         {"a": [], "x": [], "b": ["a"], "y": ["x"], "z": ["y"]},
         b={"condition": "{{ a.n > 2 }}"},
@@ -509,7 +509,7 @@ def test_two_nodes_may_wait_for_their_verdicts_at_once() -> None:
     assert difference == "event 9: 'b' was queued before it was decided about 'y'"
 
 
-def test_a_node_whose_condition_is_undecided_is_cancelled_as_it_is() -> None:
+def test_a_node_with_an_undecided_condition_is_cancelled_without_a_decision() -> None:
     walk = conditional()
     walk.later(1)
     walk.cancel()
@@ -520,7 +520,7 @@ def test_a_node_whose_condition_is_undecided_is_cancelled_as_it_is() -> None:
     assert differences(walk, renumbered(undecided)) == []
 
 
-def test_a_run_may_be_looked_at_before_its_conditions_are_decided() -> None:
+def test_a_run_may_be_audited_before_its_conditions_are_decided() -> None:
     walk = Walk({"a": [], "b": ["a"]}, b=EVEN)
     walk.run("a", output={"n": 2})
     run = kept(walk.state)
@@ -535,7 +535,7 @@ def test_a_run_may_be_looked_at_before_its_conditions_are_decided() -> None:
     ]
 
 
-def test_a_fan_of_ten_thousand_conditions_is_audited_in_no_time() -> None:
+def test_a_fan_out_of_ten_thousand_conditions_is_audited_quickly() -> None:
     names = [f"n{place}" for place in range(10_000)]
     always = {name: {"condition": "{{ a.n == 1 }}"} for name in names}
     graph = drawn_graph({"a": [], **{name: ["a"] for name in names}}, **always)
@@ -550,7 +550,7 @@ def test_a_fan_of_ten_thousand_conditions_is_audited_in_no_time() -> None:
     assert process_time() - began < 5
 
 
-def test_a_log_with_an_earlier_sentence_about_a_lost_worker_obeys_the_rules() -> None:
+def test_a_log_with_an_older_worker_lost_message_obeys_the_rules() -> None:
     earlier = {"type": "worker_lost", "message": "its worker was lost at 3 starts"}
     now = {"type": "worker_lost", "message": "its worker died during 3 attempts"}
     for kept, made in (

@@ -20,7 +20,7 @@ from dovetail.core.caching import (
 FACTS = st.dictionaries(st.sampled_from(["params", "names", "input:a", "secrets"]), st.text("01"))
 
 
-def test_the_key_is_of_the_handler_the_config_and_the_names_of_secrets() -> None:
+def test_the_cache_key_depends_on_the_handler_the_config_and_the_names_of_secrets() -> None:
     key = base_key("h", {"a": 1, "b": 2}, [])
     assert key == base_key("h", {"b": 2, "a": 1}, [])
     others = [
@@ -32,14 +32,14 @@ def test_the_key_is_of_the_handler_the_config_and_the_names_of_secrets() -> None
 
 
 @given(FACTS, FACTS)
-def test_an_output_is_found_again_only_if_all_that_was_read_is_equal(
+def test_an_output_is_found_again_only_if_everything_that_was_read_is_equal(
     one: dict[str, str], other: dict[str, str]
 ) -> None:
     assert (entry_key("k", one) == entry_key("k", other)) == (one == other)
 
 
 @given(FACTS)
-def test_what_was_read_stands_under_the_key_and_the_output_under_its_digest(
+def test_the_read_names_are_stored_under_the_key_and_the_output_under_its_digest(
     read: dict[str, str],
 ) -> None:
     facts = {"version": "3", **read}
@@ -52,13 +52,13 @@ def test_what_was_read_stands_under_the_key_and_the_output_under_its_digest(
     assert entries(Caching("k", 1.0), "output") == []
 
 
-def test_the_order_of_names_counts_and_that_of_keys_does_not() -> None:
+def test_the_order_of_names_matters_and_the_order_of_keys_does_not() -> None:
     assert names_digest(["a", "b"]) != names_digest(["b", "a"])
     assert digest_of({"a": 1, "b": [2]}) == digest_of({"b": [2], "a": 1})
     assert digest_of(1) != digest_of(True) != digest_of("1")
 
 
-def test_a_digest_of_secrets_is_another_for_another_value_and_has_none_of_it() -> None:
+def test_a_digest_of_secrets_changes_with_the_value_and_does_not_contain_it() -> None:
     one = secrets_digest({"KEY": "first-value"})
     assert one == secrets_digest({"KEY": "first-value"})
     assert len({one, secrets_digest({"KEY": "second"}), secrets_digest({"K": "first-value"})}) == 3
@@ -66,6 +66,6 @@ def test_a_digest_of_secrets_is_another_for_another_value_and_has_none_of_it() -
 
 
 @pytest.mark.parametrize("value", [None, [], "x", {"a": 1}, {"a": None}, 1])
-def test_what_is_no_object_of_texts_is_not_what_a_handler_has_read(value: object) -> None:
+def test_only_an_object_of_texts_is_accepted_as_facts(value: object) -> None:
     assert not is_facts(value)
     assert is_facts({"params": "d"})

@@ -31,7 +31,7 @@ def rendered(config: dict[str, Any], **scope: Any) -> Any:
     return compile_config(config).render(Values(SCOPE | scope)).config
 
 
-def test_a_config_without_templates_is_handed_on_as_it_is() -> None:
+def test_a_config_without_templates_is_passed_unchanged() -> None:
     config = {"url": "https://example.com", "deep": [{"a": 1}], "n": None}
     template = compile_config(config)
     assert not template.templates
@@ -159,7 +159,7 @@ def test_all_templates_of_a_config_share_one_budget_of_work() -> None:
 # --- secrets ---------------------------------------------------------------------------------
 
 
-def test_a_string_with_a_secret_is_handed_on_with_only_what_it_reads() -> None:
+def test_a_string_with_a_secret_is_deferred_with_only_the_values_that_it_reads() -> None:
     config = {
         "headers": {"Authorization": "Bearer {{ secrets.TOKEN }}", "X": "{{ params.a }}"},
         "sign": "{{ secrets.KEY }}{{ fetch.body }}{{ skipped.x }}{{ params.a }}{{ nowhere.x }}",
@@ -186,7 +186,7 @@ def test_a_string_with_a_secret_is_handed_on_with_only_what_it_reads() -> None:
     assert orjson.loads(orjson.dumps(result.deferred[1]))["scope"] == result.deferred[1].scope
 
 
-def test_the_worker_renders_the_strings_with_secrets_and_changes_nothing_it_was_given() -> None:
+def test_the_worker_renders_strings_with_secrets_and_does_not_change_its_task() -> None:
     config = {
         "headers": {"Authorization": "Bearer {{ secrets.TOKEN }}", "X": "{{ params.a }}"},
         "list": [["{{ secrets.KEY }}{{ fetch.json.n }}"], "{{ secrets.KEY }}"],
@@ -209,21 +209,21 @@ def test_without_deferred_strings_the_config_is_complete() -> None:
     assert render_deferred(config, (), {"K": "v"}) is config
 
 
-def test_a_deferred_string_survives_the_way_through_json() -> None:
+def test_a_deferred_string_survives_json() -> None:
     result = compile_config({"a": ["{{ secrets.K }}{{ fetch.body }}"]}).render(SCOPE)
     wire = orjson.loads(orjson.dumps([result.config, result.deferred]))
     deferred = [Deferred(**each) for each in wire[1]]
     assert render_deferred(wire[0], deferred, {"K": "k"}) == {"a": ["ktext"]}
 
 
-def test_a_secret_that_contains_a_template_is_data() -> None:
+def test_a_secret_that_contains_a_template_is_not_rendered() -> None:
     result = compile_config({"a": "{{ secrets.K }}"}).render(SCOPE)
     assert render_deferred(result.config, result.deferred, {"K": "{{ params.a }}"}) == {
         "a": "{{ params.a }}"
     }
 
 
-def test_a_secret_that_is_not_set_is_named_with_the_setting_and_no_other_is() -> None:
+def test_an_unset_secret_is_named_with_its_setting_and_no_other_is_named() -> None:
     result = compile_config({"a": {"b": "x {{ secrets.API_KEY }}"}}).render(SCOPE)
     with pytest.raises(MissingValue) as caught:
         render_deferred(result.config, result.deferred, {"OTHER": "hush"})
@@ -267,7 +267,7 @@ def test_the_limit_holds_for_the_config_with_its_secrets() -> None:
         render_deferred(result.config, result.deferred, secrets, size - 1)
 
 
-def test_what_deferred_strings_read_is_bounded_too() -> None:
+def test_the_values_that_deferred_strings_read_are_bounded() -> None:
     big = NodeValue("fetch", "COMPLETED", {"x": "a" * 900}, None)
     config = {f"k{i}": "{{ secrets.K }}{{ fetch.x }}" for i in range(5)}
     template = compile_config(config)
@@ -276,7 +276,7 @@ def test_what_deferred_strings_read_is_bounded_too() -> None:
         template.render(Values(fetch=big), 1100)
 
 
-def test_a_task_from_elsewhere_cannot_smuggle_in_what_a_definition_may_not_have() -> None:
+def test_a_deferred_string_may_not_contain_what_a_definition_may_not() -> None:
     with pytest.raises(TemplateError, match=r"config\.a: a call is not allowed"):
         render_deferred({"a": ""}, [Deferred(("a",), "{{ x() }}", {})], {})
     assert render_deferred({"a": ""}, [Deferred(("a",), "no template", {})], {}) == {

@@ -72,13 +72,13 @@ def test_nodes_on_or_behind_a_cycle_are_in_no_layer(parents: Parents) -> None:
 
 
 @given(graphs())
-def test_ancestors_are_what_can_be_reached_upwards(parents: Parents) -> None:
+def test_ancestors_are_the_nodes_that_can_be_reached_upwards(parents: Parents) -> None:
     expected = [bits(reachable(parents, node)) for node in range(len(parents))]
     assert dag.ancestors(parents) == expected
 
 
 @given(graphs())
-def test_descendants_are_the_other_side_of_ancestors(parents: Parents) -> None:
+def test_descendants_are_the_inverse_of_ancestors(parents: Parents) -> None:
     children = dag.children_of(parents)
     for start in range(len(parents)):
         found = dag.descendants(children, start)
@@ -87,7 +87,7 @@ def test_descendants_are_the_other_side_of_ancestors(parents: Parents) -> None:
 
 
 @given(graphs())
-def test_each_cycle_is_named_once_with_a_way_around(parents: Parents) -> None:
+def test_each_cycle_is_named_once_with_a_path_around_it(parents: Parents) -> None:
     found = dag.cycles(parents)
     on_cycles = [node for cycle in found for node in cycle.members]
     assert sorted(on_cycles) == [n for n in range(len(parents)) if n in reachable(parents, n)]
@@ -102,7 +102,7 @@ def test_each_cycle_is_named_once_with_a_way_around(parents: Parents) -> None:
 
 
 @given(graphs())
-def test_every_needs_of_a_cycle_that_is_spelled_out_is_an_edge_and_it_closes(
+def test_every_step_of_a_reported_cycle_is_an_edge_and_the_cycle_closes(
     parents: Parents,
 ) -> None:
     for _, way in dag.cycles(parents):
@@ -113,7 +113,9 @@ def test_every_needs_of_a_cycle_that_is_spelled_out_is_an_edge_and_it_closes(
 
 
 @given(graphs(acyclic=True), st.data())
-def test_running_what_is_ready_finishes_every_graph(parents: Parents, data: st.DataObject) -> None:
+def test_running_the_ready_nodes_finishes_every_graph(
+    parents: Parents, data: st.DataObject
+) -> None:
     completed: set[int] = set()
     while ready := dag.ready_nodes(parents, completed):
         assert all(set(parents[node]) <= completed for node in ready)
@@ -144,7 +146,9 @@ def mesh(size: int) -> Parents:
 
 
 @pytest.mark.parametrize("shape", [chain, fan, ring, pairs, mesh])
-def test_ten_thousand_nodes_take_no_time_and_no_stack(shape: Callable[[int], Parents]) -> None:
+def test_ten_thousand_nodes_need_little_time_and_no_recursion(
+    shape: Callable[[int], Parents],
+) -> None:
     parents = shape(10_000)
     with at_most(2):  # 0.2 s on an idle machine
         dag.layers(parents)
@@ -166,7 +170,7 @@ def spec(node: dict[str, Any], retries: dict[str, int] | None = None, **defaults
     return build_graph(flow, retries or {}).nodes[0]
 
 
-def test_the_graph_knows_its_nodes_by_place_and_by_name() -> None:
+def test_the_graph_finds_its_nodes_by_index_and_by_name() -> None:
     graph = build_graph(
         workflow(
             [
@@ -204,7 +208,7 @@ def test_fields_that_are_not_given_have_the_contracts_defaults() -> None:
     assert (node.at_most_once, node.config.raw) == (False, {})
 
 
-def test_a_node_wins_over_defaults_and_these_over_the_handler() -> None:
+def test_node_fields_override_defaults_and_defaults_override_the_handler() -> None:
     retries = {"sleep": 3}
     assert spec({}, retries).max_retries == 3
     assert spec({}, retries, max_retries=2).max_retries == 2
@@ -223,7 +227,7 @@ def test_retry_fields_are_inherited_one_by_one() -> None:
     assert node.retry == RetryPolicy(0.0, 20.0, 0.5)
 
 
-def test_an_at_most_once_node_is_never_retried_whatever_the_defaults_say() -> None:
+def test_an_at_most_once_node_is_never_retried_even_if_defaults_have_retries() -> None:
     node = spec({"delivery": "at_most_once"}, {"sleep": 3}, max_retries=2)
     assert (node.max_retries, node.at_most_once) == (0, True)
 

@@ -388,7 +388,7 @@ def problems(text: str | bytes, form: Format) -> tuple[Problem, ...]:
         return tuple(error.problems)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_hostile_texts() -> None:
     assert len(HOSTILE) >= 100
     assert len({make(LARGE_BYTES) for _, make in HOSTILE.values()}) >= len(HOSTILE) - 10
 
@@ -472,14 +472,14 @@ WORKFLOWS: dict[str, tuple[Format, Callable[[], str], int]] = {
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_the_largest_workflows_are_valid_and_take_not_much_longer(name: str) -> None:
+def test_the_largest_workflows_are_valid_and_take_little_longer(name: str) -> None:
     form, make, milliseconds = WORKFLOWS[name]
     text = make()
     assert len(text) <= MIB
     assert found_in_time(text, form, 2 * NOISE * milliseconds / 1000) == ()
 
 
-def test_ten_megabytes_are_not_even_looked_at() -> None:
+def test_a_text_of_ten_megabytes_is_refused_without_being_parsed() -> None:
     for text in ("[" * 10 * MIB, b"\xff" * 10 * MIB):
         assert [problem.code for problem in problems(text, "json")] == ["too_large"]
         assert seconds_of(lambda text=text: problems(text, "json"), 0.05) <= 0.05

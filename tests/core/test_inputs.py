@@ -15,7 +15,7 @@ SIZES = st.dictionaries(st.text(max_size=3), st.integers(1, 50), max_size=12)
 
 
 @given(SIZES, st.integers(1, 60))
-def test_parts_are_within_their_bound_unless_one_output_alone_is_larger(
+def test_parts_stay_within_their_limit_unless_one_output_alone_is_larger(
     sizes: dict[str, int], most: int
 ) -> None:
     found = list(parts(sizes, most))
@@ -28,7 +28,7 @@ def test_parts_are_within_their_bound_unless_one_output_alone_is_larger(
 
 
 @given(SIZES, st.integers(0, 50), st.integers(1, 200))
-def test_what_passes_the_limit_is_refused_and_nothing_else(
+def test_exactly_the_inputs_above_the_limit_are_refused(
     sizes: dict[str, int], read: int, limit: int
 ) -> None:
     total = read + sum(sizes.values())
@@ -43,7 +43,7 @@ def test_what_passes_the_limit_is_refused_and_nothing_else(
         assert said in str(refused.value)
 
 
-def test_what_templates_read_is_refused_with_what_would_have_worked() -> None:
+def test_templates_that_read_too_much_are_refused_with_a_hint() -> None:
     check_rendering({"a": 50, "b": 50}, 100)
     with pytest.raises(TooLarge, match=r"take 101 bytes.*'b' with 51.*at most 100.*Name fewer"):
         check_rendering({"a": 50, "b": 51}, 100)

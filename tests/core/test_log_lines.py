@@ -44,7 +44,7 @@ def written(**record: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", INJECTIONS, ids=ascii)
-def test_one_text_is_one_line_that_steers_nothing(text: str) -> None:
+def test_a_text_is_logged_as_one_line_without_control_characters(text: str) -> None:
     found = written(event=text, extra={text: [text, {"k": (text,)}]}, **{text: 1})
     for shown in (found["event"], *found["extra"], *found["extra"].values(), *found):
         assert repr_is_plain(shown), shown
@@ -60,7 +60,7 @@ def repr_is_plain(value: Any) -> bool:
     return value.isprintable() and len(value.splitlines()) <= 1
 
 
-def test_ordinary_text_of_any_language_stays_as_it_is() -> None:
+def test_ordinary_text_of_any_language_is_logged_unchanged() -> None:
     for text in ("fetch: 12 pages", "größer als 3 €", "日本語", "𝕤 ✓", "a\\nb"):
         assert written(event=text) == {"event": text}
 
@@ -99,14 +99,14 @@ def test_a_secret_is_hidden_before_a_text_is_cut() -> None:
         assert "hunt" not in written(event="x" * before + SECRET)["event"]
 
 
-def test_a_long_text_is_cut_and_says_so() -> None:
+def test_a_long_text_is_cut_and_marked_as_cut() -> None:
     found = written(event="x" * 10 * MAX_TEXT_CHARS)["event"]
     assert len(found) < MAX_TEXT_CHARS + 50
     assert found.endswith("characters more)")
     assert len(written(many=list(range(100_000)))["many"]) == 1000
 
 
-def test_a_traceback_keeps_its_lines_and_none_looks_like_a_record() -> None:
+def test_a_traceback_keeps_its_lines_and_no_line_looks_like_a_record() -> None:
     try:
         raise ValueError(f"no\nINFO dovetail: all is well\r\x1b[2J {SECRET}")
     except ValueError:
@@ -117,14 +117,14 @@ def test_a_traceback_keeps_its_lines_and_none_looks_like_a_record() -> None:
     assert f"{MARGIN}INFO dovetail: all is well\\r\\x1b[2J ***" in lines
 
 
-def test_a_traceback_behind_a_message_becomes_one() -> None:
+def test_a_traceback_inside_a_message_is_logged_as_a_traceback() -> None:
     text = "it failed\nTraceback (most recent call last):\n  File x\nValueError: no"
     found = written(message=text)
     assert found["message"] == "it failed"
     assert found["exception"].splitlines()[-1] == f"{MARGIN}ValueError: no"
 
 
-def test_what_cannot_be_made_text_is_still_a_record() -> None:
+def test_a_value_that_cannot_become_text_is_still_logged() -> None:
     class Broken:
         def __str__(self) -> str:
             raise RuntimeError
@@ -132,17 +132,17 @@ def test_what_cannot_be_made_text_is_still_a_record() -> None:
     assert written(event=Broken())["event"] == "a Broken whose text cannot be made"
 
 
-def test_what_contains_itself_comes_to_an_end() -> None:
+def test_a_value_that_contains_itself_is_logged() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert written(event="x", circle=circle)["event"] == "x"
 
 
-def test_numbers_and_nothing_stay_what_they_are() -> None:
+def test_numbers_and_none_are_logged_unchanged() -> None:
     assert written(a=1, b=1.5, c=True, d=None) == {"a": 1, "b": 1.5, "c": True, "d": None}
 
 
 @pytest.mark.parametrize("text", ["\n" * 1_000_000, "\x1b[" * 500_000, "a://" * 250_000,
                                   "a://b:" * 200_000, "a" * 1_000_000 + "://"])  # fmt: skip
-def test_a_megabyte_is_written_in_milliseconds(text: str) -> None:
+def test_a_megabyte_is_logged_in_milliseconds(text: str) -> None:
     assert seconds_of(lambda: written(event=text, exception=text), 0.1) <= 0.1

@@ -80,7 +80,7 @@ def both_accept(definition: dict[str, Any]) -> bool:
     return accepted
 
 
-def test_the_contracts_example_is_a_workflow() -> None:
+def test_the_example_of_the_contract_is_a_workflow() -> None:
     assert both_accept(CONTRACT)
     flow = Workflow.model_validate(CONTRACT)
     assert flow.nodes[2].dependencies == ["fetch"]
@@ -124,7 +124,7 @@ def test_null_means_not_given(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["name", "nodes", "node.id", "node.handler"])
-def test_what_is_required_may_not_be_null(path: str) -> None:
+def test_a_required_field_may_not_be_null(path: str) -> None:
     assert not both_accept(with_field(path, None))
 
 
@@ -153,7 +153,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("path", "value"), ACCEPTED)
-def test_a_field_accepts_what_the_contract_allows(path: str, value: Any) -> None:
+def test_a_field_accepts_the_values_that_the_contract_allows(path: str, value: Any) -> None:
     assert both_accept(with_field(path, value))
 
 
@@ -211,7 +211,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("path", "value", "message"), REFUSED)
-def test_a_field_refuses_in_plain_words(path: str, value: Any, message: str) -> None:
+def test_a_field_refuses_values_with_a_plain_message(path: str, value: Any, message: str) -> None:
     definition = with_field(path, value)
     assert not both_accept(definition)
     (problem,) = check(definition).errors
@@ -232,7 +232,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_IDS))
-def test_a_word_of_the_template_language_is_no_id(name: str) -> None:
+def test_a_word_of_the_template_language_is_not_a_valid_id(name: str) -> None:
     assert not both_accept(with_field("node.id", name))
 
 
@@ -240,7 +240,7 @@ def test_every_root_of_a_template_is_reserved() -> None:
     assert ROOTS < RESERVED_IDS
 
 
-def test_dependencies_go_by_either_name_but_not_by_both() -> None:
+def test_dependencies_may_use_either_name_but_not_both() -> None:
     node = {"id": "b", "handler": "sleep"}
     first = {"id": "a", "handler": "sleep"}
     for name in ("dependencies", "depends_on"):
@@ -257,7 +257,7 @@ def test_dependencies_go_by_either_name_but_not_by_both() -> None:
     assert not check(null).errors, "null means that it is not given: generated clients send it"
 
 
-def test_a_workflow_cannot_be_changed_once_it_is_read() -> None:
+def test_a_workflow_is_immutable_after_it_was_read() -> None:
     flow = Workflow.model_validate(CONTRACT)
     with pytest.raises(ValidationError):
         flow.name = "other"  # type: ignore[misc]

@@ -21,7 +21,9 @@ values = st.recursive(
 
 
 @given(output=values, more=st.sampled_from([0, LARGE_OUTPUT]))
-def test_what_looks_like_a_reference_in_an_answer_is_one(output: Any, more: int) -> None:
+def test_an_output_that_looks_like_a_reference_is_sent_as_a_reference(
+    output: Any, more: int
+) -> None:
     size = len(orjson.dumps(output)) + more
     told = output if is_shown(output, size) else reference(size, "/somewhere")
     if looks_like_a_reference(told):

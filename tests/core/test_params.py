@@ -208,7 +208,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("schema", "code", "path", "message"), REFUSED)
-def test_a_schema_that_could_attack_or_is_wrong_is_refused(
+def test_a_dangerous_or_wrong_schema_is_refused(
     schema: Any, code: str, path: str, message: str
 ) -> None:
     with at_most(0.5):
@@ -217,7 +217,7 @@ def test_a_schema_that_could_attack_or_is_wrong_is_refused(
     assert message in problem.message
 
 
-def test_everything_wrong_with_a_schema_is_reported_at_once() -> None:
+def test_every_problem_of_a_schema_is_reported_at_once() -> None:
     schema = {
         "type": "array",
         "properties": {"a": {"type": 5, "pattern": "("}, "b": {"$ref": "#/x"}},
@@ -244,7 +244,7 @@ def test_a_refused_schema_also_refuses_params() -> None:
     assert violations({"type": "array"}, {})[0][0] == "params.type"
 
 
-def test_a_default_may_rely_on_the_defaults_inside_it() -> None:
+def test_a_default_may_rely_on_the_defaults_inside_its_value() -> None:
     inner = {"required": ["b"], "properties": {"b": {"default": 1}}, "default": {}}
     assert apply_params(props(a=inner), {}) == {"a": {"b": 1}}
 
@@ -277,7 +277,7 @@ TO_O = {"$ref": "#/$defs/o"}
         (props(a=True), {}, {}),
     ],
 )
-def test_defaults_are_applied_where_something_is_missing(
+def test_defaults_are_applied_where_a_value_is_missing(
     schema: dict[str, Any] | None, params: Any, result: dict[str, Any]
 ) -> None:
     assert apply_params(schema, params) == result
@@ -358,7 +358,7 @@ def test_neither_the_params_given_nor_the_schema_is_changed() -> None:
         ),
     ],
 )
-def test_every_violation_is_said_in_plain_words(
+def test_every_violation_has_a_plain_message(
     schema: dict[str, Any] | None, params: Any, expected: list[tuple[str, str]]
 ) -> None:
     assert sorted(violations(schema, params)) == expected
@@ -386,7 +386,7 @@ def test_of_very_many_values_only_the_first_violation_is_reported() -> None:
 # Attacks on the check
 
 
-def test_patterns_may_take_just_so_much_together() -> None:
+def test_patterns_have_a_common_limit_of_size() -> None:
     dear = [f"\\p{{L}}{{50}}{at}" for at in range(200)]
     found = check_schema(props(**{f"p{at}": {"pattern": each} for at, each in enumerate(dear)}))
     assert [problem.code for problem in found] == ["invalid_field"] * 5 + ["too_large"]
@@ -405,7 +405,7 @@ def test_patterns_are_matched_in_linear_time(pattern: str) -> None:
         assert violations(schema, {"a": "x" * 500_000 + "!"})
 
 
-def test_a_dear_pattern_is_not_matched_against_much_text() -> None:
+def test_an_expensive_pattern_is_not_matched_against_long_text() -> None:
     schema = props(a={"pattern": "(a[ab]{0,900}){2}[^ab]{2}"})
     assert check_schema(schema) == []
     chance = random.Random(1)
@@ -451,7 +451,7 @@ def test_any_schema_is_accepted_and_usable_or_refused(schema: Any) -> None:
 # References to true and false, and a name of the whole
 
 
-def test_a_reference_to_a_boolean_holds_as_the_boolean_does() -> None:
+def test_a_reference_to_a_boolean_schema_behaves_like_the_boolean() -> None:
     schema: dict[str, Any] = {"$id": "https://example.com/s", "$defs": {"any": True, "none": False}}
     schema["properties"] = {name: {"$ref": f"#/$defs/{name}"} for name in ("any", "none")}
     assert apply_params(schema, {"any": 5}) == {"any": 5}
@@ -475,7 +475,7 @@ def warnings(schema: dict[str, Any] | None, params: Any) -> list[tuple[str, str,
     return [(p.code, p.path, p.message) for p in check_params(schema, params)[1]]
 
 
-def test_a_param_that_the_schema_does_not_name_gives_a_warning_with_what_was_meant() -> None:
+def test_a_param_that_the_schema_does_not_name_gives_a_warning_with_a_suggestion() -> None:
     assert warnings(CONTRACT, {"topic": "x", "dept": 3, "zzz": 1, "a b": 2}) == [
         (
             "unknown_param",
@@ -514,7 +514,7 @@ A = {"a": {"type": "integer"}}
         {"properties": A, "$ref": "#/$defs/any", "$defs": {"any": {"additionalProperties": True}}},
     ],
 )
-def test_no_warning_where_the_schema_covers_a_param_or_says_nothing(
+def test_no_warning_is_given_where_the_schema_covers_a_param_or_is_silent(
     schema: dict[str, Any] | None,
 ) -> None:
     assert warnings(schema, {"a": 1, "b": 2}) == []
@@ -530,7 +530,9 @@ def test_no_warning_where_the_schema_covers_a_param_or_says_nothing(
         {"properties": A, "$ref": "#/$defs/any", "$defs": {"any": True}},
     ],
 )
-def test_a_param_that_is_only_named_elsewhere_is_unknown(schema: dict[str, Any]) -> None:
+def test_a_param_that_is_only_named_elsewhere_in_the_schema_is_unknown(
+    schema: dict[str, Any],
+) -> None:
     assert [path for _, path, _ in warnings(schema, {"a": 1, "b": 2})] == ["params.b"]
 
 
@@ -553,7 +555,7 @@ def test_at_most_a_hundred_warnings_are_reported() -> None:
     st.dictionaries(st.text("abc", max_size=3), st.integers(0, 9), max_size=5),
     st.sets(st.text("abc", max_size=3)),
 )
-def test_exactly_the_params_that_are_not_named_are_warned_of(
+def test_exactly_the_params_that_the_schema_does_not_name_give_warnings(
     params: dict[str, int], named: set[str]
 ) -> None:
     schema = props(**{name: {"type": "integer"} for name in named})
@@ -634,7 +636,7 @@ TYPED = props(
         ("unknown", "5", "5"),
     ],
 )
-def test_text_is_typed_by_the_schema_else_it_stays_text(name: str, text: str, value: Any) -> None:
+def test_text_params_are_typed_by_the_schema_or_stay_text(name: str, text: str, value: Any) -> None:
     found = typed(TYPED, name, text)
     assert (found, type(found)) == (value, type(value))
 

@@ -65,7 +65,7 @@ def test_every_spelling_of_a_secret_is_redacted(secret, spell):
         Redactor({"A": secret}).redact({"a": [{f"<{spelled}>": 1}]})
 
 
-def test_it_goes_through_lists_and_nested_values():
+def test_redaction_covers_lists_and_nested_values():
     value = {"a": [1, None, {"hunter2": "x hunter2-token y"}], "b": True, "c": 1.5}
     assert Redactor({"T": SIMPLE}).redact(value) == {
         "a": [1, None, {"hunter2": "x *** y"}],
@@ -87,7 +87,7 @@ class TestAKey:
         ),
         st.sampled_from(["token", "a", "password", "1234567"]),
     )
-    def test_stays_whatever_a_short_or_common_secret_is(self, value, secret):
+    def test_stays_even_if_it_is_a_short_or_common_secret(self, value, secret):
         wrapped = {secret: value, f"prompt_{secret}s": [value, secret]}
         redacted = Redactor({"A": secret}).redact(wrapped)
         assert list(redacted) == [secret, f"prompt_{secret}s"]
@@ -109,7 +109,7 @@ class TestAShortOrCommonSecret:
         assert redactor.redact(plain) == "***"
         assert redactor.redact(f"a {plain}") == f"a {plain}"
 
-    def test_is_masked_as_a_whole_word_in_a_text_for_people(self):
+    def test_is_masked_as_a_whole_word_in_a_readable_text(self):
         redactor = Redactor({"A": "token", "B": "s3c"})
         text = "token=s3c: no token in prompt_tokens, Tokens, s3cs"
         assert redactor.redact_shown(text) == "***=***: no *** in prompt_tokens, Tokens, s3cs"
@@ -155,7 +155,7 @@ class TestATransformedSecret:
         assert Redactor({"A": SIMPLE}).redact([f"<{spelled}>"]) == ["<***>"]
 
     @given(st.text(alphabet="hunter2-tok", max_size=40), st.sampled_from(SPLIT_BY))
-    def test_is_never_taken_for_what_only_looks_like_it(self, text, between):
+    def test_is_not_redacted_where_a_text_only_looks_similar(self, text, between):
         """What has not all its characters in its order is left."""
         spelled = between.join(text)
         if SIMPLE in text or SIMPLE in text[::-1] or SIMPLE[0::1] in text[::2] + " " + text[1::2]:
@@ -191,12 +191,12 @@ def test_an_empty_secret_redacts_nothing():
     assert redactor.redact("abc") == "abc"
 
 
-def test_of_two_secrets_that_begin_alike_the_longer_wins():
+def test_of_two_secrets_with_the_same_beginning_the_longer_is_redacted():
     redactor = Redactor({"A": "token-xyz", "B": "token-xyz-and-more"})
     assert redactor.redact("token-xyz-and-more token-xyz") == "*** ***"
 
 
-def test_a_secret_from_a_file_is_known_without_its_newline():
+def test_a_secret_from_a_file_is_redacted_without_its_newline():
     assert Redactor({"A": "hunter2-token\n"}).redact("Bearer hunter2-token") == "Bearer ***"
 
 
@@ -209,24 +209,24 @@ def test_a_secret_that_became_a_number_is_redacted():
     }
 
 
-def test_a_secret_of_special_signs_only_is_redacted():
+def test_a_secret_of_punctuation_only_is_redacted():
     secret = "€&!€&!€&!"
     spelled = [secret, quote(secret, safe=""), secret[::-1]]
     assert Redactor({"A": secret}).redact(spelled) == ["***", "***", "***"]
 
 
-def test_what_is_no_json_is_looked_at_as_far_as_possible():
+def test_values_that_are_not_json_are_redacted_as_far_as_possible():
     thing = object()
     redacted = Redactor({"A": SIMPLE}).redact({"a": thing, "b": (SIMPLE,), 3: {1, 2}})
     assert redacted == {"a": thing, "b": ["***"], 3: {1, 2}}
 
 
-def test_base64_of_a_short_secret_does_not_damage_innocent_data():
+def test_base64_of_a_short_secret_does_not_damage_other_data():
     innocent = base64.b64encode(bytes(range(256)) * 300).decode()
     assert Redactor({"A": "abc"}).redact({"data": innocent}) == {"data": innocent}
 
 
-def test_the_characters_that_share_bits_with_a_secret_go_with_it():
+def test_base64_characters_that_share_bits_with_a_secret_are_redacted():
     spelled = base64.b64encode(b"a" + SIMPLE.encode() + b"b").decode()
     redacted = Redactor({"A": SIMPLE}).redact(spelled)
     assert redacted == spelled[0] + "***" + spelled[-1]
@@ -235,7 +235,7 @@ def test_the_characters_that_share_bits_with_a_secret_go_with_it():
 @pytest.mark.parametrize("width", [60, 64, 76])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n  "])
 @pytest.mark.parametrize("secret", ["hunter2/token+of-some-length", "hunter2-token" * 30])
-def test_base64_in_lines_is_redacted_wherever_a_line_ends(width, end, secret):
+def test_base64_in_lines_is_redacted_for_any_line_length(width, end, secret):
     redactor = Redactor({"A": secret})
     for before in range(80):
         lines = in_lines(b"x" * before + secret.encode() + b"yz", width, end)
@@ -250,7 +250,7 @@ def in_lines(octets, width, end):
     return end.join(spelled[at : at + width] for at in range(0, len(spelled), width))
 
 
-def test_of_secrets_that_overlap_nothing_is_left():
+def test_overlapping_secrets_are_redacted_completely():
     redactor = Redactor({"A": "abcdefgh", "B": "fghijklm"})
     assert redactor.redact("<abcdefghijklm>") == "<***>"
     twice = Redactor({"A": "abcdeabc"})
@@ -258,7 +258,7 @@ def test_of_secrets_that_overlap_nothing_is_left():
     assert twice.redact("<abcdeabcabcdeabc>") in ("<******>", "<***>")
 
 
-def test_a_secret_that_became_a_host_is_redacted_in_lower_case():
+def test_a_secret_used_as_a_host_name_is_redacted_in_lower_case():
     redactor = Redactor({"A": "Hunter2-Token"})
     assert redactor.redact("cannot resolve 'hunter2-token.example'") == (
         "cannot resolve '***.example'"
@@ -273,7 +273,7 @@ def test_a_key_of_many_lines_is_redacted_line_by_line():
     assert redactor.redact("\n".join([*lines, "-----END KEY-----"])) == "***"
 
 
-def test_a_megabyte_takes_milliseconds():
+def test_a_megabyte_is_redacted_in_milliseconds():
     redactor = Redactor({f"S{n}": f"secret/{n:04d} value" for n in range(10)})
     value = {"body": "lorem ipsum dolor sit amet " * 40_000}
     assert redactor.redact(value) is value
@@ -287,13 +287,13 @@ def test_a_megabyte_takes_milliseconds():
      "=" * 1_000_000 + "aHVudGVyMi10b2tlbg"],
     ids=lambda text: ascii(text[:20]),
 )  # fmt: skip
-def test_a_megabyte_that_nearly_is_the_secret_takes_no_longer(text):
+def test_a_megabyte_of_near_matches_is_redacted_just_as_fast(text):
     for secret in (SIMPLE, '"\\hunter2-token', 'hunter2%%%%"'):
         redactor = Redactor({"A": secret})
         assert seconds_of(lambda redactor=redactor: redactor.redact([text]), 0.3) <= 0.3
 
 
-def test_what_is_cut_is_redacted_before():
+def test_a_text_is_redacted_before_it_is_cut():
     """Of a secret that a cut goes through, the beginning would stay."""
     redact = Redactor({"A": SIMPLE}).redact
     for before in range(9_980, 10_010):
@@ -307,7 +307,7 @@ def test_what_is_cut_is_redacted_before():
         assert "hunt" not in str(failed.value)
 
 
-def test_settings_name_everything_that_must_not_be_shown():
+def test_settings_name_every_value_that_must_not_be_shown():
     settings = Settings(
         secrets={"A": "secret-a"},
         tokens=("full-token", "reading-token:read"),
@@ -326,7 +326,7 @@ def test_settings_name_everything_that_must_not_be_shown():
 
 
 @given(st.text(min_size=1).filter(str.strip), st.text(), st.text())
-def test_no_secret_is_left_wherever_it_stands(secret, before, after):
+def test_no_secret_is_left_in_any_position(secret, before, after):
     redacted = Redactor({"A": secret}).redact({"a": [before + secret + after, [secret]]})
     assert redacted["a"][1] == ["***"]
     if weakness(secret) is None:

@@ -84,7 +84,7 @@ def comparable(run: RunState) -> dict[str, Any]:
 
 @examples(400)
 @given(graphs(), deeds, limits)
-def test_a_run_folded_from_its_journal_is_the_run(
+def test_a_run_rebuilt_from_its_journal_equals_the_run(
     compiled: Graph, story: list[Deed], max_bytes: int | None
 ) -> None:
     it = Journalled(compiled, max_bytes)
@@ -96,7 +96,7 @@ def test_a_run_folded_from_its_journal_is_the_run(
 
 @examples(200)
 @given(graphs(), deeds, limits)
-def test_a_journal_that_the_rules_made_obeys_them(
+def test_a_journal_produced_by_the_rules_passes_the_check(
     compiled: Graph, story: list[Deed], max_bytes: int | None
 ) -> None:
     it = Journalled(compiled, max_bytes)
@@ -130,7 +130,7 @@ def finished_chain() -> Journalled:
         (3, lambda e: e._replace(kind="complete"), "the rules make it result.refused"),
     ],
 )
-def test_a_journal_that_was_tampered_with_is_found_out(
+def test_a_journal_that_was_tampered_with_is_detected(
     place: int, change: Any, sentence: str
 ) -> None:
     it = finished_chain()
@@ -145,7 +145,7 @@ def test_an_empty_journal_is_reported() -> None:
     assert verify(it.submit, [])[1] == ["the log is empty"]
 
 
-def test_a_journal_that_lost_its_end_is_still_a_run() -> None:
+def test_a_journal_without_its_end_still_gives_a_run() -> None:
     it = finished_chain()
     for length in range(1, len(it.entries) + 1):
         run = RunState("r", it.submit.graph, {}, SUBMIT_TIME)
@@ -164,7 +164,7 @@ def test_taking_over_a_run_gives_all_outstanding_orders() -> None:
     assert [event.type for event in decision.events] == ["node.lost", "node.queued"]
 
 
-def test_a_clock_that_was_set_back_makes_nothing_wait_longer() -> None:
+def test_a_clock_that_was_set_back_makes_no_node_wait_longer() -> None:
     from dovetail.core.transitions import Fail
 
     it = Journalled(graph({"a": []}, a={"max_retries": 1}))

@@ -40,7 +40,7 @@ def test_an_at_most_once_node_that_was_published_counts_as_started() -> None:
     assert differences(walk) == []
 
 
-def test_the_result_of_the_worker_that_started_it_counts() -> None:
+def test_the_result_of_the_worker_that_started_the_at_most_once_node_counts() -> None:
     walk = Walk({"a": []}, a=ONCE)
     token = walk.token("a")
     restored(walk)
@@ -48,7 +48,7 @@ def test_the_result_of_the_worker_that_started_it_counts() -> None:
     assert walk.state.status.value == "COMPLETED"
 
 
-def test_without_a_word_from_its_worker_it_is_lost_and_not_started_again() -> None:
+def test_an_at_most_once_node_without_news_from_its_worker_is_lost_and_not_restarted() -> None:
     walk = Walk({"a": []}, a=ONCE)
     token = walk.token("a")
     restored(walk, lease=10.0)
@@ -60,7 +60,7 @@ def test_without_a_word_from_its_worker_it_is_lost_and_not_started_again() -> No
     assert differences(walk) == []
 
 
-def test_one_that_was_held_or_parked_counts_as_started_too() -> None:
+def test_an_at_most_once_node_that_was_held_or_parked_counts_as_started() -> None:
     walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=1, b=ONCE, c={**ONCE})
     assert walk.phase("b") == "held"
     assert restored(walk) == ["b", "c"]
@@ -75,7 +75,7 @@ def test_one_that_was_held_or_parked_counts_as_started_too() -> None:
     assert differences(walk) == []
 
 
-def test_a_log_in_which_it_starts_a_second_time_is_a_difference() -> None:
+def test_a_log_with_a_second_start_of_an_at_most_once_node_is_a_difference() -> None:
     walk = Walk({"a": []}, a=ONCE)
     restored(walk)
     again = walk.log[-1]._replace(seq=walk.log[-1].seq + 1, data={"worker": "w"})
@@ -95,7 +95,7 @@ def test_only_a_queued_at_most_once_node_may_have_started(status: NodeStatus, on
 
 @pytest.mark.parametrize("policy", ["continue", "fail_fast"])
 @given(data=st.data())
-def test_whenever_a_run_is_restored_no_at_most_once_node_starts_twice(
+def test_no_at_most_once_node_starts_twice_whenever_a_run_is_restored(
     policy: Any, data: st.DataObject
 ) -> None:
     """Nodes are done in any order; at any moment the run is restored as the archive has it."""

@@ -22,7 +22,7 @@ policies = st.builds(
 )
 
 
-def test_the_defaults_are_the_contracts() -> None:
+def test_the_defaults_are_those_of_the_contract() -> None:
     assert RetryPolicy(10, 300, 0.5) == DEFAULT_RETRY
 
 
@@ -40,23 +40,23 @@ def test_the_defaults_are_the_contracts() -> None:
         (1000, 0.99, 300),
     ],
 )
-def test_the_delay_doubles_with_a_share_of_chance_up_to_its_limit(
+def test_the_delay_doubles_with_jitter_up_to_its_limit(
     n: int, chance: float, expected: float
 ) -> None:
     assert delay(PLAIN, n, chance) == pytest.approx(expected)
 
 
-def test_a_retry_after_wins_only_if_it_is_longer() -> None:
+def test_a_retry_after_overrides_the_delay_only_if_it_is_longer() -> None:
     assert delay(PLAIN, 1, 0.0, at_least=3) == 10
     assert delay(PLAIN, 1, 0.0, at_least=30) == 30
 
 
-def test_a_retry_after_wins_over_the_longest_delay_up_to_one_hour() -> None:
+def test_a_retry_after_overrides_the_maximum_delay_up_to_one_hour() -> None:
     assert delay(PLAIN, 1, 0.0, at_least=600) == 600
     assert delay(PLAIN, 1, 0.0, at_least=86_400) == MAX_RETRY_AFTER_SECONDS == 3600
 
 
-def test_the_handlers_own_delay_replaces_the_formula() -> None:
+def test_the_delay_of_the_handler_replaces_the_formula() -> None:
     assert delay(PLAIN, 4, 0.9, after=0.25) == 0.25
     assert delay(PLAIN, 1, 0.9, after=5000) == 5000
     assert delay(PLAIN, 1, 0.9, after=1, at_least=60) == 1
@@ -77,5 +77,7 @@ def test_every_delay_is_finite_and_within_its_policy(
 
 
 @given(policies, st.integers(1, 1000), st.floats(0, 1, exclude_max=True))
-def test_a_later_retry_never_waits_less(policy: RetryPolicy, n: int, chance: float) -> None:
+def test_a_later_retry_never_waits_less_than_an_earlier_one(
+    policy: RetryPolicy, n: int, chance: float
+) -> None:
     assert delay(policy, n + 1, chance) >= delay(policy, n, chance)

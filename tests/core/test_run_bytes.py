@@ -25,14 +25,14 @@ def heavy(most: int, **fields: Any) -> Walk:
     return Walk(FAN, on_failure="continue", max_bytes=most, **fields)
 
 
-def test_outputs_up_to_the_limit_are_kept() -> None:
+def test_outputs_up_to_the_limit_are_stored() -> None:
     walk = heavy(40)
     walk.run("a", "b", "c", "z", output=TEN)
     assert walk.status == "COMPLETED"
     assert walk.state.kept_bytes == 40
 
 
-def test_the_node_that_would_pass_the_limit_fails_and_says_by_how_much() -> None:
+def test_the_node_that_would_exceed_the_limit_fails_with_the_excess() -> None:
     walk = heavy(29)
     walk.run("a", "b", "c", output=TEN)
     assert walk["c"].error == {
@@ -46,14 +46,14 @@ def test_the_node_that_would_pass_the_limit_fails_and_says_by_how_much() -> None
     assert walk.status == "FAILED"
 
 
-def test_a_node_that_is_too_large_is_not_tried_again() -> None:
+def test_a_node_with_a_too_large_output_is_not_retried() -> None:
     walk = heavy(9, a={"max_retries": 5})
     walk.run("a", output=TEN)
     assert walk.types("a") == ["node.queued", "node.started", "node.failed"]
     assert not walk.complete("a", TEN), "the same result again is no news"
 
 
-def test_smaller_outputs_are_kept_after_one_was_too_large() -> None:
+def test_smaller_outputs_are_stored_after_one_was_too_large() -> None:
     walk = heavy(12)
     walk.run("a", output=TEN)
     walk.run("b", output=TEN)
@@ -63,7 +63,7 @@ def test_smaller_outputs_are_kept_after_one_was_too_large() -> None:
     assert walk.state.kept_bytes == 11
 
 
-def test_what_a_retry_drops_counts_no_more() -> None:
+def test_outputs_dropped_by_a_retry_no_longer_count() -> None:
     walk = heavy(40)
     walk.run("a", "b", "c", "z", output=TEN)
     walk.retry("a")
@@ -74,7 +74,7 @@ def test_what_a_retry_drops_counts_no_more() -> None:
     assert walk.states["z"] == "FAILED"
 
 
-def test_an_output_from_the_cache_counts_as_well() -> None:
+def test_an_output_from_the_cache_counts_towards_the_limit() -> None:
     walk = heavy(25)
     walk.recall("a", TEN)
     walk.recall("b", TEN)
@@ -93,13 +93,13 @@ def test_a_run_without_a_limit_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("output", [None, "é", [1.5, {"a": []}], "\0", 2**64 - 1])
-def test_a_size_is_that_of_the_json_that_stores_keep(output: Any) -> None:
+def test_the_size_of_an_output_is_that_of_its_stored_json(output: Any) -> None:
     import orjson
 
     assert encoded_size(output) == len(orjson.dumps(output))
 
 
-def test_a_journal_keeps_the_limit_and_no_output_that_was_refused() -> None:
+def test_a_journal_stores_the_limit_but_no_refused_output() -> None:
     it = Journalled(graph(FAN, on_failure="continue"), 15)
     for name in "ab":
         it.happen_to(name, TEN)
@@ -111,7 +111,7 @@ def test_a_journal_keeps_the_limit_and_no_output_that_was_refused() -> None:
     assert run.max_bytes == 15
 
 
-def test_a_journal_whose_node_failed_by_a_limit_that_it_kept_to_is_found_out() -> None:
+def test_a_journal_with_a_limit_failure_within_its_limit_is_detected() -> None:
     it = Journalled(graph(FAN, on_failure="continue"), 15)
     for name in "ab":
         it.happen_to(name, TEN)
@@ -132,7 +132,7 @@ def test_a_run_of_an_earlier_version_has_no_limit() -> None:
     assert run.max_bytes is None
 
 
-def test_an_audit_finds_a_run_that_keeps_more_than_it_may() -> None:
+def test_the_audit_finds_a_run_whose_outputs_exceed_its_limit() -> None:
     walk = Walk(FAN, max_bytes=100)
     walk.run("a", "b", "c", "z", output=TEN)
     submit = Submit("r", walk.state.graph, {}, max_bytes=100)

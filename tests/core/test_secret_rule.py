@@ -125,7 +125,7 @@ def test_a_secret_may_be_named_alone_or_inside_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", FORBIDDEN)
-def test_whatever_else_is_done_with_it_is_forbidden(text: str) -> None:
+def test_any_other_use_of_a_secret_is_forbidden(text: str) -> None:
     ((code, message),) = found({"a": text})
     assert code == "template_forbidden"
     assert "character" in message
@@ -133,7 +133,7 @@ def test_whatever_else_is_done_with_it_is_forbidden(text: str) -> None:
         render_deferred({"a": text}, [Deferred(("a",), text, {"params": {}})], {"KEY": KEY})
 
 
-def test_the_reason_is_said_with_path_line_and_column() -> None:
+def test_a_forbidden_secret_is_reported_with_path_line_and_column() -> None:
     text = (
         "name: w\n"
         "nodes:\n"
@@ -170,7 +170,7 @@ def test_the_reason_is_said_with_path_line_and_column() -> None:
         ("unsaid", "headers", "it is not known whether the handler 'unsaid' takes secrets"),
     ],
 )
-def test_a_secret_stands_only_where_the_handler_takes_one(
+def test_a_secret_is_allowed_only_where_the_handler_accepts_one(
     handler: str, field: str, reason: str | None
 ) -> None:
     text = "{{ secrets.KEY }}"
@@ -192,7 +192,7 @@ def test_a_secret_stands_only_where_the_handler_takes_one(
             assert reason in str(refused.value)
 
 
-def test_of_the_built_in_handlers_one_takes_secrets_and_not_in_its_url() -> None:
+def test_of_the_built_in_handlers_only_one_accepts_secrets_and_not_in_its_url() -> None:
     registry = builtin_registry(Settings())
     assert registry.taking_secrets() == {
         "call_external_service": ["body", "headers", "json", "params"]
@@ -207,14 +207,14 @@ def test_of_the_built_in_handlers_one_takes_secrets_and_not_in_its_url() -> None
         assert (problem.code, problem.path) == ("template_forbidden", f"nodes[0].config.{field}")
 
 
-def test_handlers_that_are_known_by_name_alone_get_no_secrets() -> None:
+def test_handlers_known_only_by_name_get_no_secrets() -> None:
     node = {"id": "a", "handler": "h", "config": {"k": "{{ secrets.KEY }}"}}
     (problem,) = check({"name": "w", "nodes": [node]}, {"h"}).errors
     assert problem.code == "template_forbidden"
     assert "does not say so" in problem.message
 
 
-def test_an_unknown_handler_is_one_problem_and_no_handlers_are_none() -> None:
+def test_an_unknown_handler_is_one_problem_and_without_a_registry_there_is_none() -> None:
     node = {"id": "a", "handler": "nope", "config": {"k": "{{ secrets.KEY }}"}}
     assert [one.code for one in check({"name": "w", "nodes": [node]}, Known()).errors] == [
         "unknown_handler"
@@ -251,7 +251,7 @@ TEXTS = st.lists(
 @given(TEXTS)
 @example("{{ secrets.KEY }}")
 @example("{{ secrets.KEY | reverse }}")
-def test_whatever_passes_gives_the_secret_only_as_it_is(text: str) -> None:
+def test_every_accepted_template_yields_the_secret_unchanged(text: str) -> None:
     """And redaction takes it out; what names a secret otherwise does not pass, nor is it
     rendered by a worker that gets it all the same."""
     valid = not found({"a": text})
@@ -304,7 +304,7 @@ def test_ten_thousand_different_texts_with_a_secret_are_checked() -> None:
     assert check({"name": "w", "nodes": listed}, Known()).errors == ()
 
 
-def test_a_definition_from_before_the_rule_can_still_be_read() -> None:
+def test_a_definition_older_than_the_secret_rule_can_still_be_read() -> None:
     """Its run ends with an error of the node, not of the engine."""
     rendered = compile_config({"a": "{{ secrets.KEY | reverse }}"}).render(SCOPE)
     with pytest.raises(TemplateError, match=r"config\.a: a secret may stand only"):

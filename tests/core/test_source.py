@@ -106,7 +106,7 @@ def test_an_empty_yaml_text_is_null(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["%YAML 1.2\n---\na: 1\n", "--- \na: 1\n...\n# end\n"])
-def test_the_marks_of_a_single_document_are_allowed(text: str) -> None:
+def test_document_markers_of_a_single_document_are_allowed(text: str) -> None:
     assert read_text(text, format="yaml").data == {"a": 1}
 
 
@@ -183,7 +183,7 @@ def test_every_value_of_a_json_text_has_its_position(
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_lines_are_counted_whatever_ends_them(end: str) -> None:
+def test_lines_are_counted_for_every_kind_of_line_ending(end: str) -> None:
     text = YAML.replace("\n", end)
     source = read_text(text, format="yaml")
     line, column = source.position(("nodes", 1, "dependencies", 1)) or (0, 0)
@@ -200,7 +200,7 @@ def test_lines_are_counted_whatever_ends_them(end: str) -> None:
 )
 @example(["a"], 5000, 1.0)
 @example(["\r\n"], 2048, 0.5)
-def test_a_place_is_found_in_a_text_of_any_lines(
+def test_a_position_is_found_in_a_text_of_any_lines(
     pieces: list[str], times: int, where: float
 ) -> None:
     text = "".join(pieces) * times
@@ -258,7 +258,7 @@ def test_data_without_a_text_has_no_positions() -> None:
         ("a: [\n}", "not valid YAML: did not find expected node content", ("a[0]", 2, 1)),
     ],
 )
-def test_what_is_not_plain_data_is_refused_where_it_stands(
+def test_a_value_that_is_not_plain_data_is_refused_at_its_position(
     text: str, word: str, where: tuple[str, int, int]
 ) -> None:
     problem = only(text)
@@ -267,7 +267,7 @@ def test_what_is_not_plain_data_is_refused_where_it_stands(
     assert place(problem) == where
 
 
-def test_all_of_them_are_reported_at_once() -> None:
+def test_all_values_that_are_not_plain_data_are_reported_at_once() -> None:
     problems = refused("a: &x 1\na: .nan\nb: [*x, !!str c]\nc: [")
     assert [place(problem) for problem in problems] == [
         ("a", 1, 4),
@@ -279,7 +279,7 @@ def test_all_of_them_are_reported_at_once() -> None:
     ]
 
 
-def test_but_not_more_than_a_hundred() -> None:
+def test_at_most_a_hundred_problems_of_a_text_are_reported() -> None:
     assert len(refused("a: 1\n" * 5000)) == 100
 
 
@@ -320,7 +320,7 @@ def test_json_is_read_strictly(text: str, word: str, where: tuple[str, int, int]
     "rest",
     ["]]]]", ", {3: 4}", ', {"a": 1}: 2', '"', '"\\x"', " nonsense", '{"a": {[}', "{[1]: 2}"],
 )
-def test_garbage_behind_the_first_refusal_does_not_hide_it(rest: str) -> None:
+def test_garbage_after_the_first_problem_does_not_hide_it(rest: str) -> None:
     assert "twice" in refused(f'[{{"a": 1, "a": 2}}, 1{rest}', "json")[0].message
     assert "64 bits" in refused(f"[{'9' * 5000}, {rest}", "json")[0].message
 
@@ -329,7 +329,7 @@ def test_an_escaped_backslash_before_u0000_is_harmless() -> None:
     assert read_text('["\\\\u0000"]', format="json").data == ["\\u0000"]
 
 
-def test_json_may_contain_what_only_yaml_forbids() -> None:
+def test_json_may_contain_characters_that_only_yaml_forbids() -> None:
     assert read_text('["\x7f\x9b\ufeff\uffff"]', format="json").data == ["\x7f\x9b\ufeff\uffff"]
 
 
@@ -337,7 +337,7 @@ def test_a_surrogate_pair_is_one_character() -> None:
     assert read_text('["\\ud83d\\ude00"]', format="json").data == ["😀"]
 
 
-def test_a_stack_that_is_nearly_used_up_is_not_the_texts_fault() -> None:
+def test_a_nearly_exhausted_stack_is_not_reported_as_a_problem_of_the_text() -> None:
     def down(depth: int) -> None:
         if depth:
             return down(depth - 1)
@@ -362,7 +362,7 @@ def test_bytes_must_be_utf_8(kind: Format) -> None:
 
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
-def test_a_text_may_have_just_so_many_bytes(kind: Format) -> None:
+def test_a_text_has_a_limit_of_bytes(kind: Format) -> None:
     text = '"' + "é" * 9 + '"'
     assert read_text(text, format=kind, max_bytes=20).data == "é" * 9
     for given_text in (text, text.encode()):
@@ -373,7 +373,7 @@ def test_a_text_may_have_just_so_many_bytes(kind: Format) -> None:
 
 @pytest.mark.parametrize("kind", ["yaml", "json"])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])
-def test_nesting_may_have_just_so_many_levels(kind: Format, opening: str, closing: str) -> None:
+def test_nesting_has_a_limit_of_levels(kind: Format, opening: str, closing: str) -> None:
     read_text(opening * 32 + "1" + closing * 32, format=kind)
     problem = only(opening * 33 + "1" + closing * 33, kind)
     assert (problem.code, problem.line, problem.column) == ("too_large", 1, 32 * len(opening) + 1)
@@ -401,7 +401,7 @@ HOSTILE: dict[str, tuple[Format, Callable[[], str]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_text_is_refused_in_little_memory(name: str) -> None:
+def test_a_hostile_text_is_refused_with_little_memory(name: str) -> None:
     kind, make = HOSTILE[name]
     text = make()
     tracemalloc.start()
@@ -411,7 +411,7 @@ def test_a_hostile_text_is_refused_in_little_memory(name: str) -> None:
     assert peak < 40 * MIB
 
 
-def test_json_of_nothing_but_values_is_cut_off_before_it_is_read() -> None:
+def test_json_with_too_many_values_is_refused_before_it_is_parsed() -> None:
     text = "[" + "0," * 200_000 + "0]"
     with at_most(0.5):  # 0.02 s on an idle machine
         problem = only(text, "json")
@@ -421,7 +421,7 @@ def test_json_of_nothing_but_values_is_cut_off_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["- - - - - - -\n" * 70_000, "[" * 31 + "a: b," * 200_000])
-def test_a_text_of_nothing_but_structure_is_cut_off(text: str) -> None:
+def test_a_text_with_too_much_structure_is_refused(text: str) -> None:
     problem = only(text)
     assert problem.code == "too_large"
     assert "200,000 values" in problem.message
@@ -435,7 +435,7 @@ def test_a_text_of_nothing_but_structure_is_cut_off(text: str) -> None:
         st.sampled_from("ab01.-+eE:{}[],&*!|>#%@`\"'\\\n\t ~<?\x85\u2028é😀\ud800\0"), max_size=40
     )
 )
-def test_any_text_is_read_or_refused_with_positions_inside_it(text: str) -> None:
+def test_any_text_is_read_or_refused_with_valid_positions(text: str) -> None:
     for kind in ("yaml", "json"):
         try:
             source = read_text(text, format=kind)
@@ -471,9 +471,7 @@ plain = st.recursive(
 
 
 @given(plain, st.sampled_from([None, 1]))
-def test_json_gives_back_what_was_written_and_knows_where_each_value_is(
-    value: Any, indent: int | None
-) -> None:
+def test_json_round_trips_and_every_value_has_its_position(value: Any, indent: int | None) -> None:
     text = json.dumps(value, indent=indent)
     source = read_text(text, format="json")
     assert source.data == value
@@ -525,7 +523,7 @@ def test_every_value_of_a_yaml_text_is_where_pyyaml_finds_it(value: Any, flow: b
 
 
 @pytest.mark.parametrize("text", ["a: 1", "a: ["])
-def test_garbage_is_collected_again_after_a_text_was_read(text: str) -> None:
+def test_the_garbage_collector_runs_again_after_a_text_was_read(text: str) -> None:
     with contextlib.suppress(InvalidDefinition):
         read_text(text, format="yaml")
     assert gc.isenabled()
@@ -533,6 +531,6 @@ def test_garbage_is_collected_again_after_a_text_was_read(text: str) -> None:
 
 @given(plain)
 @example("0E0")
-def test_yaml_gives_back_what_a_dumper_wrote(value: Any) -> None:
+def test_yaml_round_trips(value: Any) -> None:
     text = yaml.dump(value, Dumper=Dumper, allow_unicode=True)
     assert read_text(text, format="yaml").data == value

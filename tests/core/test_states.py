@@ -42,23 +42,23 @@ def drawing() -> ModuleType:
     return module
 
 
-def test_nodes_move_as_the_contract_says() -> None:
+def test_nodes_change_state_as_the_contract_says() -> None:
     assert {before.value: set(after) for before, after in ALLOWED.items()} == {
         before: set(after.split()) for before, after in CONTRACT.items()
     }
 
 
-def test_every_state_has_a_row() -> None:
+def test_every_state_has_a_row_in_the_table() -> None:
     assert set(ALLOWED) == set(NodeStatus)
     assert set(ALLOWED_RUN) == set(RunStatus)
 
 
-def test_the_finished_states_are_those_that_nothing_follows() -> None:
+def test_finished_states_are_the_states_without_a_successor() -> None:
     assert {status.value for status in FINISHED} == {"COMPLETED", "FAILED", "SKIPPED", "CANCELLED"}
     assert {status.value for status in FINAL} == {"COMPLETED", "FAILED", "CANCELLED"}
 
 
-def test_a_node_can_reach_every_state_and_a_run_too() -> None:
+def test_a_node_and_a_run_can_reach_every_state() -> None:
     for table, start in ((ALLOWED, NodeStatus.PENDING), (ALLOWED_RUN, RunStatus.PENDING)):
         reached, todo = {start}, [start]
         while todo:
@@ -75,12 +75,12 @@ def test_states_and_reasons_are_plain_text_wherever_they_are_stored() -> None:
     )
 
 
-def test_the_drawn_page_is_up_to_date(drawing: ModuleType) -> None:
+def test_the_generated_page_of_states_is_up_to_date(drawing: ModuleType) -> None:
     page = ROOT / "docs" / "states.md"
     assert page.read_text() == drawing.page(), "run: python tools/states_diagram.py"
 
 
-def test_the_drawn_page_shows_every_move(drawing: ModuleType) -> None:
+def test_the_generated_page_of_states_shows_every_transition(drawing: ModuleType) -> None:
     text = drawing.page()
     for before, after in ((b, a) for b, transitions in ALLOWED.items() for a in transitions):
         assert f"{before} --> {after}" in text

@@ -35,7 +35,7 @@ class TestRetries:
         walk.run("a")
         assert walk["a"].error is None
 
-    def test_it_fails_after_its_last_retry(self) -> None:
+    def test_a_node_fails_after_its_last_retry(self) -> None:
         walk = a(max_retries=2)
         for _ in range(2):
             walk.break_("a")
@@ -55,7 +55,7 @@ class TestRetries:
         walk.break_("a", permanent=True)
         assert (walk.states["a"], walk["a"].attempt) == ("FAILED", 1)
 
-    def test_the_backoff_follows_the_nodes_policy_and_the_chance_it_is_given(self) -> None:
+    def test_the_backoff_follows_the_policy_and_the_given_random_number(self) -> None:
         walk = a(
             max_retries=3, retry={"base_delay_seconds": 4, "max_delay_seconds": 10, "jitter": 0.5}
         )
@@ -69,12 +69,12 @@ class TestRetries:
             walk.wake("a")
         assert waits == [5, 10, 10]
 
-    def test_the_handlers_own_delay_wins(self) -> None:
+    def test_the_delay_of_the_handler_overrides_the_backoff(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a", after=0.5)
         assert walk["a"].until == 100.5
 
-    def test_a_services_retry_after_wins_if_longer(self) -> None:
+    def test_a_retry_after_of_a_service_counts_if_it_is_longer(self) -> None:
         walk = a(max_retries=2)
         walk.break_("a", at_least=45)
         assert walk["a"].until == 145.0
@@ -83,7 +83,7 @@ class TestRetries:
         walk.break_("a", at_least=5)
         assert walk["a"].until == walk.now + 20
 
-    def test_it_is_not_woken_before_its_time(self) -> None:
+    def test_a_node_that_backs_off_is_not_woken_before_its_time(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
         walk.later(9.999)
@@ -91,19 +91,19 @@ class TestRetries:
         walk.later(0.001)
         assert walk.wake("a")
 
-    def test_it_is_woken_once(self) -> None:
+    def test_a_node_that_backs_off_is_woken_once(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
         walk.later(10)
         assert walk.wake("a")
         assert not walk.wake("a")
 
-    def test_it_cannot_be_claimed_while_it_backs_off(self) -> None:
+    def test_a_node_cannot_be_claimed_while_it_backs_off(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
         assert not walk.start("a")
 
-    def test_the_old_attempt_is_stale_at_once(self) -> None:
+    def test_the_old_attempt_is_stale_immediately(self) -> None:
         walk = a(max_retries=1)
         walk.start("a")
         old = walk.token("a")
@@ -127,7 +127,7 @@ class TestRetries:
 
 
 class TestLeases:
-    def test_a_lost_node_is_queued_again_at_once_under_the_next_attempt(self) -> None:
+    def test_a_lost_node_is_queued_again_immediately_with_the_next_attempt(self) -> None:
         walk = a()
         walk.start("a", worker="w1")
         old = walk.token("a")
@@ -145,7 +145,7 @@ class TestLeases:
         walk.complete("a", "alive")
         assert walk["a"].output == "alive"
 
-    def test_only_a_lease_that_has_run_out_is_reaped(self) -> None:
+    def test_only_an_expired_lease_is_reaped(self) -> None:
         walk = a()
         walk.start("a")
         walk.later(LEASE - 0.001)
@@ -235,7 +235,7 @@ class TestLeases:
             "message": "its worker died during attempt 2",
         }
 
-    def test_the_crash_limit_is_the_callers(self) -> None:
+    def test_the_crash_limit_is_set_by_the_caller(self) -> None:
         walk = a()
         walk.start("a")
         walk.later(LEASE)
@@ -269,7 +269,7 @@ class TestLeases:
 
 
 class TestAtMostOnce:
-    def test_a_lost_worker_fails_it_at_once(self) -> None:
+    def test_a_lost_worker_fails_an_at_most_once_node_immediately(self) -> None:
         walk = a(delivery="at_most_once")
         walk.start("a")
         walk.lose("a")
@@ -279,19 +279,19 @@ class TestAtMostOnce:
             1,
         )
 
-    def test_a_failure_is_final(self) -> None:
+    def test_a_failure_of_an_at_most_once_node_is_final(self) -> None:
         walk = a(delivery="at_most_once")
         walk.break_("a", after=0)
         assert walk.states["a"] == "FAILED"
 
-    def test_only_an_explicit_retry_starts_it_again(self) -> None:
+    def test_only_an_explicit_retry_starts_an_at_most_once_node_again(self) -> None:
         walk = a(delivery="at_most_once")
         walk.break_("a")
         walk.retry()
         walk.run("a")
         assert (walk["a"].epoch, walk["a"].attempt, walk.status) == (2, 1, "COMPLETED")
 
-    def test_being_parked_is_no_start(self) -> None:
+    def test_parking_an_at_most_once_node_does_not_count_as_a_start(self) -> None:
         walk = a(delivery="at_most_once")
         walk.park("a", 5)
         walk.later(5)
@@ -301,7 +301,7 @@ class TestAtMostOnce:
 
 
 @pytest.mark.parametrize("policy", ["fail_fast", "continue"])
-def test_an_attempt_is_counted_at_the_start_not_at_the_queue(policy: str) -> None:
+def test_an_attempt_is_counted_when_a_node_starts_not_when_it_is_queued(policy: str) -> None:
     walk = Walk({"a": []}, on_failure=policy, a={"max_retries": 1})
     assert (walk["a"].attempt, walk.token("a").attempt) == (0, 1)
     walk.start("a")

@@ -14,7 +14,7 @@ CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
 
 
 class TestCancel:
-    def test_every_node_that_is_not_finished_is_cancelled_at_once_and_the_run_with_them(
+    def test_a_cancel_ends_every_unfinished_node_and_the_run_immediately(
         self,
     ) -> None:
         nodes = {"done": [], "runs": [], "waits": [], "parked": [], "held": [], "later": ["runs"]}
@@ -45,7 +45,7 @@ class TestCancel:
         assert [(stop.node, stop.token) for stop in stops] == list(zip("ab", tokens, strict=True))
 
     @pytest.mark.parametrize("how", ["complete", "fail"])
-    def test_a_late_result_is_only_an_event(self, how: str) -> None:
+    def test_a_late_result_after_a_cancel_is_only_an_event(self, how: str) -> None:
         walk = Walk(CHAIN)
         walk.start("a")
         walk.cancel()
@@ -58,7 +58,7 @@ class TestCancel:
         assert walk["a"].output is None
         assert walk.status == "CANCELLED"
 
-    def test_nothing_can_be_claimed_woken_renewed_or_reaped_after_it(self) -> None:
+    def test_nothing_can_be_claimed_woken_renewed_or_reaped_after_a_cancel(self) -> None:
         walk = Walk({"a": [], "b": []})
         walk.start("a")
         queued = walk.token("b")
@@ -104,7 +104,7 @@ class TestCancel:
 
 
 class TestRetry:
-    def test_it_opens_an_epoch_that_runs_only_what_did_not_complete(self) -> None:
+    def test_a_retry_opens_an_epoch_that_runs_only_the_nodes_that_did_not_complete(self) -> None:
         walk = Walk(CHAIN)
         walk.run("a", output={"kept": 1})
         walk.break_("b")
@@ -119,7 +119,7 @@ class TestRetry:
         walk.run("b", "c")
         assert walk.status == "COMPLETED"
 
-    def test_a_reset_node_remembers_nothing(self) -> None:
+    def test_a_reset_node_keeps_nothing_of_its_last_epoch(self) -> None:
         walk = Walk({"a": [], "b": ["a"]}, a={"max_retries": 1})
         walk.break_("a")
         walk.later(10)
@@ -133,7 +133,7 @@ class TestRetry:
         walk.break_("a")
         assert walk.phase("a") == "backing_off", "its retries are its own again"
 
-    def test_what_carries_a_token_of_the_old_epoch_is_stale(self) -> None:
+    def test_a_token_of_an_earlier_epoch_is_stale(self) -> None:
         walk = Walk({"a": []})
         walk.start("a")
         old = walk.token("a")
@@ -175,7 +175,7 @@ class TestRetry:
         walk.run("b", "a")
         assert walk.status == "COMPLETED"
 
-    def test_an_adopted_node_that_fails_for_good_fails_the_new_epoch(self) -> None:
+    def test_an_adopted_node_that_fails_permanently_fails_the_new_epoch(self) -> None:
         walk = Walk({"a": [], "b": [], "join": ["a", "b"]})
         walk.start("b")
         walk.break_("a")
@@ -185,7 +185,7 @@ class TestRetry:
         assert walk["join"].cause == "b"
         assert walk.states["a"] == "CANCELLED"
 
-    def test_an_adopted_node_whose_worker_is_lost_runs_again(self) -> None:
+    def test_an_adopted_node_that_loses_its_worker_runs_again(self) -> None:
         walk = Walk({"a": [], "b": []})
         walk.start("b")
         walk.break_("a")
@@ -209,7 +209,7 @@ class TestRetry:
         walk.fail("b")
         assert walk.dispatched(walk.retry()) == ["a", "b"]
 
-    def test_what_was_skipped_is_decided_anew(self) -> None:
+    def test_skipped_nodes_are_decided_again(self) -> None:
         nodes = {"a": [], "opt": ["a"], "bad": ["a"], "join": ["opt", "bad"]}
         walk = Walk(nodes, opt={"condition": "{{ a.go }}"})
         walk.run("a", output={"go": False})
@@ -243,13 +243,13 @@ class TestRetry:
         walk.run("a")
         assert walk.status == "COMPLETED"
 
-    def test_a_retry_may_end_at_once(self) -> None:
+    def test_a_retry_may_end_immediately(self) -> None:
         walk = Walk({"a": []}, a={"condition": "{{ params.x }}"})
         assert walk.retry().ended
         assert walk.status == "FAILED"
         assert walk.state.epoch == 2
 
-    def test_the_counters_come_from_the_states_not_from_the_failed_epoch(self) -> None:
+    def test_a_retry_counts_from_the_states_not_from_the_failed_epoch(self) -> None:
         nodes = {"a": [], "b": [], "c": [], "join": ["a", "b", "c"]}
         walk = Walk(nodes)
         walk.start("a", "b", "c")
@@ -262,7 +262,7 @@ class TestRetry:
 
 
 class TestRetryFrom:
-    def test_a_completed_run_is_rerun_from_a_node_on(self) -> None:
+    def test_retry_from_reruns_a_completed_run_from_its_node(self) -> None:
         walk = Walk(CHAIN)
         walk.run("a", output=1)
         walk.run("b", "c")
@@ -273,7 +273,9 @@ class TestRetryFrom:
         walk.run("b", "c")
         assert (walk.status, walk["c"].epoch) == ("COMPLETED", 2)
 
-    def test_it_resets_the_node_its_descendants_and_what_did_not_complete(self) -> None:
+    def test_retry_from_resets_the_node_its_descendants_and_every_node_that_did_not_complete(
+        self,
+    ) -> None:
         nodes = {"a": [], "b": ["a"], "c": ["b"], "x": [], "y": ["x"]}
         walk = Walk(nodes, on_failure="continue")
         walk.run("a", "b", "c")
@@ -301,7 +303,7 @@ class TestRetryFrom:
         walk.run("b", output="fresh")
         assert walk["b"].output == "fresh"
 
-    def test_the_node_itself_is_fenced_if_it_runs(self) -> None:
+    def test_a_running_node_is_fenced_when_a_retry_starts_from_it(self) -> None:
         walk = Walk({"bad": [], "a": []})
         walk.start("a")
         walk.break_("bad")
@@ -310,7 +312,7 @@ class TestRetryFrom:
         assert walk.dispatched(retried) == ["bad", "a"]
         assert walk["a"].epoch == 2
 
-    def test_from_a_node_behind_a_running_one_waits_for_it(self) -> None:
+    def test_a_retry_from_a_node_behind_a_running_node_waits_for_the_running_node(self) -> None:
         walk = Walk({"bad": [], "a": [], "b": ["a"]})
         walk.start("a")
         walk.break_("bad")
@@ -320,7 +322,7 @@ class TestRetryFrom:
 
 
 class TestRefusals:
-    def test_a_run_that_goes_on_cannot_be_retried(self) -> None:
+    def test_an_unfinished_run_cannot_be_retried(self) -> None:
         walk = Walk(CHAIN)
         assert not walk.retry()
         assert not walk.retry("a")

@@ -23,7 +23,7 @@ def test_a_false_condition_skips_the_node_and_a_true_one_queues_it() -> None:
     assert walk.status == "COMPLETED"
 
 
-def test_a_condition_is_decided_when_the_parents_are_done_not_before() -> None:
+def test_a_condition_is_decided_only_when_the_parents_are_done() -> None:
     walk = Walk(
         {"a": [], "b": ["a"]}, b={"condition": "{{ params.go and a.go }}"}, params={"go": 1}
     )
@@ -38,7 +38,7 @@ def test_a_root_may_have_a_condition() -> None:
     assert walk.dispatched(walk.begun) == ["b"]
 
 
-def test_a_run_whose_every_node_is_skipped_is_completed_when_it_begins() -> None:
+def test_a_run_with_every_node_skipped_completes_at_its_creation() -> None:
     walk = Walk({"a": [], "b": ["a"]}, a=NO)
     assert (walk.status, walk.ended, walk.begun.ended) == ("COMPLETED", True, True)
     assert walk.types() == [
@@ -50,7 +50,7 @@ def test_a_run_whose_every_node_is_skipped_is_completed_when_it_begins() -> None
     ]
 
 
-def test_a_child_whose_every_parent_was_skipped_is_skipped_without_asking_its_condition() -> None:
+def test_a_child_of_only_skipped_parents_is_skipped_without_evaluating_its_condition() -> None:
     walk = Walk({"a": [], "b": [], "c": ["a", "b"]}, a=NO, b=NO, c=BAD)
     assert (walk.states["c"], walk["c"].reason, walk["c"].cause) == (
         "SKIPPED",
@@ -64,7 +64,7 @@ def test_a_child_runs_if_at_least_one_parent_completed() -> None:
     assert walk.dispatched(walk.run("b")) == ["c"]
 
 
-def test_the_skip_may_come_after_the_completion() -> None:
+def test_a_parent_may_be_skipped_after_another_completed() -> None:
     nodes = {"a": [], "b": [], "c": ["b"], "d": ["a", "c"]}
     walk = Walk(nodes, c=NO)
     walk.run("a")
@@ -72,7 +72,7 @@ def test_the_skip_may_come_after_the_completion() -> None:
     assert walk.states["c"] == "SKIPPED"
 
 
-def test_a_skip_does_not_block_the_children_of_the_skipped_node() -> None:
+def test_a_skip_does_not_block_other_children() -> None:
     nodes = {"a": [], "opt": ["a"], "after": ["opt"], "join": ["a", "after"]}
     walk = Walk(nodes, opt=NO)
     assert walk.dispatched(walk.run("a")) == ["join"]
@@ -87,7 +87,7 @@ def test_nodes_behind_skips_and_beside_them_are_queued_in_definition_order() -> 
     assert walk.dispatched(walk.run("a")) == ["z", "b"]
 
 
-def test_a_skip_runs_down_ten_thousand_nodes() -> None:
+def test_a_skip_propagates_through_ten_thousand_nodes() -> None:
     size = 10_000
     nodes = {f"n{i}": [f"n{i - 1}"] if i else [] for i in range(size)}
     walk = Walk(nodes, n0=NO)
@@ -109,7 +109,7 @@ def test_a_condition_sees_a_skipped_ancestor_as_none() -> None:
 
 
 class TestAnErrorInACondition:
-    def test_fails_the_node_at_once_without_a_retry(self) -> None:
+    def test_fails_the_node_immediately_without_a_retry(self) -> None:
         walk = Walk({"a": []}, a={**BAD, "max_retries": 5})
         assert walk.states == {"a": "FAILED"}
         error = walk["a"].error
@@ -120,13 +120,13 @@ class TestAnErrorInACondition:
         assert (walk["a"].attempt, walk.status) == (0, "FAILED")
         assert not walk.begun.wake
 
-    def test_is_not_taken_for_false(self) -> None:
+    def test_does_not_count_as_false(self) -> None:
         walk = Walk({"a": [], "b": ["a"]}, on_failure="continue", a=BAD)
         assert walk.states == {"a": "FAILED", "b": "SKIPPED"}
         assert (walk["b"].reason, walk["b"].cause) == ("dependency_failed", "a")
         assert walk.status == "FAILED"
 
-    def test_under_fail_fast_cancels_what_the_same_step_would_have_queued(self) -> None:
+    def test_under_fail_fast_cancels_the_nodes_that_the_same_step_would_have_queued(self) -> None:
         walk = Walk({"a": [], "b": ["a"], "c": ["a"], "d": ["b"]}, c=BAD)
         walk.run("a")
         assert walk.states == {
@@ -148,7 +148,7 @@ class TestAnErrorInACondition:
         assert walk.dispatched(walk.run("a")) == ["c"]
         assert walk.states["b"] == "FAILED"
 
-    def test_two_of_them_in_one_step_are_both_reported_under_continue(self) -> None:
+    def test_twice_in_one_step_is_reported_twice_under_continue(self) -> None:
         walk = Walk({"a": [], "b": [], "c": ["a", "b"]}, on_failure="continue", a=BAD, b=BAD)
         assert walk.states == {"a": "FAILED", "b": "FAILED", "c": "SKIPPED"}
         assert walk["c"].cause == "a"
@@ -168,7 +168,7 @@ class TestAnErrorInACondition:
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_what_becomes_of_a_child_follows_from_its_parents(
+def test_the_state_of_a_child_follows_from_its_parents(
     parents: tuple[str, str], becomes: str, reason: str | None, turned: bool
 ) -> None:
     kinds = dict(zip("pq", reversed(parents) if turned else parents, strict=True))

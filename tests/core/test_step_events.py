@@ -78,7 +78,7 @@ def test_a_plain_run_writes_its_events_in_order() -> None:
     assert walk.events_of("node.started")[0].data == {"worker": "w"}
 
 
-def test_attempts_are_zero_before_the_first_start_and_count_from_there() -> None:
+def test_attempts_are_zero_before_the_first_start_and_grow_by_one() -> None:
     walk = Walk({"a": []}, a={"max_retries": 1})
     walk.break_("a")
     walk.later(10)
@@ -94,7 +94,7 @@ def test_attempts_are_zero_before_the_first_start_and_count_from_there() -> None
     ]
 
 
-def test_a_node_event_has_the_nodes_epoch_and_a_run_event_the_runs() -> None:
+def test_a_node_event_has_the_epoch_of_its_node_and_a_run_event_that_of_the_run() -> None:
     walk = Walk({"a": [], "b": []})
     walk.start("b")
     walk.break_("a")

@@ -14,7 +14,7 @@ MIXED = {"ok": [], "bad": [], "join": ["ok", "bad"], "after": ["join"], "side": 
 
 
 class TestFailFast:
-    def test_the_run_is_failed_at_once(self) -> None:
+    def test_the_run_fails_immediately(self) -> None:
         walk = Walk(NODES)
         walk.start("d")
         walk.break_("a")
@@ -22,7 +22,7 @@ class TestFailFast:
         assert walk.state.error == {**BROKEN, "node": "a"}
         assert walk.types()[-1] == "run.failed"
 
-    def test_descendants_fail_with_the_cause_and_bystanders_are_cancelled(self) -> None:
+    def test_descendants_fail_with_the_cause_and_other_nodes_are_cancelled(self) -> None:
         walk = Walk(NODES)
         walk.break_("a")
         assert walk.states == {
@@ -39,7 +39,7 @@ class TestFailFast:
             assert (walk[node].reason, walk[node].cause) == ("run_failed", None)
         assert (walk["a"].reason, walk["a"].error) == (None, BROKEN)
 
-    def test_the_run_waits_for_what_is_running_and_keeps_its_output(self) -> None:
+    def test_a_failed_run_waits_for_its_running_nodes_and_keeps_their_outputs(self) -> None:
         walk = Walk(NODES)
         walk.start("d")
         walk.break_("a")
@@ -82,7 +82,7 @@ class TestFailFast:
         assert not walk.fail("b").wake
         assert walk.states["b"] == "FAILED"
 
-    def test_what_backs_off_or_is_parked_is_cancelled(self) -> None:
+    def test_nodes_that_back_off_or_are_parked_are_cancelled_when_the_run_fails(self) -> None:
         walk = Walk({"a": [], "b": [], "c": []}, b={"max_retries": 1})
         walk.break_("b")
         walk.park("c", 60)
@@ -94,14 +94,14 @@ class TestFailFast:
         assert not walk.wake("b", token)
         assert walk.ended
 
-    def test_what_is_published_is_cancelled_and_cannot_be_claimed(self) -> None:
+    def test_a_published_node_is_cancelled_when_the_run_fails_and_cannot_be_claimed(self) -> None:
         walk = Walk({"a": [], "b": []})
         token = walk.token("b")
         walk.break_("a")
         assert not walk.start("b", token=token)
         assert walk.states["b"] == "CANCELLED"
 
-    def test_a_descendant_of_two_branches_fails_though_one_of_them_runs_on(self) -> None:
+    def test_a_descendant_of_two_branches_fails_even_if_one_branch_still_runs(self) -> None:
         walk = Walk(MIXED)
         walk.start("ok")
         walk.break_("bad")
@@ -115,7 +115,7 @@ class TestFailFast:
         walk.complete("ok")
         assert walk.states["side"] == "CANCELLED"
 
-    def test_descendants_are_named_before_the_run_in_the_log(self) -> None:
+    def test_descendants_precede_the_run_in_the_log(self) -> None:
         walk = Walk(NODES)
         walk.break_("a")
         tail = [(event.type, event.node) for event in walk.last.events]
@@ -143,7 +143,7 @@ class TestFailFast:
 
 
 class TestContinue:
-    def test_descendants_are_skipped_with_the_cause_and_other_branches_run_on(self) -> None:
+    def test_descendants_are_skipped_with_the_cause_and_other_branches_continue(self) -> None:
         walk = Walk(NODES, on_failure="continue")
         walk.break_("a")
         assert walk.states == {
@@ -160,7 +160,7 @@ class TestContinue:
         walk.run("d", "e")
         assert (walk.status, walk.types()[-1]) == ("FAILED", "run.failed")
 
-    def test_a_join_with_one_failed_parent_is_skipped_though_the_other_completed(self) -> None:
+    def test_a_join_with_one_failed_parent_is_skipped_even_if_the_other_completed(self) -> None:
         walk = Walk(MIXED, on_failure="continue")
         walk.run("ok")
         walk.break_("bad")
@@ -185,7 +185,7 @@ class TestContinue:
         assert walk.types("z") == ["node.skipped"]
 
     @pytest.mark.parametrize("order", list(permutations(["x", "y", "z"])), ids="".join)
-    def test_the_runs_error_is_the_first_failed_nodes_in_the_definition(
+    def test_the_error_of_a_run_is_that_of_its_first_failed_node_in_definition_order(
         self, order: tuple[str, ...]
     ) -> None:
         walk = Walk({"x": [], "y": [], "z": []}, on_failure="continue")
@@ -198,7 +198,7 @@ class TestContinue:
         assert walk.state.error == {"type": "E", "message": "y", "node": "y"}
         assert walk.events_of("run.failed")[0].data == {"error": walk.state.error}
 
-    def test_a_retry_goes_on_after_another_branch_failed(self) -> None:
+    def test_a_retry_continues_after_another_branch_failed(self) -> None:
         walk = Walk({"a": [], "b": []}, on_failure="continue", b={"max_retries": 1})
         walk.start("b")
         walk.break_("a")
@@ -223,14 +223,14 @@ def test_a_config_that_cannot_be_rendered_fails_the_node_before_its_first_start(
 
 
 @pytest.mark.parametrize("permanent", [False, True])
-def test_what_a_handler_raised_is_refused_if_the_store_has_lost_its_start(permanent: bool) -> None:
+def test_a_failure_is_refused_if_the_store_lost_the_start_of_its_node(permanent: bool) -> None:
     walk = Walk({"a": []})
     assert not walk.fail("a", permanent=permanent).changed
     assert walk.states == {"a": "QUEUED"}
     assert walk.events_of("result.refused")[0].data == {"reason": "node is QUEUED"}
 
 
-def test_a_node_that_runs_was_rendered() -> None:
+def test_a_running_node_cannot_fail_to_render() -> None:
     walk = Walk({"a": []})
     walk.start("a")
     assert not walk.fail("a", permanent=True, unrendered=True).changed

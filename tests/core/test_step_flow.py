@@ -46,14 +46,14 @@ def test_a_node_keeps_its_worker_and_its_times() -> None:
     assert (node.output, node.attempt, node.epoch, node.error) == ({"x": 1}, 1, 1, None)
 
 
-def test_a_fan_out_queues_every_child_at_once_in_definition_order() -> None:
+def test_a_fan_out_queues_every_child_in_definition_order() -> None:
     walk = Walk({"a": [], "d": ["a"], "c": ["a"], "b": ["a"]})
     walk.run("a")
     assert walk.dispatched() == ["d", "c", "b"]
 
 
 @pytest.mark.parametrize("order", list(permutations(["b", "c", "d"])), ids="".join)
-def test_a_fan_in_waits_for_its_last_parent_in_whatever_order_they_finish(
+def test_a_fan_in_waits_for_its_last_parent_in_any_order(
     order: tuple[str, ...],
 ) -> None:
     walk = Walk({"a": [], "b": ["a"], "c": ["a"], "d": ["a"], "e": ["b", "c", "d"]})
@@ -64,7 +64,7 @@ def test_a_fan_in_waits_for_its_last_parent_in_whatever_order_they_finish(
     assert walk.dispatched(walk.complete(order[-1])) == ["e"]
 
 
-def test_a_parent_delivered_twice_does_not_fire_the_join_early() -> None:
+def test_a_parent_result_delivered_twice_does_not_queue_the_join_early() -> None:
     walk = Walk(DIAMOND)
     walk.run("a")
     walk.start("b", "c")
@@ -74,7 +74,7 @@ def test_a_parent_delivered_twice_does_not_fire_the_join_early() -> None:
     assert walk.dispatched(walk.complete("c")) == ["d"]
 
 
-def test_a_join_is_dispatched_once_when_both_parents_are_delivered_twice() -> None:
+def test_a_join_is_dispatched_once_if_both_parent_results_are_delivered_twice() -> None:
     walk = Walk(DIAMOND)
     walk.run("a")
     walk.start("b", "c")
@@ -123,7 +123,7 @@ def test_a_node_that_was_not_started_cannot_complete() -> None:
     assert walk.states == {"a": "QUEUED", "b": "PENDING"}
 
 
-def test_what_names_a_node_that_does_not_exist_decides_nothing() -> None:
+def test_a_transition_for_an_unknown_node_decides_nothing() -> None:
     walk = Walk({"a": []})
     before = walk.state.snapshot()
     token = walk.token("a")
@@ -169,14 +169,14 @@ def test_a_run_without_a_log_writes_no_events_and_ends_the_same() -> None:
     assert walk.status == "COMPLETED"
 
 
-def test_a_token_survives_being_written_down() -> None:
+def test_a_token_survives_serialization() -> None:
     token = Token(3, 12, 0xFFFF_FFFF_FFFF_FFFF)
     assert str(token) == "3.12.ffffffffffffffff"
     assert Token.parse(str(token)) == token
 
 
 @pytest.mark.parametrize("text", ["", "1.2", "1.2.3.4", "a.b.c", "1.2.xyz"])
-def test_what_is_no_token_is_refused_when_read(text: str) -> None:
+def test_an_invalid_token_is_refused_when_it_is_parsed(text: str) -> None:
     with pytest.raises(ValueError):
         Token.parse(text)
 

@@ -16,18 +16,18 @@ class TestMaxConcurrency:
         assert (walk.states["c"], walk.phase("c")) == ("QUEUED", "held")
         assert not walk.start("c")
 
-    def test_a_place_is_given_on_when_a_node_completes(self) -> None:
+    def test_a_completed_node_frees_its_slot(self) -> None:
         walk = Walk(THREE, max_concurrency=1)
         assert walk.dispatched() == ["a"]
         assert walk.dispatched(walk.run("a")) == ["b"]
         assert walk.dispatched(walk.run("b")) == ["c"]
         assert walk.run("c").ended
 
-    def test_a_place_is_given_on_when_a_node_fails(self) -> None:
+    def test_a_failed_node_frees_its_slot(self) -> None:
         walk = Walk(THREE, max_concurrency=1, on_failure="continue")
         assert walk.dispatched(walk.break_("a")) == ["b"]
 
-    def test_held_nodes_are_released_in_definition_order_not_in_the_order_they_came(self) -> None:
+    def test_held_nodes_are_released_in_definition_order_not_in_order_of_arrival(self) -> None:
         nodes = {"p": [], "q": [], "z": ["q"], "y": ["p"], "x": ["p"]}
         walk = Walk(nodes, max_concurrency=1)
         walk.run("p")
@@ -35,12 +35,12 @@ class TestMaxConcurrency:
         assert walk.dispatched(walk.run("z")) == ["y"]
         assert walk.dispatched(walk.run("y")) == ["x"]
 
-    def test_a_new_node_does_not_overtake_those_that_are_held(self) -> None:
+    def test_a_new_node_does_not_overtake_held_nodes(self) -> None:
         walk = Walk({"a": [], "b": [], "c": [], "child": ["a"]}, max_concurrency=1)
         assert walk.dispatched(walk.run("a")) == ["b"]
         assert walk.phase("child") == "held"
 
-    def test_a_lost_node_does_not_overtake_those_that_are_held(self) -> None:
+    def test_a_lost_node_does_not_overtake_held_nodes(self) -> None:
         walk = Walk({"low": [], "high": []}, max_concurrency=1)
         walk.park("low", 1)
         walk.start("high")
@@ -50,7 +50,7 @@ class TestMaxConcurrency:
         assert walk.dispatched(walk.lose("high")) == ["low"]
         assert walk.phase("high") == "held"
 
-    def test_a_waiting_retry_does_not_count(self) -> None:
+    def test_a_node_that_backs_off_holds_no_slot(self) -> None:
         walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"max_retries": 1})
         assert walk.dispatched(walk.break_("a")) == ["b"]
         walk.start("b")
@@ -59,14 +59,14 @@ class TestMaxConcurrency:
         assert walk.phase("a") == "held"
         assert walk.dispatched(walk.complete("b")) == ["a"]
 
-    def test_a_parked_node_does_not_count(self) -> None:
+    def test_a_parked_node_takes_no_slot_of_its_run(self) -> None:
         walk = Walk({"a": [], "b": []}, max_concurrency=1)
         assert walk.dispatched(walk.park("a", 10)) == ["b"]
         walk.later(10)
         assert walk.dispatched(walk.wake("a")) == []
         assert walk.dispatched(walk.run("b")) == ["a"]
 
-    def test_a_lost_node_gives_its_place_on_in_definition_order(self) -> None:
+    def test_a_lost_node_frees_its_slot_in_definition_order(self) -> None:
         walk = Walk({"late": ["b"], "b": [], "c": [], "d": []}, max_concurrency=2)
         walk.start("b", "c")
         assert walk.phase("d") == "held"
@@ -74,7 +74,7 @@ class TestMaxConcurrency:
         walk.complete("b")
         assert walk.dispatched() == ["late"]
 
-    def test_a_skip_takes_no_place(self) -> None:
+    def test_a_skipped_node_takes_no_slot(self) -> None:
         nodes = {"a": [], "b": ["a"], "c": ["a"]}
         walk = Walk(nodes, max_concurrency=1, b={"condition": False})
         assert walk.dispatched(walk.run("a")) == ["c"]
@@ -85,13 +85,13 @@ class TestMaxConcurrency:
         assert walk.states == {"a": "FAILED", "b": "CANCELLED", "c": "CANCELLED"}
         assert walk.dispatched() == []
 
-    def test_a_cancel_leaves_nothing_held(self) -> None:
+    def test_a_cancel_leaves_no_node_held(self) -> None:
         walk = Walk(THREE, max_concurrency=1)
         walk.cancel()
         assert walk.state.held == []
         assert walk.dispatched() == []
 
-    def test_an_adopted_node_counts_in_the_next_epoch(self) -> None:
+    def test_an_adopted_node_holds_a_slot_in_the_next_epoch(self) -> None:
         walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=2)
         walk.start("b")
         walk.break_("a")
@@ -100,11 +100,11 @@ class TestMaxConcurrency:
         assert walk.phase("c") == "held"
         assert walk.dispatched(walk.complete("b")) == ["c"]
 
-    def test_a_failed_config_gives_its_place_on(self) -> None:
+    def test_a_node_with_a_failed_config_frees_its_slot(self) -> None:
         walk = Walk(THREE, max_concurrency=1, on_failure="continue")
         assert walk.dispatched(walk.fail("a", permanent=True, unrendered=True)) == ["b"]
 
-    def test_a_cached_node_gives_its_place_on(self) -> None:
+    def test_a_cached_node_frees_its_slot(self) -> None:
         walk = Walk(THREE, max_concurrency=1)
         assert walk.dispatched(walk.recall("a", 1)) == ["b"]
 
@@ -193,7 +193,7 @@ class TestCachedNodes:
         assert walk.types("a") == ["node.queued", "node.cached"]
         assert walk.events_of("node.cached")[0].attempt == 0
 
-    def test_only_a_published_node_is_answered_from_the_cache(self) -> None:
+    def test_only_a_published_node_is_completed_from_the_cache(self) -> None:
         walk = Walk({"a": [], "b": ["a"]})
         assert not walk.recall("b", 1)
         walk.start("a")
@@ -202,7 +202,7 @@ class TestCachedNodes:
         assert not walk.recall("a", 1)
         assert walk["a"].output == 2
 
-    def test_a_cached_answer_to_another_start_is_refused(self) -> None:
+    def test_a_cached_output_for_another_start_is_refused(self) -> None:
         walk = Walk({"a": []})
         old = walk.token("a")
         walk.start("a")
@@ -214,7 +214,7 @@ class TestCachedNodes:
         assert walk.recall("a", 1).ended
         assert walk.status == "COMPLETED"
 
-    def test_a_cached_answer_after_a_failed_attempt_leaves_no_error(self) -> None:
+    def test_a_cached_output_after_a_failed_attempt_leaves_no_error(self) -> None:
         walk = Walk({"a": []}, a={"max_retries": 1})
         walk.break_("a")
         walk.later(10)
@@ -235,7 +235,7 @@ class TestProgress:
         assert event.data == {"fraction": 0.25, "message": "so far"}
 
     @pytest.mark.parametrize("when", ["queued", "completed", "lost"])
-    def test_progress_of_what_does_not_run_is_refused(self, when: str) -> None:
+    def test_progress_of_a_node_that_does_not_run_is_refused(self, when: str) -> None:
         walk = Walk({"a": []})
         token = walk.token("a")
         if when != "queued":

@@ -10,7 +10,7 @@ from .walk import Walk
 JOIN = Walk({"a": [], "b": [], "c": ["a", "b"]}).state.graph
 
 
-def test_it_begins_with_what_is_reused_and_counts_from_it() -> None:
+def test_a_run_with_reused_outputs_starts_with_them_completed() -> None:
     run, decision = begin(Submit("r", JOIN, {}, reused={"a": 7}), 5.0, 1)
     kept, waits, child = run.nodes
     assert (kept.status, kept.output, kept.attempt) == ("COMPLETED", 7, 0)
@@ -21,7 +21,7 @@ def test_it_begins_with_what_is_reused_and_counts_from_it() -> None:
     assert types == ["run.created", "run.started", "node.reused", "node.queued"]
 
 
-def test_a_run_of_which_all_is_reused_ends_at_once() -> None:
+def test_a_run_with_only_reused_outputs_ends_immediately() -> None:
     run, decision = begin(Submit("r", JOIN, {}, reused={"a": 1, "b": 2, "c": 3}), 5.0, 1)
     assert (run.status, run.finished, decision.ended) == ("COMPLETED", True, True)
     assert not decision.dispatch

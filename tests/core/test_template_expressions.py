@@ -144,7 +144,7 @@ def test_expressions_calculate_as_jinja_does(expression: str, value: Any) -> Non
         ("'1e999'|int", "the number is too large"),
     ],
 )
-def test_an_operation_that_cannot_be_done_says_why_and_never_shows_a_value(
+def test_an_impossible_operation_says_why_and_never_shows_a_value(
     expression: str, message: str
 ) -> None:
     with pytest.raises(TemplateError) as caught:
@@ -228,7 +228,7 @@ def test_an_operation_that_cannot_be_done_says_why_and_never_shows_a_value(
         ("none is none and 5 is not none", True),
     ],
 )
-def test_filters_and_tests_do_what_jinjas_do(expression: str, value: Any) -> None:
+def test_filters_and_tests_behave_as_in_jinja(expression: str, value: Any) -> None:
     found = value_of(expression)
     assert found == value
     assert type(found) is type(value)
@@ -277,14 +277,14 @@ def test_filters_and_tests_do_what_jinjas_do(expression: str, value: Any) -> Non
         ("a" + "|d" * 200, "nested too deeply"),
     ],
 )
-def test_what_is_not_on_the_list_is_refused_by_name(expression: str, message: str) -> None:
+def test_a_disallowed_construct_is_refused_by_name(expression: str, message: str) -> None:
     refused = refusal("{{ " + expression + " }}")
     assert refused.code == "template_forbidden"
     assert message in refused.message
     assert "(at character " in refused.message
 
 
-def test_a_template_with_too_many_words_and_signs_is_too_large() -> None:
+def test_a_template_with_too_many_tokens_is_too_large() -> None:
     assert refusal("{{ " + "a ~ " * 1500 + "a }}").code == "too_large"
     assert refusal("{{ a.b.c }}" * 450).code == "too_large"
 
@@ -346,14 +346,14 @@ def test_a_caller_close_to_pythons_recursion_limit_gets_an_error_of_the_template
         "params.big ~ params.many",
     ],
 )
-def test_whatever_would_outgrow_the_limit_is_too_large(expression: str) -> None:
+def test_a_value_that_would_exceed_the_limit_is_too_large(expression: str) -> None:
     scope = Values(params={"big": "a" * 900, "many": list(range(200))})
     with pytest.raises(TooLarge) as caught:
         parsed("{{ " + expression + " }}").render(scope, 1000)
     assert caught.value.type == "too_large"
 
 
-def test_text_and_native_results_are_held_to_the_limit() -> None:
+def test_text_and_native_results_obey_the_limit() -> None:
     scope = Values(params={"big": "a" * 900, "many": list(range(300))})
     assert parsed("{{ params.big }}").render(scope, 900) == "a" * 900
     assert parsed("{{ params.a }}").render(Values(params={"a": 5}), 1) == 5
@@ -377,7 +377,7 @@ def test_a_value_that_is_not_json_is_an_error_of_the_template() -> None:
         parsed("{{ params.y|length }}").render(scope)
 
 
-def test_a_value_nested_beyond_measure_is_an_error_of_the_template() -> None:
+def test_a_too_deeply_nested_value_is_an_error_of_the_template() -> None:
     left: Any = []
     right: Any = []
     for _ in range(200_000):

@@ -65,7 +65,7 @@ def test_any_text_is_rendered_or_refused(text: str) -> None:
 @settings(max_examples=700, deadline=None)
 @given(st.lists(WORDS, max_size=40))
 @example(["a", ".", "1", ".", "2.5"])
-def test_any_words_of_the_language_are_rendered_or_refused(words: list[str]) -> None:
+def test_any_sequence_of_template_words_is_rendered_or_refused(words: list[str]) -> None:
     for separator in ("", " "):
         survives("{{ " + separator.join(words) + " }}")
 
@@ -119,7 +119,7 @@ EXPRESSIONS = st.recursive(
 
 @settings(max_examples=1000, deadline=None)
 @given(EXPRESSIONS)
-def test_any_expression_gives_json_or_an_error_that_shows_it(expression: str) -> None:
+def test_any_expression_gives_json_or_an_error_that_quotes_it(expression: str) -> None:
     try:
         value = outcome("{{ " + expression + " }}")
     except TemplateError as error:
@@ -208,7 +208,7 @@ STRINGS = st.recursive(
 
 @settings(max_examples=500, deadline=None)
 @given(STRINGS)
-def test_text_is_made_as_in_jinja(expression: str) -> None:
+def test_text_is_rendered_as_in_jinja(expression: str) -> None:
     assert outcome("{{ " + expression + " }}") == jinjas(expression)
 
 
@@ -231,6 +231,6 @@ def test_text_is_made_as_in_jinja(expression: str) -> None:
         "}} { { {a} {{ text }}",
     ],
 )
-def test_a_text_is_cut_as_jinja_cuts_it(text: str) -> None:
+def test_text_is_truncated_as_in_jinja(text: str) -> None:
     environment = Environment(keep_trailing_newline=True, autoescape=False)
     assert str(outcome(text + "!")) == environment.from_string(text + "!").render(**VALUES)

@@ -74,25 +74,29 @@ def agrees(text: str) -> None:
         "{{ a\rb }}", "{{ a\x0b }}", "{{ a\u00a0+ b }}", "{{ a == 'x\ny' }}",
     ],
 )  # fmt: skip
-def test_a_template_reads_what_it_would_alone(text: str) -> None:
+def test_the_index_finds_the_same_reads_as_a_single_parse(text: str) -> None:
     agrees(text)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(WORDS, max_size=30), st.sampled_from(["", " "]))
-def test_any_words_are_read_or_refused_as_alone(words: list[str], between: str) -> None:
+def test_the_index_reads_or_refuses_any_words_like_a_single_parse(
+    words: list[str], between: str
+) -> None:
     agrees("{{ " + between.join(words) + " }}")
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=3))
 @example(["(params.a if a is defined else b).k"])
-def test_any_expressions_are_read_or_refused_as_alone(expressions: list[str]) -> None:
+def test_the_index_reads_or_refuses_any_expression_like_a_single_parse(
+    expressions: list[str],
+) -> None:
     agrees(" and ".join(f"{{{{ {each} }}}}" for each in expressions))
     agrees(f"{{{{ {expressions[0]} }}}}")
 
 
-def test_what_differs_in_names_numbers_and_texts_is_parsed_once() -> None:
+def test_templates_that_differ_only_in_names_numbers_and_texts_are_parsed_once() -> None:
     survey = TemplateIndex()
     for at in range(1, 500):
         survey.add(f"{{{{ n{at}.x{at} > {at} and m['k{at}'] != 'v{at}' or n{at} is none }}}}")
@@ -109,7 +113,7 @@ def test_a_plain_path_is_not_parsed_at_all() -> None:
     assert (len(survey), survey.words, survey.parsed_words) == (100, 200, 0)
 
 
-def test_what_is_refused_counts_each_time() -> None:
+def test_a_refused_template_counts_each_time() -> None:
     survey = TemplateIndex()
     for at in range(10):
         survey.add(f"{{{{ n{at} ** 2 }}}}")
@@ -120,7 +124,7 @@ def test_what_is_refused_counts_each_time() -> None:
     assert survey.parsed_words == 11 * before
 
 
-def test_a_text_that_is_too_long_is_not_weighed() -> None:
+def test_a_too_long_text_is_not_analysed() -> None:
     survey = TemplateIndex(max_size=20)
     survey.add("{{ a + 1 }}" * 2)
     assert survey.words == 0

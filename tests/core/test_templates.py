@@ -73,7 +73,7 @@ def refusal(text: str) -> TemplateRefused:
 
 
 @pytest.mark.parametrize("text", ["", "plain", "{ {", "}}", "{a}", "100 %}", "#}"])
-def test_text_without_an_opening_is_no_template(text: str) -> None:
+def test_text_without_an_opening_brace_is_no_template(text: str) -> None:
     assert parse_template(text) is None
 
 
@@ -106,7 +106,7 @@ def test_one_whole_expression_gives_the_native_value(text: str) -> None:
         ("{{ fetch.jinja }}!", "{{ params.a }}!"),
     ],
 )
-def test_anything_else_gives_text_word_for_word(text: str, rendered: str) -> None:
+def test_any_other_template_gives_text_word_for_word(text: str, rendered: str) -> None:
     assert not parsed(text).whole
     assert parsed(text).render(SCOPE) == rendered
 
@@ -143,7 +143,7 @@ def test_an_output_that_looks_like_a_template_is_never_rendered() -> None:
         ("{{ a is defined is none }}", "cannot chain"),
     ],
 )
-def test_a_syntax_error_says_what_and_where(text: str, where: str) -> None:
+def test_a_syntax_error_names_the_problem_and_its_position(text: str, where: str) -> None:
     refused = refusal(text)
     assert refused.code == "template_syntax"
     assert where in refused.message
@@ -151,7 +151,7 @@ def test_a_syntax_error_says_what_and_where(text: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("opening", ["{%", "{#"])
-def test_statements_and_comments_are_refused_with_the_way_to_write_the_characters(
+def test_statements_and_comments_are_refused_with_a_hint_for_literal_characters(
     opening: str,
 ) -> None:
     refused = refusal(f"a {opening} b")
@@ -160,7 +160,7 @@ def test_statements_and_comments_are_refused_with_the_way_to_write_the_character
     assert "(at character 3)" in refused.message
 
 
-def test_a_template_above_its_size_is_too_large_in_bytes_of_utf8() -> None:
+def test_the_size_limit_of_a_template_counts_utf8_bytes() -> None:
     assert refusal("{{ a }}" + "x" * 16384).code == "too_large"
     assert refusal("{{ a }}" + "é" * 8200).code == "too_large"
     assert parse_template("{{ a }}" + "x" * (16384 - 7)) is not None
@@ -243,7 +243,7 @@ def test_a_path_reads_keys_and_items_of_plain_values(expression: str, value: Any
         ("skipped.a or 'other'", "other"),
     ],
 )
-def test_of_a_skipped_node_every_key_reads_as_none(expression: str, value: Any) -> None:
+def test_every_key_of_a_skipped_node_reads_as_none(expression: str, value: Any) -> None:
     assert value_of(expression) == value
 
 
@@ -273,7 +273,7 @@ def test_of_a_skipped_node_every_key_reads_as_none(expression: str, value: Any) 
         ("fetch.missing if false else 1", 1),
     ],
 )
-def test_what_is_missing_can_be_replaced_or_asked_for(expression: str, value: Any) -> None:
+def test_a_missing_value_can_have_a_default_or_be_tested(expression: str, value: Any) -> None:
     assert value_of(expression) == value
 
 
@@ -319,7 +319,7 @@ def test_what_is_missing_can_be_replaced_or_asked_for(expression: str, value: An
         ("not fetch.missing", "has no 'missing'"),
     ],
 )
-def test_a_missing_value_names_the_expression_and_what_was_there(
+def test_a_missing_value_error_names_the_expression_and_the_existing_keys(
     expression: str, message: str
 ) -> None:
     with pytest.raises(MissingValue) as caught:
@@ -329,7 +329,7 @@ def test_a_missing_value_names_the_expression_and_what_was_there(
     assert caught.value.type == "missing_value"
 
 
-def test_of_many_keys_the_first_ten_are_named() -> None:
+def test_of_many_keys_the_first_ten_are_listed() -> None:
     scope = Values(params={f"k{i:02}": i for i in range(12)} | {"a\nb" + "c" * 100: 1})
     with pytest.raises(MissingValue) as caught:
         parsed("{{ params.x }}").render(scope)
@@ -339,7 +339,7 @@ def test_of_many_keys_the_first_ten_are_named() -> None:
     assert message.endswith("k08 and 3 more")
 
 
-def test_an_empty_mapping_is_called_so() -> None:
+def test_an_empty_mapping_is_described_as_empty() -> None:
     with pytest.raises(MissingValue, match="params is an empty mapping"):
         parsed("{{ params.x }}").render(Values(params={}))
 
@@ -381,14 +381,14 @@ def test_a_long_expression_is_shortened_in_messages() -> None:
         ("{{ 1 }}", []),
     ],
 )
-def test_a_template_knows_what_it_reads_and_what_is_guarded(
+def test_a_template_lists_its_reads_and_marks_the_guarded_ones(
     text: str, reads: list[tuple[str, bool]]
 ) -> None:
     expected = {Read(name, guarded) for name, guarded in reads}
     assert set(parsed(text).reads) == expected
 
 
-def test_only_a_template_that_reads_secrets_says_so() -> None:
+def test_only_a_template_that_reads_secrets_is_marked() -> None:
     assert parsed("Bearer {{ secrets.TOKEN }}").uses_secrets
     assert not parsed("{{ params.secrets }}").uses_secrets
 
@@ -408,13 +408,13 @@ def test_only_a_template_that_reads_secrets_says_so() -> None:
         (False, False),
     ],
 )
-def test_a_condition_is_decided_by_truth(text: str | bool, runs: bool) -> None:
+def test_a_condition_is_decided_by_truthiness(text: str | bool, runs: bool) -> None:
     condition = parse_condition(text)
     assert condition(SCOPE) is runs
     assert condition.source == (str(text).lower() if isinstance(text, bool) else text)
 
 
-def test_a_condition_knows_what_it_reads() -> None:
+def test_a_condition_lists_its_reads() -> None:
     assert parse_condition("{{ fetch.x > params.y }}").reads == (
         Read("fetch", False),
         Read("params", False),
@@ -423,13 +423,13 @@ def test_a_condition_knows_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "params.a", "{{ params.a }} and {{ params.b }}", "x{{ a }}"])
-def test_a_condition_is_one_whole_expression(text: str) -> None:
+def test_a_condition_must_be_one_whole_expression(text: str) -> None:
     with pytest.raises(TemplateRefused, match="write the whole condition") as caught:
         parse_condition(text)
     assert caught.value.code == "template_syntax"
 
 
-def test_a_bare_condition_is_shown_as_it_should_be_written() -> None:
+def test_a_bare_condition_is_refused_with_the_correct_form() -> None:
     with pytest.raises(TemplateRefused, match=r"\{\{ params\.a > 3 \}\}"):
         parse_condition("params.a > 3")
 
@@ -440,6 +440,6 @@ def test_a_condition_may_not_read_secrets() -> None:
     assert caught.value.code == "template_forbidden"
 
 
-def test_a_condition_that_reads_something_missing_raises() -> None:
+def test_a_condition_that_reads_a_missing_value_raises() -> None:
     with pytest.raises(MissingValue, match="has no 'zzz'; 'fetch' returned: _id, flag"):
         parse_condition("{{ fetch.zzz }}")(SCOPE)

@@ -272,7 +272,7 @@ nodes:
 """
 
 
-def test_a_broken_part_does_not_hide_the_problems_of_the_others() -> None:
+def test_a_broken_part_does_not_hide_the_problems_of_other_parts() -> None:
     text, places = marked(MESSY)
     checked = check_yaml(text)
     assert [(problem.line, problem.column) for problem in checked.errors] == places
@@ -296,7 +296,7 @@ def test_an_empty_mapping_lacks_both_a_name_and_nodes() -> None:
     assert codes(check_yaml("{}").errors) == ["invalid_field", "empty_graph"]
 
 
-def test_each_cycle_is_one_problem_and_what_is_behind_it_another() -> None:
+def test_each_cycle_is_one_problem_and_the_nodes_behind_it_are_another() -> None:
     edges = {
         "a": ["c"], "b": ["a"], "c": ["b"],  # one cycle
         "x": ["y"], "y": ["x", "free"],  # another
@@ -319,7 +319,7 @@ def test_each_cycle_is_one_problem_and_what_is_behind_it_another() -> None:
     assert checked.layers == []
 
 
-def test_a_long_cycle_is_spelled_out_in_short() -> None:
+def test_a_long_cycle_is_abbreviated() -> None:
     flow = {
         "name": "w",
         "nodes": [
@@ -348,7 +348,7 @@ def test_on_a_cycle_templates_are_still_checked() -> None:
     assert codes(check(flow).errors) == ["cycle", "template_not_upstream", "unreachable"]
 
 
-def test_a_repeated_id_stands_for_its_first_node() -> None:
+def test_a_repeated_id_means_its_first_node() -> None:
     text = nodes(
         "- {id: a, handler: sleep, dependencies: [b]}\n"
         "- {id: b, handler: sleep}\n"
@@ -389,11 +389,11 @@ def test_a_template_may_read_any_ancestor_not_just_parents() -> None:
     assert checked.valid
 
 
-def test_keys_and_text_without_a_template_are_left_alone() -> None:
+def test_keys_and_text_without_a_template_are_not_checked() -> None:
     assert check_yaml(nodes('- {id: a, handler: sleep, config: {"{{ x": "{a} }}", b: {}}}')).valid
 
 
-def test_layers_are_given_although_something_else_is_wrong() -> None:
+def test_layers_are_given_even_if_there_are_other_problems() -> None:
     checked = check_yaml(
         nodes("- {id: a, handler: nope, dependencies: [b]}\n- {id: b, handler: x}")
     )
@@ -401,7 +401,7 @@ def test_layers_are_given_although_something_else_is_wrong() -> None:
     assert checked.layers == [["b"], ["a"]]
 
 
-def test_but_not_if_a_node_has_no_name() -> None:
+def test_layers_are_not_given_if_a_node_has_no_name() -> None:
     checked = check_yaml(nodes("- {handler: sleep}"))
     assert checked.layers == []
 
@@ -478,7 +478,7 @@ def wide(count: int, **fields: Any) -> dict[str, Any]:
     return {"name": "w", "nodes": listed}
 
 
-def test_there_may_be_just_so_many_nodes() -> None:
+def test_nodes_have_a_limit() -> None:
     assert check(wide(3), limits=LIMITS).valid
     checked = check(wide(4, dependencies=["nobody"]), limits=LIMITS)
     assert [(p.code, p.path, p.message) for p in checked.errors] == [
@@ -487,7 +487,7 @@ def test_there_may_be_just_so_many_nodes() -> None:
     ]
 
 
-def test_there_may_be_just_so_many_edges_by_either_name() -> None:
+def test_edges_have_a_limit_under_either_name() -> None:
     flow = wide(3)
     flow["nodes"][2]["dependencies"] = ["n0", "n1"]
     flow["nodes"][1]["depends_on"] = ["n0"]
@@ -496,7 +496,7 @@ def test_there_may_be_just_so_many_edges_by_either_name() -> None:
     assert codes(check(flow, limits=LIMITS).errors) == ["too_large"]
 
 
-def test_the_contracts_limits_are_the_defaults() -> None:
+def test_the_default_limits_are_those_of_the_contract() -> None:
     limits = DefinitionLimits()
     assert (limits.max_nodes, limits.max_edges) == (10_000, 100_000)
     assert (limits.max_body_bytes, limits.max_depth) == (1 << 20, 32)
@@ -504,14 +504,14 @@ def test_the_contracts_limits_are_the_defaults() -> None:
     assert codes(check(wide(10_001)).errors) == ["too_large"]
 
 
-def test_a_template_may_be_just_so_long() -> None:
+def test_a_template_has_a_limit_of_length() -> None:
     fits = wide(1, config={"x": "{{ params.x }}" + "a" * 16})
     assert check(fits, limits=LIMITS).valid
     longer = wide(1, config={"x": "{{ params.x }}" + "a" * 17})
     assert codes(check(longer, limits=LIMITS).errors) == ["too_large"]
 
 
-def test_there_may_be_just_so_many_different_templates() -> None:
+def test_different_templates_have_a_limit() -> None:
     few = wide(1, config={"x": ["{{ params.a }}", "{{ params.b }}"] * 50})
     assert check(few, limits=LIMITS).valid
     many = wide(1, config={"x": ["{{ params.a }}", "{{ params.b }}", "{{ params.c }}"]})
@@ -519,7 +519,7 @@ def test_there_may_be_just_so_many_different_templates() -> None:
     assert (problem.code, problem.path) == ("too_large", "nodes[0].config.x[2]")
 
 
-def test_plain_data_is_held_to_what_a_text_could_say() -> None:
+def test_plain_data_must_be_expressible_as_text() -> None:
     deep: Any = 1
     for _ in range(100):
         deep = [deep]
@@ -619,13 +619,13 @@ DENSE = {
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_templates_that_would_take_long_to_parse_are_not_parsed(name: str) -> None:
+def test_expensive_templates_are_not_parsed(name: str) -> None:
     with at_most(0.5):  # 0.05 s on an idle machine
         (problem,) = check(wide(1, config={"x": DENSE[name]})).errors
     assert (problem.code, "words and signs" in problem.message) == ("too_large", True)
 
 
-def test_templates_may_have_just_so_many_words() -> None:
+def test_templates_have_a_limit_of_words() -> None:
     limits = DefinitionLimits(max_template_words=20)
     few = wide(
         1, config={"x": ["{{ params.a + 1 }}", "text " * 100, "{{ 'some words in a text' }}"]}
@@ -638,7 +638,7 @@ def test_templates_may_have_just_so_many_words() -> None:
     assert (problem.code, problem.path) == ("too_large", "nodes[0].config.x[1]")
 
 
-def test_templates_that_differ_in_names_and_numbers_only_are_few() -> None:
+def test_templates_that_differ_only_in_names_and_numbers_count_once() -> None:
     flow = wide(5000)
     for at, node in enumerate(flow["nodes"]):
         node["condition"] = f"{{{{ params.x{at} > {at} and params.y != 'z{at}' }}}}"
@@ -650,7 +650,7 @@ def test_templates_that_differ_in_names_and_numbers_only_are_few() -> None:
     assert "more than 10,000 words and signs, not counting" in problem.message
 
 
-def test_where_very_many_templates_are_wrong_some_are_not_looked_at() -> None:
+def test_with_very_many_invalid_templates_some_are_not_checked() -> None:
     wrong = [f"{{{{ params.a ** {at}{' + 1' * 100} }}}}" for at in range(1, 100)]
     *first, last = check(wide(1, config={"x": wrong})).errors
     assert {problem.code for problem in first} == {"template_forbidden"}
@@ -659,7 +659,7 @@ def test_where_very_many_templates_are_wrong_some_are_not_looked_at() -> None:
     assert "from here on none was checked" in last.message
 
 
-def test_no_number_of_warnings_hides_an_error() -> None:
+def test_an_error_is_shown_after_any_number_of_warnings() -> None:
     flow = wide(1500, condition="{{ params.x }}")
     for at, node in enumerate(flow["nodes"][1:]):
         node |= {"dependencies": [f"n{at}"], "config": {"x": f"{{{{ n{at}.x }}}}"}}
@@ -681,7 +681,7 @@ def test_a_template_may_read_one_of_very_many_parents() -> None:
     assert codes(check(flow).errors) == ["template_not_upstream"] * 2
 
 
-def test_a_wrong_field_is_found_in_any_node_of_many() -> None:
+def test_an_invalid_field_is_found_in_any_of_many_nodes() -> None:
     flow = wide(350)
     for at in (0, 99, 100, 250, 349):
         flow["nodes"][at] |= {"timeout_seconds": 0, "zz": 1}
@@ -704,7 +704,7 @@ def test_a_wrong_field_is_found_in_any_node_of_many() -> None:
         wide(1, depends_on=[1] * 5000),
     ],
 )
-def test_of_very_many_wrong_fields_the_first_thousand_are_shown(flow: dict[str, Any]) -> None:
+def test_of_very_many_invalid_fields_the_first_thousand_are_shown(flow: dict[str, Any]) -> None:
     *shown_ones, last = check(flow).errors
     assert len(shown_ones) == 1000
     assert {problem.code for problem in shown_ones} <= {"invalid_field", "empty_graph"}
@@ -737,7 +737,7 @@ definitions = st.fixed_dictionaries(
 
 
 @given(definitions | strange | raw_nodes)
-def test_any_data_is_found_valid_or_has_problems(data: Any) -> None:
+def test_any_data_is_valid_or_has_problems(data: Any) -> None:
     checked = check(data, HANDLERS)
     assert checked.valid is (checked.workflow is not None)
     for problem in (*checked.errors, *checked.warnings):
@@ -749,7 +749,7 @@ def test_any_data_is_found_valid_or_has_problems(data: Any) -> None:
 
 
 @given(definitions.filter(lambda data: "nan" not in str(data) and "inf" not in str(data)))
-def test_a_text_has_the_problems_of_its_data_each_with_a_place(data: Any) -> None:
+def test_a_text_has_the_problems_of_its_data_each_with_a_position(data: Any) -> None:
     text = json.dumps(data, indent=1)
     in_text = check(read_text(text, format="json"), HANDLERS)
     in_data = check(data, HANDLERS)
@@ -766,7 +766,7 @@ def test_a_text_has_the_problems_of_its_data_each_with_a_place(data: Any) -> Non
 # How a problem is put
 
 
-def test_a_path_is_written_as_one_would_read_it() -> None:
+def test_a_path_is_written_in_readable_form() -> None:
     assert format_path(()) == ""
     assert format_path(("nodes", 2, "dependencies", 0)) == "nodes[2].dependencies[0]"
     assert format_path(("a", "X-Header", "a b", "", "é")) == 'a.X-Header["a b"][""]["é"]'
@@ -784,7 +784,7 @@ def test_a_value_is_shown_short_and_on_one_line() -> None:
     assert shown(()) == "a Python tuple"
 
 
-def test_the_name_that_was_meant_is_found_among_many() -> None:
+def test_the_intended_name_is_suggested_from_many() -> None:
     many = [f"node_{i}" for i in range(5000)] + ["summarise_the_report"]
     assert Suggester().did_you_mean("sumarise_the_reprot", many) == (
         "; did you mean 'summarise_the_report'?"
@@ -794,7 +794,7 @@ def test_the_name_that_was_meant_is_found_among_many() -> None:
     assert Suggester().did_you_mean("n" * 1000, ["n" * 999]) == ""
 
 
-def test_suggestions_end_when_they_would_cost_too_much() -> None:
+def test_suggestions_stop_when_they_would_cost_too_much() -> None:
     suggester = Suggester(budget=500)
     hints = [suggester.did_you_mean("fetsch", ["fetch"]) for _ in range(20)]
     assert 0 < len([hint for hint in hints if hint]) < 20

@@ -90,7 +90,7 @@ def test_a_json_value_is_encoded_without_loss(value: Any) -> None:
 
 
 @given(anything)
-def test_whatever_is_not_a_json_value_has_a_fault_and_is_not_encoded(value: Any) -> None:
+def test_a_value_that_is_not_json_has_a_fault_and_is_not_encoded(value: Any) -> None:
     found = list(faults(value))
     assert is_json(value) is (not found)
     if found:
@@ -112,7 +112,7 @@ def test_whatever_is_not_a_json_value_has_a_fault_and_is_not_encoded(value: Any)
         ({Colour.RED: [Colour.RED]}, b'{"red":["red"]}'),
     ],
 )
-def test_subclasses_and_tuples_are_the_json_type_they_stand_for(value: Any, text: bytes) -> None:
+def test_subclasses_and_tuples_are_encoded_as_their_json_type(value: Any, text: bytes) -> None:
     assert encode(value) == text
 
 
@@ -132,7 +132,7 @@ def test_subclasses_and_tuples_are_the_json_type_they_stand_for(value: Any, text
         (object(), f"a Python object is not a JSON value: give {ANY_JSON}"),
     ],
 )
-def test_a_fault_says_what_and_where(value: Any, message: str) -> None:
+def test_a_fault_names_the_problem_and_its_path(value: Any, message: str) -> None:
     with pytest.raises(NotJson) as error:
         encode(value)
     assert str(error.value) == message
@@ -200,7 +200,7 @@ def test_a_value_that_json_cannot_hold_is_refused_with_what_to_return_instead(
 
 
 @given(st.recursive(st.dates() | st.binary() | st.uuids(), lambda s: st.lists(s, min_size=1)))
-def test_what_the_advice_gives_can_be_stored(value: Any) -> None:
+def test_the_value_that_the_advice_suggests_can_be_stored(value: Any) -> None:
     with pytest.raises(NotJson) as error:
         encode(value)
     for step in error.value.path:
@@ -209,7 +209,7 @@ def test_what_the_advice_gives_can_be_stored(value: Any) -> None:
     encode(eval(advice, {"value": value, "base64": base64}))
 
 
-def test_a_value_is_not_asked_what_to_return_instead_of_it() -> None:
+def test_the_advice_does_not_access_attributes_of_the_value() -> None:
     class Hostile:
         def __getattr__(self, name: str) -> Any:
             raise SystemExit
@@ -220,7 +220,7 @@ def test_a_value_is_not_asked_what_to_return_instead_of_it() -> None:
     assert error.value.of_output() == told
 
 
-def test_other_faults_of_an_output_say_where_they_are() -> None:
+def test_other_faults_of_an_output_name_their_path() -> None:
     for value, told in (({"x": math.nan}, "x: nan is not a"), ({1: 2}, "key 1 is not text")):
         with pytest.raises(NotJson) as error:
             encode(value)
@@ -232,7 +232,7 @@ def test_every_fault_is_found_in_order() -> None:
     assert [found.path for found in faults(value)] == [("a",), ("b", "c", 1), ("b", "d"), ("e",)]
 
 
-def test_values_are_counted_over_all_levels() -> None:
+def test_values_are_counted_on_all_levels() -> None:
     assert is_json([[1, 1], [1, 1]], max_values=6)
     assert not is_json([[1, 1], [1, 1]], max_values=5)
 
@@ -245,7 +245,7 @@ def test_depth_counts_containers() -> None:
     assert (found.code, found.path) == ("too_large", (0, 0, 0))
 
 
-def test_a_value_that_contains_itself_is_refused_at_once() -> None:
+def test_a_value_that_contains_itself_is_refused_immediately() -> None:
     loop: list[Any] = []
     loop.extend([loop] * 10)
     with at_most(2):
@@ -267,7 +267,7 @@ def test_size_is_bounded_in_bytes_of_json() -> None:
     assert error.value.code == "too_large"
 
 
-def test_a_list_of_more_values_than_bytes_allowed_is_not_even_written() -> None:
+def test_a_list_with_more_values_than_the_allowed_bytes_is_not_encoded() -> None:
     with pytest.raises(NotJson, match="has more values than can be stored") as error:
         encode([1] * 10, max_bytes=5)
     assert error.value.code == "too_large"

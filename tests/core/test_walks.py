@@ -102,7 +102,7 @@ class Stroll:
 
 @examples(400)
 @given(graphs(), deeds, limits)
-def test_whatever_happens_in_whatever_order_the_rules_hold(
+def test_the_rules_hold_for_any_transitions_in_any_order(
     graph: Graph, story: list[Deed], max_bytes: int | None
 ) -> None:
     stroll = Stroll(graph, max_bytes)
@@ -112,7 +112,7 @@ def test_whatever_happens_in_whatever_order_the_rules_hold(
 
 @examples(200)
 @given(graphs(), deeds, st.sets(st.integers(0, 7)), st.randoms(use_true_random=False))
-def test_every_run_ends_whatever_happened_to_it_before(
+def test_every_run_ends_after_any_transitions(
     graph: Graph, story: list[Deed], broken: set[int], random: Any
 ) -> None:
     stroll = Stroll(graph)

@@ -78,7 +78,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
         process.stdout.close()
 
 
-async def test_nobody_takes_over_from_a_process_whose_handler_blocks_its_loop(
+async def test_a_process_whose_handler_blocks_its_loop_keeps_its_runs(
     tmp_path: Path, started: Any
 ) -> None:
     process, run_id = await asyncio.to_thread(started, 3 * LEASE, 300)
@@ -95,7 +95,7 @@ async def test_nobody_takes_over_from_a_process_whose_handler_blocks_its_loop(
         assert [e.type async for e in other.watch(run_id)].count("node.started") == 2
 
 
-async def test_a_process_whose_handler_blocks_beyond_its_timeout_is_taken_over(
+async def test_a_process_whose_handler_blocks_beyond_its_timeout_loses_its_runs(
     tmp_path: Path, started: Any
 ) -> None:
     _, run_id = await asyncio.to_thread(started, 60, 0.3)
@@ -145,7 +145,7 @@ class Watched:
         return [one.node_id for one in self.liveness.renewable(self.held)]
 
 
-def test_while_the_loop_turns_everything_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_lease_is_renewed_while_the_loop_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     it = Watched(monkeypatch, task("short", 5.0))
     for _ in range(10):
         assert it.renewed() == ["short", "long"]
@@ -154,7 +154,7 @@ def test_while_the_loop_turns_everything_is_renewed(monkeypatch: pytest.MonkeyPa
         it.now += 100
 
 
-def test_a_blocked_loop_is_renewed_for_as_long_as_its_blocker_may_take(
+def test_a_blocked_loop_is_renewed_for_the_timeout_of_the_blocking_handler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     it = Watched(monkeypatch, task("blocker", 20.0))
@@ -173,7 +173,7 @@ def test_a_blocked_loop_is_renewed_for_as_long_as_its_blocker_may_take(
     assert it.renewed() == ["short", "long"], "who lost them is told with the next renewal"
 
 
-def test_a_loop_that_no_handler_blocks_is_not_renewed_for_ever(
+def test_a_loop_blocked_without_a_handler_is_not_renewed_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     it = Watched(monkeypatch, None)
@@ -184,7 +184,7 @@ def test_a_loop_that_no_handler_blocks_is_not_renewed_for_ever(
     assert it.renewed() == []
 
 
-def test_what_is_held_is_what_was_claimed_and_not_reported() -> None:
+def test_held_starts_are_the_claimed_and_unreported_ones() -> None:
     held = HeldStarts()
     held.add([task("a"), task("b")])
     held.drop([("r", "a", Token(1, 1, 1)), ("r", "b", Token(1, 2, 1)), ("r", "c", Token(1, 1, 1))])
@@ -193,7 +193,7 @@ def test_what_is_held_is_what_was_claimed_and_not_reported() -> None:
     assert len(held) == 1
 
 
-async def test_a_thread_of_duties_tells_what_ended_it_and_ends_when_it_is_closed() -> None:
+async def test_a_duty_thread_reports_its_error_and_ends_when_it_is_closed() -> None:
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def fail() -> None:
@@ -217,7 +217,7 @@ async def test_a_thread_of_duties_tells_what_ended_it_and_ends_when_it_is_closed
     assert left.is_set()
 
 
-async def test_the_worker_knows_which_handler_has_the_loop(tmp_path: Path) -> None:
+async def test_the_worker_knows_which_handler_blocks_the_loop(tmp_path: Path) -> None:
     found: list[str | None] = []
 
     def ask(it: Any) -> None:

@@ -24,8 +24,8 @@ from .harness import engine, registry_of
 CACHED = {"cache": {"ttl_seconds": 60}}
 
 
-class TestOneRunsDataIsNotAnothers:
-    async def test_input_answers_with_the_params_of_its_own_run(self) -> None:
+class TestCacheIsolationBetweenRuns:
+    async def test_input_returns_the_params_of_its_own_run(self) -> None:
         async with engine() as it:
             nodes = {"a": {"handler": "input", **CACHED}}
             people = ("alice", "bob", "alice", "bob")
@@ -33,7 +33,7 @@ class TestOneRunsDataIsNotAnothers:
         assert [run.node("a").output for run in runs] == [{"who": who} for who in people]
         assert [run.node("a").attempt for run in runs] == [1, 1, 0, 0]
 
-    async def test_output_answers_with_its_own_parents(self) -> None:
+    async def test_output_returns_its_own_parents(self) -> None:
         async with engine() as it:
             nodes = {"a": "input", "b": {"handler": "output", "after": ["a"], **CACHED}}
             people = ("alice", "bob", "alice")
@@ -41,7 +41,7 @@ class TestOneRunsDataIsNotAnothers:
         assert [run.node("b").output for run in runs] == [{"a": {"who": who}} for who in people]
         assert [run.node("b").attempt for run in runs] == [1, 1, 0]
 
-    async def test_what_a_handler_did_not_read_is_not_asked_about(self) -> None:
+    async def test_values_that_a_handler_did_not_read_do_not_affect_the_cache(self) -> None:
         async def fixed(config: dict[str, Any], ctx: Any) -> str:
             ctx.log.info("of %s", ctx.run_id)
             ctx.progress(0.5, "half")
@@ -52,7 +52,7 @@ class TestOneRunsDataIsNotAnothers:
             runs = [await it.run(nodes, {"who": who}) for who in ("alice", "bob")]
         assert [run.node("a").attempt for run in runs] == [1, 0]
 
-    async def test_a_handler_may_say_that_its_config_decides(self) -> None:
+    async def test_a_handler_may_declare_that_its_config_decides(self) -> None:
         async def digested(config: dict[str, Any], ctx: Any) -> str:
             assert ctx.params["path"]
             ctx.decided_by_config()
@@ -63,7 +63,7 @@ class TestOneRunsDataIsNotAnothers:
             runs = [await it.run(nodes, {"path": path}) for path in ("one", "two")]
         assert [run.node("a").attempt for run in runs] == [1, 0]
 
-    async def test_a_parent_that_is_absent_decides_too(self) -> None:
+    async def test_an_absent_parent_affects_the_cache(self) -> None:
         async def counts(config: dict[str, Any], ctx: Any) -> list[str]:
             return list(ctx.inputs)
 
@@ -78,7 +78,7 @@ class TestOneRunsDataIsNotAnothers:
             runs = [await it.run(nodes, {"both": both}) for both in (False, True, False)]
         assert [run.node("c").output for run in runs] == [["a"], ["a", "b"], ["a"]]
 
-    async def test_what_was_made_with_another_secret_is_made_again(self, tmp_path: Any) -> None:
+    async def test_an_output_made_with_another_secret_is_not_reused(self, tmp_path: Any) -> None:
         calls: list[str] = []
 
         @handler("costly", secrets=True)
@@ -209,7 +209,7 @@ def travelling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(program=PROGRAMS, runs=RUNS)
-async def test_a_cached_output_is_the_one_that_the_handler_would_have_made(
+async def test_a_cached_output_equals_the_output_of_the_handler(
     program: list[str], runs: list[dict[str, Any]]
 ) -> None:
     async def reads(config: dict[str, Any], ctx: Any) -> Any:

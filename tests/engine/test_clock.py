@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.mark.parametrize("make", [steady_clock, StoreClock])
-def test_a_clock_that_is_set_does_not_jump(machine: Machine, make: type[StoreClock]) -> None:
+def test_a_clock_that_is_adjusted_does_not_jump(machine: Machine, make: type[StoreClock]) -> None:
     clock = make()
     machine.passes(5)
     machine.wall -= HOUR
@@ -48,7 +48,7 @@ def test_a_clock_that_is_set_does_not_jump(machine: Machine, make: type[StoreClo
 
 
 @pytest.mark.parametrize("apart", [-HOUR, -15.0, 15.0, HOUR])
-def test_the_stores_time_counts(
+def test_the_time_of_the_store_counts(
     machine: Machine, apart: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = StoreClock()
@@ -60,14 +60,16 @@ def test_the_stores_time_counts(
 
 
 @pytest.mark.parametrize("took", [0.0, 1.0, 20.0])
-def test_what_may_be_the_time_it_took_to_ask_changes_nothing(machine: Machine, took: float) -> None:
+def test_a_difference_within_the_roundtrip_time_does_not_change_the_clock(
+    machine: Machine, took: float
+) -> None:
     clock = StoreClock()
     for there in (1000 - NEAR_SECONDS, 1000 + took, 1000 + took + NEAR_SECONDS):
         clock.told(there, 50.0, 50.0 + took)
         assert clock() == 1000
 
 
-async def test_a_machine_whose_clock_was_wrong_at_the_start_has_that_of_redis(
+async def test_a_machine_with_a_wrong_clock_uses_the_time_of_redis(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = Machine()

@@ -42,7 +42,7 @@ async def test_a_chain_takes_one_commit_per_node() -> None:
     assert count / len(chain) <= 1.1
 
 
-async def test_a_fan_takes_one_commit_for_as_many_nodes_as_may_run_at_once() -> None:
+async def test_a_fan_out_takes_one_commit_per_group_of_concurrent_nodes() -> None:
     middle = [f"n{place}" for place in range(1000)]
     fan: dict[str, Any] = {"root": "gives"}
     fan |= {name: {"handler": "gives", "after": ["root"]} for name in middle}
@@ -54,7 +54,7 @@ async def test_a_fan_takes_one_commit_for_as_many_nodes_as_may_run_at_once() -> 
     assert count / len(fan) <= 0.05
 
 
-async def test_an_engine_with_nothing_to_do_commits_nothing() -> None:
+async def test_an_idle_engine_commits_nothing() -> None:
     async with engine(gives) as it:
         await it.run({"a": "gives"})
         before = commits(it.commands)

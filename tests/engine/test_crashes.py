@@ -41,9 +41,7 @@ def sabotage(engine: LocalEngine, kind: type) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("h", Complete), ("breaks", Fail), ("h", Claim)])
-async def test_a_store_that_fails_is_raised_from_wait_instead_of_hanging(
-    name: str, kind: type
-) -> None:
+async def test_an_error_of_the_store_is_raised_from_wait(name: str, kind: type) -> None:
     async with local(h, breaks) as engine:
         sabotage(engine, kind)
         compiled = graph({"a": []}, a={"handler": name})
@@ -54,7 +52,7 @@ async def test_a_store_that_fails_is_raised_from_wait_instead_of_hanging(
             await engine.wait("r")
 
 
-async def test_everybody_who_waits_is_told() -> None:
+async def test_every_waiter_gets_the_outcome() -> None:
     async with local(h) as engine:
         sabotage(engine, Complete)
         await engine.orchestrator.submit(Submit("r", graph({"a": []}), {}))
@@ -63,7 +61,7 @@ async def test_everybody_who_waits_is_told() -> None:
         assert [str(error) for error in told] == ["disk full"] * 3
 
 
-async def test_a_watcher_is_told_too() -> None:
+async def test_a_watcher_gets_the_error_of_the_store() -> None:
     async with local(h) as engine:
         sabotage(engine, Complete)
         await engine.orchestrator.submit(Submit("r", graph({"a": []}), {}))
@@ -89,9 +87,7 @@ async def test_a_watcher_ends_when_the_engine_closes() -> None:
         await asyncio.wait_for(watching, 5)
 
 
-async def test_a_broken_condition_outside_the_language_of_templates_ends_the_engine_loudly() -> (
-    None
-):
+async def test_an_unexpected_error_in_a_condition_stops_the_engine_loudly() -> None:
     # Only the library can make such a graph, and it turns every exception into a failed step.
     def explode(scope: Any) -> bool:
         raise ZeroDivisionError
@@ -104,7 +100,7 @@ async def test_a_broken_condition_outside_the_language_of_templates_ends_the_eng
             await asyncio.wait_for(engine.wait("r"), 10)
 
 
-async def test_a_wait_that_is_given_up_leaves_no_task_behind() -> None:
+async def test_a_cancelled_wait_leaves_no_task() -> None:
     async with local(h) as engine:
         run, _ = begin(Submit("r", graph({"a": []}), {}), 1.0, 1)
         engine.store._runs["r"], engine.store._events["r"] = run, []

@@ -58,7 +58,7 @@ async def in_a_moment(config: dict[str, Any], ctx: Any) -> int:
 
 
 @pytest.mark.parametrize("handler", [at_once, in_a_moment])
-async def test_what_is_being_reported_when_a_worker_is_drained_is_not_lost(handler: Any) -> None:
+async def test_a_result_that_is_being_reported_during_a_drain_is_not_lost(handler: Any) -> None:
     registry = Registry()
     registry.add(describe(handler, name="h"))
     crashes: list[BaseException] = []

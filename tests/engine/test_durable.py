@@ -66,7 +66,7 @@ async def ended(commands: Commands, run_id: str) -> Any:
 
 
 class TestHistory:
-    async def test_a_run_is_there_after_its_engine_is_gone(self, db: Path) -> None:
+    async def test_a_run_can_be_read_after_its_engine_closed(self, db: Path) -> None:
         async with engine(db, add) as commands:
             run_id = (await commands.trigger(definition(ADD), {"x": 4})).run_id
             before = await ended(commands, run_id)
@@ -103,12 +103,12 @@ class TestHistory:
     @pytest.mark.parametrize(
         "wanted", [{"status": "LOST"}, {"cursor": "x"}, {"cursor": "9" * 30}], ids=str
     )
-    async def test_a_list_that_cannot_be_is_refused(self, db: Path, wanted: Any) -> None:
+    async def test_an_invalid_list_request_is_refused(self, db: Path, wanted: Any) -> None:
         async with shell(db) as commands:
             with pytest.raises(InvalidParams):
                 await commands.list_runs(RunQuery(**wanted))
 
-    async def test_a_run_is_found_by_the_beginning_of_its_id(self, db: Path) -> None:
+    async def test_a_run_is_found_by_its_id_prefix(self, db: Path) -> None:
         async with engine(db, add) as commands:
             ids = [(await commands.trigger(definition(ADD))).run_id for _ in range(40)]
             assert await commands.find_run(ids[3][:12]) == ids[3]
@@ -122,7 +122,7 @@ class TestHistory:
                 with pytest.raises(NotFound):
                     await call("\ud800")
 
-    async def test_events_are_read_from_any_place(self, db: Path) -> None:
+    async def test_events_are_read_from_any_number(self, db: Path) -> None:
         async with engine(db, add) as commands:
             run_id = (await commands.trigger(definition(ADD))).run_id
             await ended(commands, run_id)
@@ -134,14 +134,14 @@ class TestHistory:
             for after in (99, 2**63, 10**30):
                 assert await other.events(run_id, after=after) == []
 
-    async def test_reading_makes_no_file(self, db: Path) -> None:
+    async def test_reading_creates_no_file(self, db: Path) -> None:
         async with shell(db) as commands:
             assert (await commands.list_runs())["items"] == []
         assert not db.parent.exists()
 
 
-class TestGoingOn:
-    async def test_what_was_not_finished_goes_on_in_another_engine(self, db: Path) -> None:
+class TestContinuingRuns:
+    async def test_an_unfinished_run_continues_in_another_engine(self, db: Path) -> None:
         gate = Gate()
         calls = Flaky()
         calls.broken = False
@@ -167,7 +167,7 @@ class TestGoingOn:
             assert await commands.verify(run_id) == []
         assert calls.calls == ["a", "c"]
 
-    async def test_handing_back_again_and_again_fails_no_node(self, db: Path) -> None:
+    async def test_repeated_hand_backs_fail_no_node(self, db: Path) -> None:
         gate = Gate()
         run_id = ""
         for attempt in range(5):
@@ -183,7 +183,7 @@ class TestGoingOn:
         async with shell(db) as other:
             assert statuses(await other.store.load(run_id)) == {"a": "QUEUED"}
 
-    async def test_an_at_most_once_node_that_ran_is_not_started_again(self, db: Path) -> None:
+    async def test_an_at_most_once_node_that_ran_is_not_restarted(self, db: Path) -> None:
         gate = Gate()
         nodes = {"a": {"handler": "gate", "delivery": "at_most_once"}}
         async with engine(db, gate) as commands:
@@ -193,7 +193,7 @@ class TestGoingOn:
             run = await other.store.load(run_id)
             assert (run.status, run.node("a").reason) == (RunStatus.FAILED, "worker_lost")
 
-    async def test_what_runs_may_finish_while_the_engine_is_left(self, db: Path) -> None:
+    async def test_running_nodes_may_finish_while_the_engine_closes(self, db: Path) -> None:
         gate = Gate()
         nodes = {"a": "gate", "b": {"handler": "gate", "after": ["a"]}}
         async with engine(db, gate, drain_seconds=PATIENCE) as commands:
@@ -205,7 +205,7 @@ class TestGoingOn:
             assert statuses(run) == {"a": "COMPLETED", "b": "QUEUED"}
             assert run.node("a").attempt == 1
 
-    async def test_a_run_that_somebody_drives_is_not_taken(self, db: Path) -> None:
+    async def test_a_run_with_an_owner_is_not_taken_over(self, db: Path) -> None:
         gate = Gate()
         async with engine(db, gate) as one, engine(db, gate) as other:
             run_id = (await one.trigger(definition({"a": "gate"}))).run_id
@@ -220,9 +220,7 @@ class TestGoingOn:
             with pytest.raises(Conflict, match="nothing to resume"):
                 await other.resume(run_id)
 
-    async def test_a_run_whose_handlers_are_unknown_is_left_to_who_knows_them(
-        self, db: Path
-    ) -> None:
+    async def test_a_run_with_unknown_handlers_is_left_to_other_processes(self, db: Path) -> None:
         gate = Gate()
         async with engine(db, gate) as commands:
             run_id = (await commands.trigger(definition({"a": "gate"}))).run_id
@@ -231,7 +229,7 @@ class TestGoingOn:
             with pytest.raises(Conflict, match="'gate'"):
                 await commands.resume(run_id)
 
-    async def test_who_backs_off_is_woken_by_whoever_goes_on(self, db: Path) -> None:
+    async def test_a_node_that_backs_off_is_woken_by_the_next_owner(self, db: Path) -> None:
         flaky = Flaky()
         nodes = {"a": {"handler": "flaky", "max_retries": 1, "retry": {"base_delay_seconds": 0.2}}}
         async with engine(db, flaky) as commands:
@@ -247,8 +245,10 @@ class TestGoingOn:
         assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
 
 
-class TestOtherShells:
-    async def test_a_cancel_from_another_shell_stops_the_handler_at_once(self, db: Path) -> None:
+class TestOtherProcesses:
+    async def test_a_cancel_from_another_process_stops_the_handler_immediately(
+        self, db: Path
+    ) -> None:
         gate = Gate()
         async with engine(db, gate, lease_seconds=60.0) as commands, shell(db) as other:
             nodes = {"a": "gate", "b": {"handler": "gate", "after": ["a"]}}
@@ -265,7 +265,7 @@ class TestOtherShells:
                 await other.cancel(run_id)
             assert await commands.verify(run_id) == []
 
-    async def test_a_retry_from_another_shell_reaches_who_drives_the_run(self, db: Path) -> None:
+    async def test_a_retry_from_another_process_reaches_the_owner(self, db: Path) -> None:
         gate, flaky = Gate(), Flaky()
         async with (
             engine(db, gate, flaky, lease_seconds=60.0) as commands,
@@ -288,7 +288,7 @@ class TestOtherShells:
             assert (run.node("a").epoch, run.node("b").output) == (1, "epoch 2")
             assert await commands.verify(run_id) == []
 
-    async def test_a_watcher_elsewhere_sees_every_event_once(self, db: Path) -> None:
+    async def test_a_watcher_in_another_process_sees_every_event_once(self, db: Path) -> None:
         gate = Gate()
         async with engine(db, gate, add) as commands, shell(db) as other:
             nodes = {"g": "gate", **{f"n{i}": {**ADD["a"], "after": ["g"]} for i in range(50)}}
@@ -308,7 +308,7 @@ class TestOtherShells:
 
 
 class TestRetrying:
-    async def test_a_failed_run_is_retried_by_an_engine_that_never_saw_it(self, db: Path) -> None:
+    async def test_an_engine_retries_a_failed_run_of_another_engine(self, db: Path) -> None:
         flaky = Flaky()
         nodes = {**ADD, "b": {"handler": "flaky", "after": ["a"]}}
         async with engine(db, add, flaky) as commands:
@@ -329,7 +329,7 @@ class TestRetrying:
             with pytest.raises(NotFound, match="ghost"):
                 await commands.plan_retry(run_id, "ghost")
 
-    async def test_a_run_is_not_reopened_where_its_handlers_are_unknown(self, db: Path) -> None:
+    async def test_a_run_is_not_reopened_if_its_handlers_are_unknown(self, db: Path) -> None:
         flaky = Flaky()
         async with engine(db, flaky) as commands:
             run_id = (await commands.trigger(definition({"a": "flaky"}))).run_id
@@ -339,7 +339,9 @@ class TestRetrying:
                 await commands.retry(run_id)
             assert (await commands.get_run(run_id))["epoch"] == 1
 
-    async def test_a_shell_only_reopens_what_nobody_drives(self, db: Path) -> None:
+    async def test_a_process_without_workers_only_reopens_a_run_without_an_owner(
+        self, db: Path
+    ) -> None:
         flaky = Flaky()
         async with engine(db, flaky) as commands:
             run_id = (await commands.trigger(definition({"a": "flaky"}))).run_id
@@ -354,7 +356,7 @@ class TestRetrying:
 
 
 class TestWorkflows:
-    async def test_versions_grow_with_changes_and_only_then(self, db: Path) -> None:
+    async def test_versions_grow_only_with_changes(self, db: Path) -> None:
         async with engine(db, add) as commands:
             first = definition(ADD)
             changed = definition(ADD, description="more")
@@ -389,7 +391,9 @@ class TestWorkflows:
             with pytest.raises(NotFound, match="ghost"):
                 await commands.trigger("ghost")
 
-    async def test_a_deleted_workflow_keeps_its_runs_and_its_numbers(self, db: Path) -> None:
+    async def test_a_deleted_workflow_keeps_its_runs_and_its_version_numbers(
+        self, db: Path
+    ) -> None:
         gate = Gate()
         async with engine(db, gate) as commands:
             await commands.register(definition({"a": "gate"}))
@@ -408,7 +412,7 @@ class TestWorkflows:
 
 
 class TestIdempotency:
-    async def test_the_same_key_is_the_same_run(self, db: Path) -> None:
+    async def test_a_repeated_key_gives_the_same_run(self, db: Path) -> None:
         async with engine(db, add) as commands:
             await commands.register(definition(ADD))
             first = await commands.trigger("test", {"x": 1}, idempotency_key="k")
@@ -426,7 +430,9 @@ class TestIdempotency:
             with pytest.raises(InvalidParams):
                 await commands.trigger("test", given)
 
-    async def test_fifty_at_once_from_two_engines_make_one_run(self, db: Path) -> None:
+    async def test_fifty_concurrent_requests_from_two_engines_create_one_run(
+        self, db: Path
+    ) -> None:
         async with engine(db, add) as one, engine(db, add) as other:
             await one.register(definition(ADD))
             triggers = [
@@ -441,7 +447,7 @@ class TestIdempotency:
 
 
 class TestBatches:
-    async def test_a_batch_is_all_its_runs_or_none(self, db: Path) -> None:
+    async def test_a_batch_creates_all_its_runs_or_none(self, db: Path) -> None:
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
         async with engine(db, add) as commands:
             await commands.register(definition(ADD, params=schema))
@@ -477,7 +483,7 @@ class TestBatches:
             batch = await asyncio.wait_for(commands.wait_batch(made["batch_id"]), PATIENCE)
             assert batch["counts"] == {"COMPLETED": 2}
 
-    async def test_a_place_in_an_open_batch_is_taken_once(self, db: Path) -> None:
+    async def test_an_item_of_an_open_batch_is_taken_once(self, db: Path) -> None:
         async with engine(db, add) as commands:
             checked = commands.validate(definition(ADD))
             opened = await commands.open_batch(checked, 2, idempotency_key="k")
@@ -495,7 +501,7 @@ class TestBatches:
 
 
 class TestLimits:
-    async def test_a_limit_that_is_set_counts_in_every_engine(self, db: Path) -> None:
+    async def test_a_rate_limit_applies_in_every_engine(self, db: Path) -> None:
         configured = {"slow": RateLimit(rate_per_second=5, burst=2)}
         async with engine(db, add, rate_limits=configured) as one, engine(db, add) as other:
             assert (await one.rate_limit("slow"))["rate_per_second"] == 5
@@ -543,7 +549,7 @@ class TestTheNodeCache:
         assert run.node("a").attempt == 0
 
 
-async def test_a_log_that_was_changed_behind_our_back_is_found_out(db: Path) -> None:
+async def test_a_log_changed_from_outside_is_detected(db: Path) -> None:
     async with engine(db, add) as commands:
         run_id = (await commands.trigger(definition(ADD))).run_id
         await ended(commands, run_id)
@@ -556,7 +562,7 @@ async def test_a_log_that_was_changed_behind_our_back_is_found_out(db: Path) -> 
         assert "the rules make it node.completed" in difference
 
 
-async def test_the_doctor_finds_what_nobody_drives(db: Path) -> None:
+async def test_the_doctor_finds_runs_without_an_owner(db: Path) -> None:
     gate = Gate()
     async with engine(db, gate) as commands:
         await commands.trigger(definition({"a": "gate"}))
@@ -566,7 +572,7 @@ async def test_the_doctor_finds_what_nobody_drives(db: Path) -> None:
         assert (finding.check, finding.fix) == ("drivers", "dovetail runs resume")
 
 
-async def test_an_end_is_told_only_when_the_file_has_it(db: Path) -> None:
+async def test_the_end_of_a_run_is_visible_only_after_it_is_in_the_file(db: Path) -> None:
     async with engine(db, add) as commands, shell(db) as other:
         for _ in range(20):
             run_id = (await commands.trigger(definition(ADD))).run_id

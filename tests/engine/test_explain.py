@@ -24,7 +24,7 @@ def said(walk: Walk, node: str, **how: Any) -> tuple[str, str]:
     return told["code"], told["why"]
 
 
-def test_each_unfinished_node_is_told_with_exactly_the_fields_of_the_contract() -> None:
+def test_each_unfinished_node_is_explained_with_exactly_the_fields_of_the_contract() -> None:
     walk = Walk({"a": [], "b": ["a"], "c": ["b"]})
     walk.run("a")
     told = explain(walk.state, walk.now, True)
@@ -33,7 +33,7 @@ def test_each_unfinished_node_is_told_with_exactly_the_fields_of_the_contract() 
     assert [entry["status"] for entry in told] == ["QUEUED", "PENDING"]
 
 
-def test_a_run_that_has_finished_has_nothing_to_explain() -> None:
+def test_a_finished_run_has_nothing_to_explain() -> None:
     walk = Walk({"a": []})
     walk.run("a")
     assert explain(walk.state, walk.now, False) == []
@@ -60,7 +60,7 @@ def test_a_published_node_is_queued_for_a_slot() -> None:
     assert said(walk, "a") == ("queued", "queued: waits for a free slot of a worker")
 
 
-def test_a_running_node_tells_for_how_long_and_which_attempt() -> None:
+def test_a_running_node_shows_its_duration_and_its_attempt() -> None:
     walk = Walk({"a": []})
     walk.start("a", worker="host-7")
     walk.later(3)
@@ -85,7 +85,7 @@ def test_a_parked_node_names_its_rate_limit_and_the_wait() -> None:
     assert details["until"] == "1970-01-01T00:01:49.200000Z"
 
 
-def test_a_node_that_backs_off_tells_which_attempt_comes_when_and_after_what() -> None:
+def test_a_node_that_backs_off_shows_its_next_attempt_the_delay_and_the_error() -> None:
     walk = Walk({"a": []}, a={"max_retries": 3, "retry": {"base_delay_seconds": 12, "jitter": 0}})
     walk.break_("a")
     assert said(walk, "a") == ("backing_off", "backing off, attempt 2 of 4 in 12 s")
@@ -94,7 +94,7 @@ def test_a_node_that_backs_off_tells_which_attempt_comes_when_and_after_what() -
     assert details["error"] == BROKEN
 
 
-def test_a_lost_start_does_not_count_against_the_attempts() -> None:
+def test_a_lost_start_does_not_count_as_an_attempt_in_the_explanation() -> None:
     walk = Walk({"a": []}, a={"max_retries": 1, "retry": {"base_delay_seconds": 1, "jitter": 0}})
     walk.start("a")
     walk.lose("a")
@@ -102,20 +102,20 @@ def test_a_lost_start_does_not_count_against_the_attempts() -> None:
     assert said(walk, "a")[1] == "backing off, attempt 3 of 3 in 1 s"
 
 
-def test_a_held_node_tells_the_limit_of_its_run() -> None:
+def test_a_held_node_names_the_limit_of_its_run() -> None:
     walk = Walk({name: [] for name in "abcde"}, max_concurrency=4)
     assert said(walk, "e") == ("max_concurrency", "run at its max_concurrency 4")
     assert why(walk)["e"]["details"] == {"max_concurrency": 4, "active": 4}
 
 
-def test_a_time_that_is_over_is_no_time_at_all() -> None:
+def test_a_wait_that_is_over_is_shown_as_zero_seconds() -> None:
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", 1)
     walk.later(5)
     assert said(walk, "a")[1] == "rate limit 't': starts in about 0.0 s"
 
 
-def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None:
+def test_without_an_owner_the_missing_process_is_the_only_reason() -> None:
     walk = Walk({"a": [], "b": [], "c": ["a"]}, b={"resource_tag": "t"})
     walk.start("a")
     walk.park("b", 9)
@@ -130,7 +130,7 @@ def test_without_anybody_who_drives_the_run_nothing_else_is_the_reason() -> None
     assert said(walk, "c", driven=False)[0] == "waiting_for_parents"
 
 
-def test_a_queued_node_that_no_live_worker_could_start_says_so() -> None:
+def test_a_queued_node_without_a_capable_live_worker_says_so() -> None:
     walk = Walk({"a": [], "b": [], "c": [], "d": ["a"]}, c={"resource_tag": "t"})
     walk.start("b")
     walk.park("c", 9)
@@ -142,7 +142,7 @@ def test_a_queued_node_that_no_live_worker_could_start_says_so() -> None:
     assert codes == {"b": "running", "c": "rate_limited", "d": "waiting_for_parents"}
 
 
-def test_a_node_that_waits_for_nobody_is_about_to_be_queued() -> None:
+def test_a_node_without_anything_to_wait_for_is_about_to_be_queued() -> None:
     walk = Walk({"a": [], "b": ["a"]})
     walk.run("a")
     walk.state.nodes[1] = NodeState(1, 0)  # as between its last parent's end and its condition
@@ -159,7 +159,7 @@ def test_a_node_that_waits_for_nobody_is_about_to_be_queued() -> None:
     ("seconds", "shown"),
     [(0.44, "0.4 s"), (89.6, "90 s"), (150, "2 min"), (7000, "117 min"), (36000, "10 h")],
 )
-def test_waits_are_told_as_coarsely_as_they_are_known(seconds: float, shown: str) -> None:
+def test_waits_are_shown_with_reasonable_precision(seconds: float, shown: str) -> None:
     walk = Walk({"a": []}, a={"resource_tag": "t"})
     walk.park("a", seconds)
     assert said(walk, "a")[1].endswith(f"about {shown}")
@@ -169,7 +169,7 @@ def counted(walk: Walk) -> dict[str, int]:
     return counts(run_view(walk.state)["nodes"])
 
 
-def test_nodes_are_counted_by_what_became_of_them() -> None:
+def test_nodes_are_counted_by_their_outcome() -> None:
     walk = Walk({"a": [], "b": [], "c": ["b"], "d": ["c"], "e": []})
     walk.run("a")
     assert counted(walk) == {"completed": 1, "queued": 2, "pending": 2}

@@ -65,7 +65,7 @@ def raising(error: BaseException, how: str) -> Any:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-async def test_whatever_is_raised_fails_the_node_and_not_the_worker(
+async def test_any_raised_object_fails_the_node_but_not_the_worker(
     error: BaseException, how: str
 ) -> None:
     async with engine(raising(error, how), noop, concurrency=1) as it:
@@ -129,7 +129,7 @@ async def test_a_delay_that_is_none_falls_back_to_the_policy(after: Any) -> None
     assert run.nodes[0].output == "ok"
 
 
-async def test_an_error_says_where_in_the_users_code_it_rose(tmp_path: Path) -> None:
+async def test_an_error_names_the_line_in_the_code_of_the_user(tmp_path: Path) -> None:
     source = tmp_path / "broken.py"
     source.write_text("def handle(config, ctx):\n    return {}['missing']\n")
     space: dict[str, Any] = {}
@@ -143,7 +143,7 @@ async def test_an_error_says_where_in_the_users_code_it_rose(tmp_path: Path) -> 
     }
 
 
-async def test_a_message_that_is_no_text_or_endless_is_stored_all_the_same() -> None:
+async def test_an_endless_or_undecodable_message_is_stored() -> None:
     async def weird(config: dict[str, Any], ctx: Any) -> None:
         raise ValueError(config["message"] * config["times"] + chr(0xD800))
 
@@ -156,7 +156,7 @@ async def test_a_message_that_is_no_text_or_endless_is_stored_all_the_same() -> 
 
 
 @pytest.mark.parametrize("kind", [5, None, "x" * 10_000])
-async def test_an_error_type_that_is_no_short_word_does_not_harm(kind: Any) -> None:
+async def test_an_unusual_error_type_does_no_harm(kind: Any) -> None:
     async def weird(config: dict[str, Any], ctx: Any) -> None:
         raise PermanentError("odd", type=kind)
 
@@ -168,7 +168,7 @@ async def test_an_error_type_that_is_no_short_word_does_not_harm(kind: Any) -> N
     assert isinstance(run.nodes[0].error["type"], str)
 
 
-async def test_an_error_in_a_directory_that_is_gone_fails_only_the_node(tmp_path: Path) -> None:
+async def test_an_error_in_a_deleted_directory_fails_only_the_node(tmp_path: Path) -> None:
     home = Path.cwd()
 
     async def lost(config: dict[str, Any], ctx: Any) -> None:
@@ -207,7 +207,7 @@ async def picky(config: Picky, ctx: Any) -> int:
 
 
 class TestTypedConfigs:
-    async def test_a_config_that_fits_is_handed_over_as_the_model(self) -> None:
+    async def test_a_valid_config_is_passed_as_the_model(self) -> None:
         async with engine(picky) as it:
             run = await it.run({"a": {"handler": "picky", "config": {"size": 3}}})
         assert run.nodes[0].output == 3
@@ -224,7 +224,7 @@ class TestTypedConfigs:
         assert run.nodes[0].attempt == 1
 
     @pytest.mark.parametrize("name", ["key error", "exit"])
-    async def test_a_broken_validator_fails_the_node_and_not_the_worker(self, name: str) -> None:
+    async def test_a_broken_validator_fails_the_node_but_not_the_worker(self, name: str) -> None:
         async with engine(picky, noop) as it:
             run = await it.run({"a": {"handler": "picky", "config": {"size": 1, "name": name}}})
             assert (await it.run({"b": "noop"})).status == "COMPLETED"

@@ -65,14 +65,14 @@ class Around:
         self.note("reap")
 
 
-async def test_what_is_granted_is_held_before_anything_else_is_done_for_it() -> None:
+async def test_a_granted_start_is_held_before_anything_else_happens() -> None:
     it = Around()
     it.refused = {"other"}
     await it.task_source.start([(None, task("mine", None)), (None, task("other"))])
     assert it.during == [("acknowledge", ["mine"])]
 
 
-async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:
+async def test_an_undelivered_result_is_held(monkeypatch: Any) -> None:
     monkeypatch.setattr(task_source, "PAUSE_SECONDS", 0)
     it = Around()
     await it.task_source.start([(None, task(name)) for name in "abc"])
@@ -86,7 +86,7 @@ async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:
     assert it.names() == ["c"]
 
 
-async def test_what_is_handed_back_is_held_no_longer_when_it_is_reaped() -> None:
+async def test_a_start_that_is_handed_back_is_released_before_it_is_reaped() -> None:
     it = Around()
     await it.task_source.start([(None, task(name)) for name in "ab"])
     await it.task_source.hand_back([task("a")])

@@ -227,7 +227,7 @@ async def beside_neighbours(hostile: Any, concurrency: int = 2) -> RunState:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in errors()])
-async def test_an_exception_that_cannot_be_looked_at_fails_only_its_node(name: str) -> None:
+async def test_an_exception_that_cannot_be_inspected_fails_only_its_node(name: str) -> None:
     for hostile in handlers_that_raise(dict(errors())[name]):
         run = await beside_neighbours(hostile)
         assert run.status == "FAILED"
@@ -236,7 +236,7 @@ async def test_an_exception_that_cannot_be_looked_at_fails_only_its_node(name: s
 
 
 @pytest.mark.parametrize("name", [name for name, _ in outputs()])
-async def test_an_output_that_cannot_be_looked_at_fails_only_its_node(name: str) -> None:
+async def test_an_output_that_cannot_be_inspected_fails_only_its_node(name: str) -> None:
     for hostile in handlers_that_return(dict(outputs())[name]):
         run = await beside_neighbours(hostile)
         assert run.status == "FAILED"
@@ -246,7 +246,7 @@ async def test_an_output_that_cannot_be_looked_at_fails_only_its_node(name: str)
 
 
 @pytest.mark.parametrize("at", range(len(WHOLE)), ids=[name for name, _, _ in WHOLE])
-async def test_of_a_value_only_what_it_is_made_of_counts(at: int) -> None:
+async def test_only_the_underlying_value_of_an_output_subclass_is_stored(at: int) -> None:
     _, output, plain = WHOLE[at]
     for hostile in handlers_that_return(output):
         run = await beside_neighbours(hostile)
@@ -256,7 +256,7 @@ async def test_of_a_value_only_what_it_is_made_of_counts(at: int) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize(("name", "hostile"), list(cancelling()), ids=lambda value: str(value)[:20])
-async def test_a_handler_that_cancels_its_task_cancels_no_neighbour(
+async def test_a_handler_that_cancels_its_task_cancels_no_other_node(
     name: str, hostile: Any, concurrency: int
 ) -> None:
     run = await beside_neighbours(hostile, concurrency)
@@ -264,7 +264,7 @@ async def test_a_handler_that_cancels_its_task_cancels_no_neighbour(
     assert run.nodes[0].attempt == 1
 
 
-async def test_a_cancelled_task_still_reports_at_once() -> None:
+async def test_a_cancelled_task_still_reports_immediately() -> None:
     """Nothing else happens here that would take an unsent result along."""
 
     async def hostile(config: Any, ctx: Any) -> str:
@@ -279,7 +279,7 @@ async def test_a_cancelled_task_still_reports_at_once() -> None:
 
 
 @pytest.mark.parametrize("length", [4, 5000])
-async def test_a_progress_message_of_a_class_of_its_own_is_kept_as_text(length: int) -> None:
+async def test_a_progress_message_of_a_custom_class_is_stored_as_text(length: int) -> None:
     async def hostile(config: Any, ctx: Any) -> str:
         ctx.progress(0.5, Slippery("x" * length))
         await asyncio.sleep(0.1)
@@ -289,7 +289,7 @@ async def test_a_progress_message_of_a_class_of_its_own_is_kept_as_text(length: 
 
 
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_step_of_the_library_whose_condition_ends_everything_fails_alone(
+async def test_a_library_step_whose_condition_raises_a_base_exception_fails_alone(
     end: type[BaseException],
 ) -> None:
     dag = WorkflowDAG("d")
@@ -300,7 +300,7 @@ async def test_a_step_of_the_library_whose_condition_ends_everything_fails_alone
     assert result.steps["b"].output == 2
 
 
-async def test_a_leader_that_nobody_kept_leads_on() -> None:
+async def test_nodes_without_a_kept_task_share_one_task() -> None:
     """The check for a kept task must not cost a task for each node."""
     tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 

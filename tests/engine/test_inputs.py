@@ -55,7 +55,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     return lambda: sorted(found)
 
 
-async def test_only_what_a_handler_asks_for_is_copied(copied: Callable[[], list[str]]) -> None:
+async def test_only_the_inputs_that_a_handler_reads_are_copied(
+    copied: Callable[[], list[str]],
+) -> None:
     async with engine(big, one, async_one, idle) as it:
         run = await it.run(nodes("one", "async_one", "idle"))
     assert set(statuses(run).values()) == {"COMPLETED"}
@@ -63,7 +65,7 @@ async def test_only_what_a_handler_asks_for_is_copied(copied: Callable[[], list[
     assert copied() == ["p7", "p7"]
 
 
-async def test_a_node_that_reads_beyond_the_limit_fails_once_and_others_go_on() -> None:
+async def test_a_node_that_reads_beyond_the_limit_fails_once_and_others_continue() -> None:
     handlers = ("one", "idle", "every", "output")
     fields: dict[str, Any] = {"max_input_bytes": 300_000}
     async with engine(big, one, idle, every, **fields) as it:
@@ -86,7 +88,7 @@ async def test_a_node_that_reads_beyond_the_limit_fails_once_and_others_go_on() 
 
 
 @pytest.mark.parametrize("limit", [100, 1000])
-async def test_a_limit_below_what_travels_is_kept_too(limit: int) -> None:
+async def test_an_input_limit_below_the_inline_size_is_enforced(limit: int) -> None:
     async def small(config: dict[str, Any], ctx: Any) -> str:
         return "x" * 500
 

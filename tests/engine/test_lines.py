@@ -76,7 +76,7 @@ def busy(rate: float, burst: int = 1) -> TokenBucket:
     return bucket
 
 
-async def test_those_behind_the_cancelled_come_in_their_stead_in_the_same_order() -> None:
+async def test_nodes_parked_behind_cancelled_ones_move_up_in_the_same_order() -> None:
     office = Office(api=busy(1), other=busy(1))
     office.park("api", "a", "b", "c", "d", "e")
     office.park("other", "x", "y")
@@ -88,7 +88,7 @@ async def test_those_behind_the_cancelled_come_in_their_stead_in_the_same_order(
     assert office.times()["f"] == pytest.approx(3), "who comes next comes behind them"
 
 
-async def test_of_a_line_that_is_gone_nothing_is_left() -> None:
+async def test_nothing_is_left_of_a_queue_whose_nodes_are_gone() -> None:
     office = Office(api=busy(5))
     names = [f"n{i}" for i in range(150)]
     office.park("api", *names)
@@ -99,7 +99,7 @@ async def test_of_a_line_that_is_gone_nothing_is_left() -> None:
     assert office.times() == pytest.approx({"next": 0.2})
 
 
-async def test_a_line_that_is_as_it_should_be_is_left_alone() -> None:
+async def test_a_correct_queue_of_parked_nodes_is_not_changed() -> None:
     office = Office(api=busy(0.1, 3))
     office.park("api", "a", "b", "c", "d")
     before = office.times(), office.buckets["api"].booked
@@ -109,7 +109,7 @@ async def test_a_line_that_is_as_it_should_be_is_left_alone() -> None:
     assert office.moved_up == []
 
 
-async def test_a_limit_that_was_raised_holds_for_those_who_wait() -> None:
+async def test_a_raised_limit_applies_to_parked_nodes() -> None:
     office = Office(api=busy(0.05))
     office.park("api", "a", "b", "c")
     office.buckets["api"].set(2, 1, NOW)
@@ -117,7 +117,7 @@ async def test_a_limit_that_was_raised_holds_for_those_who_wait() -> None:
     assert office.times() == pytest.approx({"a": 0.5, "b": 1.0, "c": 1.5})
 
 
-async def test_nobody_is_told_a_later_time() -> None:
+async def test_no_parked_node_gets_a_later_time() -> None:
     office = Office(api=busy(10))
     office.park("api", *(f"n{i}" for i in range(30)))
     before = office.times()
@@ -126,7 +126,7 @@ async def test_nobody_is_told_a_later_time() -> None:
     assert office.times() == before, "they are sent away when they come, and book again"
 
 
-async def test_who_was_woken_and_has_no_token_yet_is_before_the_others() -> None:
+async def test_a_woken_node_without_a_token_comes_before_the_others() -> None:
     office = Office(api=TokenBucket(0.1, 1))
     office.park("api", "woken", "next", "last")
     office.found["woken"] = PUBLISHED
@@ -137,7 +137,7 @@ async def test_who_was_woken_and_has_no_token_yet_is_before_the_others() -> None
     assert office.times() == pytest.approx({"next": 0, "last": 10})
 
 
-async def test_a_gain_that_is_small_beside_the_wait_is_worth_no_event() -> None:
+async def test_a_small_gain_beside_a_long_wait_causes_no_event() -> None:
     office = Office(api=busy(1))
     office.park("api", *(f"n{i}" for i in range(100)))
     office.found |= dict.fromkeys([f"n{i}" for i in range(5)])
@@ -145,7 +145,7 @@ async def test_a_gain_that_is_small_beside_the_wait_is_worth_no_event() -> None:
     assert office.moved_up == [f"n{i}" for i in range(5, 49)], "those who wait less than 50 s"
 
 
-async def test_a_line_that_is_short_is_not_looked_at() -> None:
+async def test_a_short_queue_of_parked_nodes_is_not_checked() -> None:
     office = Office(api=busy(10))
     office.park("api", *(f"n{i}" for i in range(9)))
     office.found = dict.fromkeys(office.found)

@@ -6,7 +6,7 @@ from dovetail.stores import memory
 from dovetail.stores.memory import MemoryStore
 
 
-async def test_the_node_cache_forgets_what_was_written_first(monkeypatch) -> None:
+async def test_the_node_cache_evicts_its_oldest_entry(monkeypatch) -> None:
     monkeypatch.setattr(memory, "MOST_CACHED", 3)
     store = MemoryStore()
     for key in ("a", "b", "c", "a", "d"):

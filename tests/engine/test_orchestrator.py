@@ -76,7 +76,7 @@ def names(tasks: Sequence[Task]) -> list[str]:
     return [task.node_id for task in tasks]
 
 
-async def test_what_follows_from_a_result_is_published() -> None:
+async def test_the_children_of_a_result_are_published() -> None:
     house = House()
     await house.submit(graph({"a": [], "b": ["a"], "c": ["a"]}))
     (first,) = await house.take()
@@ -89,7 +89,7 @@ async def test_what_follows_from_a_result_is_published() -> None:
     assert (await house.store.load("r")).status == "COMPLETED"
 
 
-async def test_a_desk_gives_at_most_what_was_asked_for() -> None:
+async def test_a_task_source_returns_at_most_the_requested_number() -> None:
     house = House()
     await house.submit(graph({name: [] for name in "abcde"}))
     assert names(await house.take(2)) == ["a", "b"]
@@ -97,14 +97,14 @@ async def test_a_desk_gives_at_most_what_was_asked_for() -> None:
     assert names(await house.take(2)) == ["e"]
 
 
-async def test_a_node_that_was_cancelled_on_the_way_is_not_given_out() -> None:
+async def test_a_node_that_was_cancelled_after_publishing_is_not_started() -> None:
     house = House()
     await house.submit(graph({"a": []}))
     await house.orchestrator.apply([Cancel("r")])
     assert await house.take() == []
 
 
-async def test_a_message_from_before_a_retry_is_not_given_out_twice() -> None:
+async def test_a_message_from_before_a_retry_is_not_started_again() -> None:
     house = House()
     await house.submit(graph({"a": []}))
     await house.orchestrator.apply([Cancel("r")])
@@ -124,7 +124,7 @@ async def test_a_node_published_twice_is_claimed_once() -> None:
     assert await house.take() == []
 
 
-async def test_a_retry_is_woken_when_its_time_has_come_and_not_before() -> None:
+async def test_a_retry_is_woken_exactly_at_its_time() -> None:
     house = House()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
@@ -136,7 +136,7 @@ async def test_a_retry_is_woken_when_its_time_has_come_and_not_before() -> None:
     assert again.token.attempt == 2
 
 
-async def test_timers_ring_by_themselves() -> None:
+async def test_timers_fire_by_themselves() -> None:
     house = House()
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -154,7 +154,7 @@ async def test_timers_ring_by_themselves() -> None:
     await house.orchestrator.close()
 
 
-async def test_a_closed_orchestrator_rings_no_more() -> None:
+async def test_a_closed_orchestrator_fires_no_timer() -> None:
     house = House()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
@@ -165,7 +165,7 @@ async def test_a_closed_orchestrator_rings_no_more() -> None:
     assert await house.take() == []
 
 
-async def test_a_store_that_fails_under_a_timer_is_told_to_the_engine() -> None:
+async def test_an_error_of_the_store_in_a_timer_reaches_the_engine() -> None:
     house = House()
     await house.submit(graph({"a": []}, a={"max_retries": 1}))
     (task,) = await house.take()
@@ -181,7 +181,7 @@ async def test_a_store_that_fails_under_a_timer_is_told_to_the_engine() -> None:
     assert str(house.crashes[0]) == "disk full"
 
 
-async def test_running_handlers_are_told_to_stop_by_a_cancel() -> None:
+async def test_a_cancel_stops_the_running_handlers() -> None:
     house = House()
     await house.submit(graph({"a": [], "b": []}))
     tasks = await house.take(1)
@@ -189,7 +189,7 @@ async def test_running_handlers_are_told_to_stop_by_a_cancel() -> None:
     assert house.stopped == [Stop("r", "a", tasks[0].token)]
 
 
-async def test_a_config_that_cannot_be_rendered_fails_its_node_and_gives_the_rest_out() -> None:
+async def test_a_config_that_cannot_be_rendered_fails_only_its_node() -> None:
     house = House()
     nodes = graph(
         {"a": [], "b": []}, on_failure="continue", a={"config": {"x": "{{ params.missing }}"}}
@@ -201,7 +201,7 @@ async def test_a_config_that_cannot_be_rendered_fails_its_node_and_gives_the_res
 
 
 class TestParking:
-    async def test_nodes_beyond_the_rate_come_back_one_by_one(self) -> None:
+    async def test_nodes_beyond_the_rate_are_woken_one_by_one(self) -> None:
         house = House(api=TokenBucket(1, 1))
         compiled = graph(
             {name: [] for name in "abc"}, **{name: {"resource_tag": "api"} for name in "abc"}
@@ -215,7 +215,7 @@ class TestParking:
             await house.later(0.5)
             assert names(await house.take()) == [name]
 
-    async def test_a_slowed_tag_parks_even_those_that_had_a_token(self) -> None:
+    async def test_a_slowed_tag_parks_even_nodes_with_a_token(self) -> None:
         house = House(api=TokenBucket(1, 1))
         compiled = graph({"a": [], "b": []}, **{n: {"resource_tag": "api"} for n in "ab"})
         await house.submit(compiled)
@@ -228,7 +228,7 @@ class TestParking:
         await house.later(1)
         assert names(await house.take()) == ["b"]
 
-    async def test_those_that_missed_their_token_do_not_all_start_at_once(self) -> None:
+    async def test_nodes_that_missed_their_token_do_not_all_start_at_once(self) -> None:
         house = House(api=TokenBucket(1, 1))
         compiled = graph(
             {name: [] for name in "abcd"}, **{name: {"resource_tag": "api"} for name in "abcd"}
@@ -242,7 +242,7 @@ class TestParking:
         await house.later(1)
         assert len(await house.take()) == 1
 
-    async def test_cancelled_nodes_do_not_hold_up_those_that_come_after_them(self) -> None:
+    async def test_cancelled_nodes_do_not_delay_the_nodes_after_them(self) -> None:
         house = House(api=TokenBucket(1, 1))
         size = 50
         compiled = graph(
@@ -262,7 +262,7 @@ class TestParking:
         assert len(house.task_source._booked) <= 2 * size
 
 
-async def test_a_cached_output_answers_without_a_start() -> None:
+async def test_a_cached_output_completes_a_node_without_a_start() -> None:
     house = House()
     compiled = graph({"a": [], "b": ["a"]}, a={"cache": {"ttl_seconds": 60}})
     await house.submit(compiled, "one")
@@ -277,7 +277,7 @@ async def test_a_cached_output_answers_without_a_start() -> None:
     assert names(await house.take()) == ["a"]
 
 
-async def test_inputs_are_copies_and_only_of_completed_parents() -> None:
+async def test_inputs_are_copies_of_the_outputs_of_completed_parents() -> None:
     house = House()
     nodes = graph({"a": [], "skip": [], "b": ["a", "skip"]}, skip={"condition": False})
     await house.submit(nodes)
@@ -300,7 +300,7 @@ async def test_a_repeated_trigger_publishes_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fail_fast", "continue"])
-async def test_equal_outcomes_in_any_order_give_equal_ends(policy: str) -> None:
+async def test_equal_outcomes_in_any_order_give_equal_final_states(policy: str) -> None:
     ends = []
     for backwards in (False, True):
         house = House()

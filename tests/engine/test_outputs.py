@@ -26,7 +26,7 @@ MIB = 1 << 20
 RETRY = {"max_retries": 3, "retry": {"base_delay_seconds": 0}}
 
 
-async def test_what_a_run_keeps_in_all_is_bounded() -> None:
+async def test_the_stored_bytes_of_a_run_are_bounded() -> None:
     async def big(config: dict[str, Any], ctx: Any) -> str:
         return "x" * 998
 
@@ -125,7 +125,7 @@ async def test_every_json_value_is_an_output(name: str) -> None:
     assert type(run.nodes[0].output) is type(expected)
 
 
-async def test_an_output_that_raises_when_looked_at_fails_only_its_node() -> None:
+async def test_an_output_that_raises_when_it_is_read_fails_only_its_node() -> None:
     async def noop(config: dict[str, Any], ctx: Any) -> str:
         return "alive"
 
@@ -153,7 +153,7 @@ class TestIsolation:
             kept[0]["more"] = 1
             assert run.nodes[0].output == {"list": [1]}
 
-    async def test_a_handler_that_changes_what_it_was_given_changes_nothing(self) -> None:
+    async def test_a_handler_that_changes_its_inputs_changes_only_its_copy(self) -> None:
         async def gives(config: dict[str, Any], ctx: Any) -> Any:
             return {"list": [1], "deep": {"x": 1}}
 
@@ -180,7 +180,7 @@ class TestIsolation:
         assert seen[0] == seen[1] == seen[2] == again.node("v0").output
         assert "vandal" not in str(seen)
 
-    async def test_a_retry_of_a_vandal_sees_its_config_untouched(self) -> None:
+    async def test_a_retry_of_a_handler_that_changed_its_config_sees_the_original(self) -> None:
         async def vandal(config: dict[str, Any], ctx: Any) -> Any:
             config["seen"].append(ctx.attempt)
             if ctx.attempt == 1:
@@ -206,7 +206,7 @@ class TestIsolation:
 class TestSecrets:
     KEY = "s3cr3t-value"
 
-    async def test_a_secret_reaches_the_handler_and_nothing_that_is_stored(self) -> None:
+    async def test_a_secret_reaches_the_handler_but_no_stored_value(self) -> None:
         seen: list[Any] = []
 
         @handler(secrets=True)
@@ -249,7 +249,7 @@ class TestSecrets:
         assert "s3cr3t" not in str(error)
         assert run.nodes[0].attempt <= 1
 
-    async def test_a_definition_from_before_the_rule_fails_its_node_and_nothing_else(self) -> None:
+    async def test_a_definition_older_than_the_secret_rule_fails_only_its_node(self) -> None:
         seen: list[Any] = []
 
         @handler(secrets=True)
@@ -272,7 +272,7 @@ class TestSecrets:
         assert {run.node(name).attempt for name in errors} == {1}
         assert statuses(run)["other"] == "COMPLETED"
 
-    async def test_a_key_that_is_a_word_leaves_outputs_as_they_are(self) -> None:
+    async def test_a_secret_that_is_a_common_word_does_not_change_outputs(self) -> None:
         async with engine(llm_api_key="token") as it:
             config = {"prompt": "what is a token?"}
             run = await it.run({"a": {"handler": "llm_service", "config": config}, "b": "input"})
@@ -358,7 +358,7 @@ class TestTheCache:
         assert other.node("a").output == {"made": 2}
         assert uncached.node("a").output == {"made": 3}
 
-    async def test_an_output_is_forgotten_when_its_time_is_over(self) -> None:
+    async def test_a_cached_output_expires(self) -> None:
         calls: list[int] = []
 
         async def costly(config: dict[str, Any], ctx: Any) -> int:
@@ -371,7 +371,7 @@ class TestTheCache:
             await asyncio.sleep(0.04)
             assert (await it.run(nodes)).nodes[0].output == 2
 
-    async def test_a_failure_is_not_kept(self) -> None:
+    async def test_a_failure_is_not_cached(self) -> None:
         calls: list[int] = []
 
         async def shaky(config: dict[str, Any], ctx: Any) -> str:
@@ -385,7 +385,7 @@ class TestTheCache:
             assert (await it.run(nodes)).status == "FAILED"
             assert (await it.run(nodes)).status == "COMPLETED"
 
-    async def test_two_nodes_of_one_run_share_it_and_cannot_change_each_others_copy(self) -> None:
+    async def test_two_nodes_of_one_run_share_a_cached_output_but_not_one_copy(self) -> None:
         calls: list[int] = []
 
         async def costly(config: dict[str, Any], ctx: Any) -> Any:
@@ -432,7 +432,7 @@ class TestTheCache:
     ("secrets", "told"),
     [({}, {"a": ["first-secret", 1.5]}), ({"S": "first-secret"}, {"a": ["***", 1.5]})],
 )
-async def test_an_output_that_is_only_written_down_elsewhere_says_the_same(
+async def test_an_output_encoded_as_text_is_equal_and_redacted(
     secrets: dict[str, str], told: Any
 ) -> None:
     async def h(config: Any, ctx: Any) -> Any: ...

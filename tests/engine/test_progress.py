@@ -25,7 +25,7 @@ def fractions(events: list[Event], node: str = "a") -> list[float]:
     ]
 
 
-async def test_progress_is_told_while_the_handler_runs() -> None:
+async def test_progress_is_reported_while_the_handler_runs() -> None:
     release = asyncio.Event()
 
     async def working(config: dict[str, Any], ctx: Any) -> None:
@@ -69,7 +69,7 @@ async def test_the_last_progress_comes_before_the_completion() -> None:
             assert "node.progress" not in types[types.index("node.completed") :]
 
 
-async def test_a_result_does_not_overtake_progress_that_is_being_told() -> None:
+async def test_a_result_does_not_overtake_progress_that_is_being_reported() -> None:
     """The store is slow; what is told of a node after its end is not shown."""
     entered, told = asyncio.Event(), asyncio.Event()
     heard: list[Any] = []
@@ -109,7 +109,7 @@ async def test_a_result_does_not_overtake_progress_that_is_being_told() -> None:
     assert kinds == ["Progress", "Complete"]
 
 
-async def test_a_flood_of_progress_is_thinned_out() -> None:
+async def test_a_flood_of_progress_is_throttled() -> None:
     async def chatty(config: dict[str, Any], ctx: Any) -> None:
         for step in range(2000):
             ctx.progress(step / 2000)
@@ -124,7 +124,7 @@ async def test_a_flood_of_progress_is_thinned_out() -> None:
     assert told[-1] == 1999 / 2000
 
 
-async def test_progress_of_several_nodes_is_kept_apart() -> None:
+async def test_progress_of_several_nodes_is_kept_separate() -> None:
     async def working(config: dict[str, Any], ctx: Any) -> None:
         ctx.progress(config["to"])
         await asyncio.sleep(0.001)
@@ -137,7 +137,7 @@ async def test_progress_of_several_nodes_is_kept_apart() -> None:
         assert fractions(events, f"n{i}") == [i / 10]
 
 
-async def test_progress_after_the_end_is_not_told() -> None:
+async def test_progress_after_the_end_is_not_reported() -> None:
     late: list[Any] = []
 
     async def leaks(config: dict[str, Any], ctx: Any) -> None:

@@ -43,7 +43,7 @@ async def test_starts_of_one_tag_are_spaced_by_its_rate() -> None:
     assert starts.at[-1] - began >= 7 / 30 - EARLY
 
 
-async def test_a_burst_starts_at_once_and_then_the_rate_holds() -> None:
+async def test_a_burst_starts_immediately_and_then_the_rate_holds() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (2, 4)}) as it:
         began = time.monotonic()
@@ -52,7 +52,7 @@ async def test_a_burst_starts_at_once_and_then_the_rate_holds() -> None:
     assert starts.at[4] - began >= 1 / 2 - EARLY
 
 
-async def test_a_tag_nobody_configured_has_ten_a_second() -> None:
+async def test_a_tag_without_a_configured_limit_gets_ten_per_second() -> None:
     starts = Starts()
     async with engine(starts) as it:
         began = time.monotonic()
@@ -95,7 +95,7 @@ async def parked(it: Any, run_id: str, at_least: int) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_limit_that_is_raised_holds_for_those_who_wait_and_those_who_come() -> None:
+async def test_a_raised_limit_applies_to_parked_and_new_nodes() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (0.01, 1), "other": (0.01, 1)}) as it:
         waits = await it.trigger(tagged(5))
@@ -115,7 +115,7 @@ async def test_a_limit_that_is_raised_holds_for_those_who_wait_and_those_who_com
         await it.commands.cancel(elsewhere)
 
 
-async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed() -> None:
+async def test_setting_a_limit_frees_a_tag_that_a_service_had_slowed() -> None:
     async def calls(config: dict[str, Any], ctx: Any) -> None:
         if ctx.node_id == "refused":
             raise RetryableError("429", at_least=3000.0)
@@ -134,7 +134,7 @@ async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed() -> No
         await it.commands.cancel(refused)
 
 
-async def test_one_slow_tag_does_not_hold_up_another() -> None:
+async def test_one_slow_tag_does_not_delay_another() -> None:
     starts = Starts()
     nodes = {**tagged(3, "slow"), "quick": {"handler": "starts", "resource_tag": "fast"}}
     async with engine(starts, rate_limits={"slow": (0.05, 1), "fast": (1000, 10)}) as it:
@@ -156,7 +156,7 @@ async def test_the_rate_is_shared_by_runs() -> None:
     assert starts.at[-1] - began >= 7 / 30 - EARLY
 
 
-async def test_the_rate_holds_though_nodes_had_to_wait_for_a_slot_meanwhile() -> None:
+async def test_the_rate_holds_even_if_nodes_had_to_wait_for_a_slot() -> None:
     # While the only slots are taken, tokens come due; they must not be spent all at once. A busy
     # machine may make starts look so now and then, and not every time.
     closest = [await _closest_starts() for _ in range(3)]
@@ -180,7 +180,7 @@ async def _closest_starts() -> float:
     return min(third - first for first, third in zip(starts.at, starts.at[2:], strict=False))
 
 
-async def test_a_retried_run_does_not_start_on_tokens_of_the_cancelled_one() -> None:
+async def test_a_retried_run_does_not_start_on_the_tokens_of_the_cancelled_run() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (5, 1)}) as it:
         run_id = await it.trigger(tagged(6))
@@ -199,7 +199,7 @@ async def test_a_retried_run_does_not_start_on_tokens_of_the_cancelled_one() -> 
     assert starts.at[-1] - began >= (left - 1) / 5 - EARLY
 
 
-async def test_a_services_retry_after_slows_every_node_of_its_tag() -> None:
+async def test_a_retry_after_of_a_service_slows_every_node_of_its_tag() -> None:
     at: dict[str, list[float]] = {}
 
     async def calls(config: dict[str, Any], ctx: Any) -> None:
@@ -226,7 +226,7 @@ async def test_a_services_retry_after_slows_every_node_of_its_tag() -> None:
     assert at["free"][0] < min(at[name][-1] for name in ("n0", "n1", "n2", "n3"))
 
 
-async def test_a_retry_after_of_ten_years_is_cut_to_an_hour_for_the_tag_too() -> None:
+async def test_a_retry_after_of_ten_years_is_limited_to_an_hour_for_the_tag() -> None:
     async def calls(config: dict[str, Any], ctx: Any) -> None:
         raise RetryableError("429", at_least=10 * 365 * 86400.0)
 
@@ -261,7 +261,7 @@ async def test_a_retried_node_needs_a_token_for_each_start() -> None:
     assert at[-1] - began >= 3 / 20 - EARLY
 
 
-async def test_a_cached_answer_takes_no_token() -> None:
+async def test_a_cached_output_takes_no_token() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (0.01, 1)}) as it:
         nodes = tagged(1, cache={"ttl_seconds": 600})
@@ -270,7 +270,7 @@ async def test_a_cached_answer_takes_no_token() -> None:
     assert len(starts.at) == 1
 
 
-async def test_cancelled_nodes_leave_no_reservation_behind() -> None:
+async def test_cancelled_nodes_leave_no_reservation() -> None:
     starts = Starts()
     async with engine(starts, rate_limits={"api": (1, 1)}) as it:
         run_id = await it.trigger(tagged(50))

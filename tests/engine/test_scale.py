@@ -54,14 +54,14 @@ async def test_ten_thousand_nodes_run_in_seconds(shape: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [chain, fan])
-async def test_a_node_of_a_large_run_costs_what_a_node_of_a_small_one_does(shape: Any) -> None:
+async def test_a_node_of_a_large_run_costs_the_same_as_a_node_of_a_small_run(shape: Any) -> None:
     small, large = shape(1000), shape(SIZE)
     per_node = min([(await run(small))[1] for _ in range(5)]) / 1000
     large_per_node = min([(await run(large))[1] for _ in range(2)]) / SIZE
     assert large_per_node < 3 * per_node + 20e-6  # ten times, had each node looked at all of them
 
 
-async def test_a_limit_on_concurrency_does_not_make_a_large_fan_slow() -> None:
+async def test_a_concurrency_limit_does_not_slow_a_large_fan_out() -> None:
     middle = [f"n{i}" for i in range(SIZE)]
     compiled = graph({"a": [], **{name: ["a"] for name in middle}}, max_concurrency=4)
     done, took = await run(compiled)
@@ -70,7 +70,7 @@ async def test_a_limit_on_concurrency_does_not_make_a_large_fan_slow() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fail_fast", "continue"])
-async def test_a_failure_above_ten_thousand_nodes_ends_at_once(policy: str) -> None:
+async def test_a_failure_above_ten_thousand_nodes_ends_the_run_immediately(policy: str) -> None:
     nodes = {f"n{i}": [f"n{i - 1}"] if i else [] for i in range(SIZE)}
     compiled = graph(nodes, on_failure=policy, n0={"config": {"x": "{{ params.missing }}"}})
     done, took = await run(compiled)

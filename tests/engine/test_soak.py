@@ -102,7 +102,7 @@ async def live(it: Engine, seed: int) -> RunState:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4, 32])
-async def test_every_run_ends_and_no_start_is_executed_twice(concurrency: int) -> None:
+async def test_every_run_of_the_soak_ends_and_no_start_is_executed_twice(concurrency: int) -> None:
     executions.clear()
     limits = {"api": (300.0, 2)}
     async with engine(

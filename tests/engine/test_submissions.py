@@ -83,7 +83,7 @@ def submitting(kept: Kept, maker: Maker) -> tuple[TriggerService, list[str]]:
     return made, told
 
 
-async def test_a_run_is_accepted_made_and_settled() -> None:
+async def test_a_run_is_accepted_created_and_settled() -> None:
     kept, maker = Kept(outlives=False), Maker()
     them, told = submitting(kept, maker)
     await them.submit(ASKED)
@@ -93,7 +93,7 @@ async def test_a_run_is_accepted_made_and_settled() -> None:
     assert not told
 
 
-async def test_what_another_one_died_over_is_made_under_its_id() -> None:
+async def test_a_run_whose_creator_died_is_created_under_its_id() -> None:
     kept, maker = Kept(outlives=False, renamed="first"), Maker()
     them, _ = submitting(kept, maker)
     with pytest.raises(KeyUsed) as known:
@@ -104,7 +104,9 @@ async def test_what_another_one_died_over_is_made_under_its_id() -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_so_is_the_rest_of_a_batch_if_it_is_the_same(same: bool) -> None:
+async def test_the_rest_of_a_batch_whose_creator_died_is_created_if_the_body_is_the_same(
+    same: bool,
+) -> None:
     kept, maker = Kept(outlives=False), Maker()
     kept.used = KeyUsed("first", same_body=same)
     kept.left = [PendingRun("first", [ASKED], 980.0)]
@@ -116,7 +118,7 @@ async def test_so_is_the_rest_of_a_batch_if_it_is_the_same(same: bool) -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_so_is_what_is_only_looked_up_by_its_key(same: bool) -> None:
+async def test_a_pending_run_is_also_created_when_its_key_is_looked_up(same: bool) -> None:
     kept, maker = Kept(outlives=False), Maker()
     them, _ = submitting(kept, maker)
     assert await them.made_under(KEY) is None
@@ -128,7 +130,7 @@ async def test_so_is_what_is_only_looked_up_by_its_key(same: bool) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), NotFound("flushed meanwhile")])
-async def test_what_is_kept_elsewhere_is_accepted_though_it_cannot_be_made_now(
+async def test_a_run_stored_in_the_archive_is_accepted_even_if_it_cannot_be_created_now(
     error: Exception,
 ) -> None:
     kept = Kept(outlives=True)
@@ -139,7 +141,7 @@ async def test_what_is_kept_elsewhere_is_accepted_though_it_cannot_be_made_now(
     assert kept.settled == [], "it is still to be made"
 
 
-async def test_nobody_waits_for_long_for_what_is_kept_elsewhere(
+async def test_a_trigger_does_not_wait_long_for_a_run_that_the_archive_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(triggers, "MAKING_SECONDS", 0.01)
@@ -148,7 +150,7 @@ async def test_nobody_waits_for_long_for_what_is_kept_elsewhere(
     assert told == ["not made within 0.02 s"]
 
 
-async def test_what_is_kept_nowhere_else_is_not_accepted_if_it_cannot_be_made() -> None:
+async def test_a_run_stored_nowhere_else_is_refused_if_it_cannot_be_created() -> None:
     kept = Kept(outlives=False)
     them, _ = submitting(kept, Maker(StoreError("away")))
     with pytest.raises(StoreError):
@@ -156,7 +158,7 @@ async def test_what_is_kept_nowhere_else_is_not_accepted_if_it_cannot_be_made() 
     assert kept.settled == []
 
 
-async def test_only_what_was_accepted_a_while_ago_has_lost_its_maker() -> None:
+async def test_only_a_run_accepted_some_time_ago_has_lost_its_creator() -> None:
     kept, maker = Kept(outlives=False), Maker()
     kept.left = [PendingRun("old", [ASKED], 980.0), PendingRun("new", [ASKED], 995.0)]
     them, _ = submitting(kept, maker)

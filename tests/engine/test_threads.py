@@ -22,13 +22,13 @@ async def settled(before: set[threading.Thread]) -> bool:
     return True
 
 
-async def test_work_is_done_elsewhere_and_its_output_comes_back() -> None:
+async def test_work_runs_in_a_thread_and_returns_its_output() -> None:
     threads = Threads()
     assert await threads.submit(lambda: threading.get_ident()) != threading.get_ident()
     threads.close()
 
 
-async def test_an_error_comes_back_as_it_was() -> None:
+async def test_an_error_in_a_thread_is_raised_unchanged() -> None:
     threads = Threads()
 
     def fail() -> None:
@@ -39,7 +39,7 @@ async def test_an_error_comes_back_as_it_was() -> None:
     threads.close()
 
 
-async def test_a_stop_iteration_comes_back_as_an_error_a_future_can_carry() -> None:
+async def test_a_stop_iteration_is_raised_as_an_error_that_a_future_can_carry() -> None:
     threads = Threads()
 
     def fail() -> None:
@@ -60,14 +60,14 @@ async def test_threads_are_reused() -> None:
     threads.close()
 
 
-async def test_there_are_as_many_as_calls_at_once() -> None:
+async def test_there_are_as_many_threads_as_concurrent_calls() -> None:
     threads = Threads()
     barrier = threading.Barrier(8, timeout=10)
     await asyncio.gather(*(threads.submit(barrier.wait) for _ in range(8)))
     threads.close()
 
 
-async def test_idle_threads_end_when_it_is_closed() -> None:
+async def test_idle_threads_end_when_the_pool_is_closed() -> None:
     before = workers()
     threads = Threads()
     await asyncio.gather(*(threads.submit(lambda: time.sleep(0.001)) for _ in range(4)))
@@ -87,13 +87,13 @@ async def test_a_busy_thread_ends_after_its_call() -> None:
     assert await settled(before)
 
 
-async def test_they_are_daemons_so_that_a_stuck_one_cannot_hold_up_an_exit() -> None:
+async def test_threads_are_daemons_and_cannot_block_an_exit() -> None:
     threads = Threads()
     assert await threads.submit(lambda: threading.current_thread().daemon)
     threads.close()
 
 
-async def test_a_result_that_nobody_waits_for_is_dropped() -> None:
+async def test_a_result_without_a_waiter_is_dropped() -> None:
     threads = Threads()
     release = threading.Event()
     future = threads.submit(lambda: release.wait(10))

@@ -44,7 +44,7 @@ async def started(it: Engine, run_id: str, name: str = "a") -> None:
 
 
 class TestTimeouts:
-    async def test_an_async_handler_that_takes_too_long_fails_with_a_timeout(self) -> None:
+    async def test_an_async_handler_that_exceeds_its_timeout_fails_with_a_timeout(self) -> None:
         async with engine(forever) as it:
             run = await it.run(node("forever"))
         assert run.status == "FAILED"
@@ -53,7 +53,7 @@ class TestTimeouts:
             "message": "did not finish within 0.02 s (timeout_seconds)",
         }
 
-    async def test_it_is_cancelled_where_it_waits(self) -> None:
+    async def test_a_timed_out_handler_is_cancelled_where_it_waits(self) -> None:
         ended = asyncio.Event()
 
         async def tidy(config: dict[str, Any], ctx: Any) -> None:
@@ -83,7 +83,7 @@ class TestTimeouts:
         assert (run.status, run.node("a").output, attempts) == ("COMPLETED", "at last", [1, 2])
         assert run.node("a").error is None
 
-    async def test_a_handler_in_a_thread_is_left_behind_and_its_slot_is_free(self) -> None:
+    async def test_a_timed_out_handler_in_a_thread_is_abandoned_and_frees_its_slot(self) -> None:
         release = threading.Event()
         told = threading.Event()
 
@@ -102,7 +102,7 @@ class TestTimeouts:
             await asyncio.sleep(0.01)
             assert (await it.load(run.id)).node("a").output is None
 
-    async def test_a_handler_that_swallows_its_cancellation_frees_its_slot_all_the_same(
+    async def test_a_handler_that_swallows_its_cancellation_still_frees_its_slot(
         self,
     ) -> None:
         release = asyncio.Event()
@@ -150,7 +150,7 @@ class TestTimeouts:
             await it.run({f"n{i}": "busy" for i in range(5)})
         assert most == 1
 
-    async def test_the_late_result_of_a_first_attempt_does_not_answer_for_the_second(self) -> None:
+    async def test_the_late_result_of_the_first_attempt_does_not_complete_the_second(self) -> None:
         first_may_end = asyncio.Event()
         second_may_end = asyncio.Event()
 
@@ -184,7 +184,7 @@ class TestTimeouts:
             second_may_end.set()
             assert (await it.wait(run_id)).node("a").output == "second"
 
-    async def test_each_attempt_has_the_whole_timeout(self) -> None:
+    async def test_each_attempt_has_the_full_timeout(self) -> None:
         async def nearly(config: dict[str, Any], ctx: Any) -> None:
             await asyncio.sleep(0.4)
             if ctx.attempt < 3:
@@ -195,7 +195,7 @@ class TestTimeouts:
             run = await it.run({"a": {"handler": "nearly", "timeout_seconds": 1.0, **retry}})
         assert run.status == "COMPLETED"
 
-    async def test_the_time_in_the_queue_does_not_count(self) -> None:
+    async def test_time_in_the_queue_does_not_count_towards_the_timeout(self) -> None:
         async def brief(config: dict[str, Any], ctx: Any) -> None:
             await asyncio.sleep(0.2)
 
@@ -205,7 +205,7 @@ class TestTimeouts:
 
 
 class TestCancellation:
-    async def test_a_running_handler_is_told_and_cancelled(self) -> None:
+    async def test_a_running_handler_is_notified_and_cancelled(self) -> None:
         gate = Gate()
         async with engine(gate) as it:
             run_id = await it.trigger({"a": "gate", "b": {"handler": "gate", "after": ["a"]}})
@@ -233,7 +233,7 @@ class TestCancellation:
             await it.commands.cancel(run_id)
             assert await asyncio.to_thread(saw.wait, 5)
 
-    async def test_a_cancel_in_the_same_moment_as_a_start_in_a_thread_stops_it(self) -> None:
+    async def test_a_cancel_during_the_start_of_a_thread_stops_its_handler(self) -> None:
         begun: list[Any] = []
 
         def watching(config: dict[str, Any], ctx: Any) -> None:
@@ -257,7 +257,7 @@ class TestCancellation:
                 while not all(ctx.cancelled.is_set() for ctx in begun):
                     await asyncio.sleep(0.001)
 
-    async def test_the_slot_of_a_cancelled_handler_is_free_at_once(self) -> None:
+    async def test_a_cancelled_handler_frees_its_slot_immediately(self) -> None:
         async def stubborn(config: dict[str, Any], ctx: Any) -> None:
             for _ in range(3):
                 try:
@@ -291,7 +291,7 @@ class TestCancellation:
             types = [event.type for event in await it.events(run_id)]
             assert types[-1] == "result.refused"
 
-    async def test_so_is_that_of_one_in_a_thread(self) -> None:
+    async def test_a_late_result_of_a_cancelled_thread_is_only_an_event(self) -> None:
         release = threading.Event()
 
         def deaf(config: dict[str, Any], ctx: Any) -> str:
@@ -308,7 +308,7 @@ class TestCancellation:
                 while (await it.events(run_id))[-1].type != "result.refused":
                     await asyncio.sleep(0.001)
 
-    async def test_claimed_nodes_that_had_not_begun_never_begin(self) -> None:
+    async def test_claimed_nodes_that_had_not_started_never_start(self) -> None:
         began: list[str] = []
 
         async def first(config: dict[str, Any], ctx: Any) -> None:
@@ -346,7 +346,7 @@ class TestCancellation:
             with pytest.raises(Conflict, match="CANCELLED already"):
                 await it.commands.cancel(run_id)
 
-    async def test_a_cancelled_run_can_be_retried_while_its_old_handler_still_clings(self) -> None:
+    async def test_a_cancelled_run_can_be_retried_while_its_old_handler_still_runs(self) -> None:
         release = asyncio.Event()
 
         async def clinging(config: dict[str, Any], ctx: Any) -> str:
@@ -370,14 +370,14 @@ class TestCancellation:
 
 
 class TestClosing:
-    async def test_running_handlers_are_stopped(self) -> None:
+    async def test_closing_stops_the_running_handlers(self) -> None:
         gate = Gate()
         async with engine(gate) as it:
             await it.trigger({f"n{i}": "gate" for i in range(5)})
             await gate.entered.wait()
         assert gate.inside == 0
 
-    async def test_a_handler_that_clings_on_holds_it_up_for_a_short_grace_only(self) -> None:
+    async def test_a_handler_that_ignores_cancellation_delays_the_close_only_briefly(self) -> None:
         release = asyncio.Event()
 
         async def stubborn(config: dict[str, Any], ctx: Any) -> None:
@@ -395,7 +395,7 @@ class TestClosing:
         release.set()
         await asyncio.sleep(0.01)
 
-    async def test_a_thread_that_clings_on_is_left_behind(self) -> None:
+    async def test_a_thread_that_ignores_cancellation_is_abandoned(self) -> None:
         release = threading.Event()
 
         def stuck(config: dict[str, Any], ctx: Any) -> None:
@@ -409,7 +409,7 @@ class TestClosing:
         release.set()
 
     @pytest.mark.parametrize("turns", range(6))
-    async def test_it_can_close_at_any_moment_of_a_start(self, turns: int) -> None:
+    async def test_the_engine_can_close_at_any_moment_of_a_start(self, turns: int) -> None:
         def blocks(config: dict[str, Any], ctx: Any) -> None:
             time.sleep(0.001)
 
@@ -418,7 +418,7 @@ class TestClosing:
             for _ in range(turns):
                 await asyncio.sleep(0)
 
-    async def test_no_task_is_left_when_it_has_closed(self) -> None:
+    async def test_no_task_is_left_after_the_engine_closed(self) -> None:
         async def chatty(config: dict[str, Any], ctx: Any) -> None:
             ctx.progress(0.5)
             await asyncio.sleep(3600)

@@ -29,7 +29,7 @@ def fan(handler: str, size: int) -> dict[str, Any]:
     return {f"n{i}": handler for i in range(size)}
 
 
-async def test_handlers_that_never_wait_cost_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handlers_that_never_wait_create_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     loop = asyncio.get_running_loop()
     create = loop.create_task
@@ -48,7 +48,7 @@ async def test_handlers_that_never_wait_cost_no_task(monkeypatch: pytest.MonkeyP
     assert made < 5, "a run of 31 nodes made tasks of its own for them"
 
 
-async def test_handlers_that_wait_run_beside_each_other() -> None:
+async def test_handlers_that_wait_run_concurrently() -> None:
     gate = Gate()
     async with engine(gate) as it:
         run_id = await it.trigger(fan("gate", 20))
@@ -170,7 +170,7 @@ async def test_a_handler_keeps_its_context_variables_over_its_waits() -> None:
     assert {node.output for node in run.nodes} == {True}
 
 
-async def test_each_handler_has_an_asyncio_task_of_its_own_while_it_waits() -> None:
+async def test_each_waiting_handler_has_its_own_asyncio_task() -> None:
     tasks: dict[str, set[int]] = {}
 
     async def look(config: dict[str, Any], ctx: Any) -> None:
@@ -206,7 +206,7 @@ async def test_timeouts_and_task_groups_work_inside_a_handler() -> None:
     assert {tuple(node.output) for node in run.nodes} == {("timeout", 1, 2, 3)}
 
 
-async def test_a_timeout_that_did_not_strike_leaves_nothing_behind() -> None:
+async def test_a_timeout_that_did_not_fire_leaves_nothing() -> None:
     async def quick(config: dict[str, Any], ctx: Any) -> str:
         async with asyncio.timeout(0):
             return "done"
@@ -219,7 +219,7 @@ async def test_a_timeout_that_did_not_strike_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_handler_that_cancels_its_own_task_fails_or_returns_and_the_worker_goes_on(
+async def test_a_handler_that_cancels_its_own_task_fails_or_returns_and_the_worker_continues(
     waits: bool,
 ) -> None:
     async def suicidal(config: dict[str, Any], ctx: Any) -> str:
@@ -260,7 +260,7 @@ async def test_an_object_with_an_async_call_is_a_handler() -> None:
         assert (await it.run({"a": "gate"})).nodes[0].output == "through"
 
 
-async def test_handlers_that_never_wait_do_not_keep_the_loop_from_everybody_else() -> None:
+async def test_handlers_that_never_wait_do_not_block_the_loop() -> None:
     async def slow_but_never_waiting(config: dict[str, Any], ctx: Any) -> None:
         time.sleep(0.003)
 
@@ -286,7 +286,7 @@ async def test_handlers_that_never_wait_do_not_keep_the_loop_from_everybody_else
     assert min(pauses) < 0.15, "0.3 s of work were done in one go"
 
 
-async def test_a_handler_may_run_a_workflow_of_its_own_engine() -> None:
+async def test_a_handler_may_run_a_workflow_of_the_same_engine() -> None:
     async def nested(config: dict[str, Any], ctx: Any) -> Any:
         run = await it.run({"inner": "noop"})
         return run.status.value
@@ -296,14 +296,14 @@ async def test_a_handler_may_run_a_workflow_of_its_own_engine() -> None:
     assert run.nodes[0].output == "COMPLETED"
 
 
-async def test_many_runs_beside_each_other_all_end() -> None:
+async def test_many_concurrent_runs_all_end() -> None:
     async with engine(noop, concurrency=4) as it:
         ids = [await it.trigger(FAN) for _ in range(20)]
         runs = await asyncio.gather(*(it.wait(run_id) for run_id in ids))
     assert {run.status.value for run in runs} == {"COMPLETED"}
 
 
-async def test_a_handler_knows_who_it_is() -> None:
+async def test_a_handler_sees_its_run_node_attempt_and_epoch() -> None:
     async def who(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
         return {
             "run": ctx.run_id,
@@ -372,7 +372,7 @@ class _Given:
 
 
 @pytest.mark.parametrize("same_token", [True, False])
-async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_worker(
+async def test_a_node_that_starts_again_on_the_same_worker_does_not_end_the_worker(
     same_token: bool,
 ) -> None:
     """Its lease was lost, or Redis has forgotten that it was claimed."""
@@ -403,7 +403,7 @@ async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_work
     assert sum(one.output is not None for one in task_source.told) == (1 if same_token else 2)
 
 
-async def test_what_was_stopped_on_its_way_here_does_not_begin_and_takes_no_slot() -> None:
+async def test_a_task_stopped_before_its_start_does_not_start_and_takes_no_slot() -> None:
     gate, token = Gate(), Token(1, 1, 7)
     stopped, other = (
         Task("run", name, token, "gate", {}, {}, {}, 60.0) for name in ("stopped", "other")
@@ -425,7 +425,7 @@ async def test_what_was_stopped_on_its_way_here_does_not_begin_and_takes_no_slot
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_what_a_stopped_handler_returns_completes_nothing_whatever_a_store_has_lost(
+async def test_the_output_of_a_stopped_handler_completes_nothing(
     kind: str,
 ) -> None:
     """A store that came back without its end would take it for what the node has to say."""

@@ -86,7 +86,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("number", range(ROUNDS))
-def test_whatever_happens_the_run_ends_and_its_log_explains_everything(
+def test_under_random_faults_the_run_ends_and_its_log_is_consistent(
     nursery: Nursery, tmp_path: Path, number: int
 ) -> None:
     print(f"DOVETAIL_SEED={SEED + number} DOVETAIL_ROUNDS=1")  # shown when the test fails

@@ -154,7 +154,7 @@ def crash_and_finish(
 
 
 @pytest.mark.parametrize("point", BEFORE_A_RUN)
-def test_a_run_begins_after_a_crash_that_came_before_it(
+def test_a_run_starts_after_a_crash_before_its_creation(
     nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
 ) -> None:
     crash_and_finish(nursery, folder, point, "thread", undisturbed)
@@ -162,13 +162,13 @@ def test_a_run_begins_after_a_crash_that_came_before_it(
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
 @pytest.mark.parametrize("point", IN_A_RUN)
-def test_a_run_ends_the_same_after_a_crash(
+def test_a_run_has_the_same_end_after_a_crash(
     nursery: Nursery, folder: str, point: str, commits: str, undisturbed: dict[str, Any]
 ) -> None:
     crash_and_finish(nursery, folder, point, commits, undisturbed)
 
 
-def test_a_run_ends_the_same_after_a_crash_at_any_effect(
+def test_a_run_has_the_same_end_after_a_crash_at_any_side_effect(
     nursery: Nursery, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     """The points that nobody named; DOVETAIL_CRASHES=all takes every one of them."""
@@ -206,7 +206,7 @@ def test_a_run_ends_the_same_after_a_crash_at_any_effect(
         "after handler of join",
     ],
 )
-def test_a_run_ends_the_same_after_whoever_took_it_over_crashed_too(
+def test_a_run_has_the_same_end_after_its_new_owner_crashed_too(
     nursery: Nursery, folder: str, point: str, undisturbed: dict[str, Any]
 ) -> None:
     crash(nursery, "run", folder=folder, workflow="everything", point="after handler of join")
@@ -218,9 +218,7 @@ def test_a_run_ends_the_same_after_whoever_took_it_over_crashed_too(
     assert last["outputs"] == undisturbed["outputs"]
 
 
-def test_a_node_that_takes_its_process_down_each_time_is_given_up(
-    nursery: Nursery, folder: str
-) -> None:
+def test_a_node_that_crashes_its_process_each_time_fails(nursery: Nursery, folder: str) -> None:
     crash(nursery, "run", folder=folder, workflow="short", point="after handler of a")
     for _ in range(2):
         crash(nursery, "resume", folder=folder, point="after handler of a")
@@ -252,7 +250,7 @@ def test_a_node_that_takes_its_process_down_each_time_is_given_up(
         "after COMMIT of drop_owner",
     ],
 )
-def test_a_run_goes_on_after_a_crash_while_it_was_handed_back(
+def test_a_run_continues_after_a_crash_during_its_hand_back(
     nursery: Nursery, folder: str, point: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "long", "node": "waits", "commits": commits}
@@ -269,7 +267,7 @@ def test_a_run_goes_on_after_a_crash_while_it_was_handed_back(
         "after COMMIT of renew_owner",
     ],
 )
-def test_a_run_goes_on_after_a_crash_while_its_lease_was_renewed(
+def test_a_run_continues_after_a_crash_during_a_lease_renewal(
     nursery: Nursery, folder: str, point: str
 ) -> None:
     crash(nursery, "run", folder=folder, workflow="long", point=point, lease_seconds=0.3)
@@ -302,7 +300,7 @@ def check_long(nursery: Nursery, folder: str) -> None:
         "after COMMIT of notify_owner",
     ],
 )
-def test_a_cancel_whose_process_crashes_has_happened_whole_or_not_at_all(
+def test_a_cancel_whose_process_crashes_is_complete_or_has_no_effect(
     nursery: Nursery, folder: str, point: str
 ) -> None:
     driving = nursery.start("run", folder=folder, workflow="long")
@@ -327,7 +325,7 @@ def test_a_cancel_whose_process_crashes_has_happened_whole_or_not_at_all(
         "after COMMIT of drop_notification",
     ],
 )
-def test_a_cancel_stands_when_whoever_drives_the_run_crashes_over_it(
+def test_a_cancel_holds_if_the_owner_crashes_during_it(
     nursery: Nursery, folder: str, point: str
 ) -> None:
     driving = nursery.start("run", folder=folder, workflow="long", point=point)
@@ -368,7 +366,7 @@ def test_a_cancel_stands_when_whoever_drives_the_run_crashes_over_it(
         "after COMMIT of end",
     ],
 )
-def test_a_batch_asked_for_again_after_a_crash_has_every_run_once(
+def test_a_batch_repeated_after_a_crash_has_every_run_once(
     nursery: Nursery, folder: str, job: str, point: str
 ) -> None:
     first = crash(nursery, job, folder=folder, workflow="short", count=6, point=point)

@@ -114,7 +114,7 @@ def asking(file: File) -> list[list[str]]:
 
 
 @each(DAMAGES)
-def test_no_command_stumbles_over_a_damaged_file(
+def test_no_command_crashes_on_a_damaged_file(
     base: File, damage: Damage, tmp_path: Path, call: Call
 ) -> None:
     file = damaged(base, damage, tmp_path)
@@ -162,7 +162,7 @@ def requests(file: File) -> Iterator[tuple[str, str, Any]]:
 
 
 @each([damage for damage in DAMAGES if damage.of != "file"])
-async def test_no_call_of_the_api_is_a_bug_over_a_damaged_file(
+async def test_no_api_request_is_a_500_on_a_damaged_file(
     base: File, damage: Damage, tmp_path: Path
 ) -> None:
     file = damaged(base, damage, tmp_path)
@@ -180,7 +180,7 @@ async def test_no_call_of_the_api_is_a_bug_over_a_damaged_file(
 
 
 @each(OF_RUNS)
-async def test_everything_else_goes_on_beside_a_run_that_is_damaged(
+async def test_other_runs_continue_beside_a_damaged_run(
     base: File, damage: Damage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = damaged(base, damage, tmp_path)
@@ -221,7 +221,7 @@ def journal_of(file: File) -> list[Any]:
 
 
 @each(UNREAD[::3])
-def test_a_run_that_cannot_be_read_is_named_and_can_be_ended(
+def test_an_unreadable_run_is_named_and_can_be_cancelled(
     base: File, damage: Damage, tmp_path: Path, call: Call
 ) -> None:
     file = damaged(base, damage, tmp_path)
@@ -259,7 +259,7 @@ def test_a_run_that_cannot_be_read_is_named_and_can_be_ended(
 
 
 @each([damage for damage in OF_RUNS if damage.is_read])
-def test_what_lists_show_of_a_run_is_repaired_from_its_log(
+def test_the_listed_fields_of_a_run_are_repaired_from_its_log(
     base: File, damage: Damage, tmp_path: Path, call: Call
 ) -> None:
     file = damaged(base, damage, tmp_path)
@@ -285,7 +285,7 @@ def test_what_lists_show_of_a_run_is_repaired_from_its_log(
     assert (shown["status"], shown["epoch"], shown["error"]) == ("RUNNING", 1, None)
 
 
-async def test_a_run_that_is_damaged_while_it_is_driven_stops_nobody_else(
+async def test_a_run_that_is_damaged_while_it_runs_does_not_stop_other_runs(
     base: File, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = base._replace(path=tmp_path / "runs.db")
@@ -307,9 +307,7 @@ async def test_a_run_that_is_damaged_while_it_is_driven_stops_nobody_else(
     assert f"set aside: run {file.victim}" in caplog.text
 
 
-async def test_a_file_that_cannot_be_opened_is_an_error_of_the_store(
-    base: File, tmp_path: Path
-) -> None:
+async def test_a_file_that_cannot_be_opened_is_a_store_error(base: File, tmp_path: Path) -> None:
     for damage in DAMAGES:
         if damage.of == "file" and damage.name in ("a folder", "a text", "a newer schema"):
             place = tmp_path / damage.name

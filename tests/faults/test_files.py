@@ -121,7 +121,7 @@ def test_a_file_that_is_no_database_is_told_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("args", EVERY_COMMAND, ids=" ".join)
-def test_the_database_of_another_program_is_left_as_it_is(
+def test_the_database_of_another_program_is_not_changed(
     place: Path, dovetail: Dovetail, args: list[str]
 ) -> None:
     path = place / "runs.db"
@@ -134,7 +134,7 @@ def test_the_database_of_another_program_is_left_as_it_is(
     assert sorted(one.name for one in place.glob("runs.db*")) == ["runs.db"]
 
 
-def test_so_is_one_that_only_its_header_tells_apart(place: Path, dovetail: Dovetail) -> None:
+def test_a_database_with_a_foreign_header_is_refused(place: Path, dovetail: Dovetail) -> None:
     make_runs(place)
     with sqlite3.connect(place / "runs.db") as connection:
         connection.execute("PRAGMA application_id = 252006674")
@@ -143,7 +143,7 @@ def test_so_is_one_that_only_its_header_tells_apart(place: Path, dovetail: Dovet
 
 
 @pytest.mark.parametrize("args", EVERY_COMMAND, ids=" ".join)
-def test_a_file_of_a_newer_version_is_left_as_it_is(
+def test_a_database_file_of_a_newer_version_is_not_changed(
     place: Path, dovetail: Dovetail, args: list[str]
 ) -> None:
     path = make_runs(place)
@@ -161,13 +161,13 @@ def test_a_file_of_a_newer_version_is_left_as_it_is(
     assert path.read_bytes() == before
 
 
-def test_an_empty_file_is_a_new_one(place: Path, dovetail: Dovetail) -> None:
+def test_an_empty_file_becomes_a_new_database(place: Path, dovetail: Dovetail) -> None:
     (place / "runs.db").touch()
     assert dovetail(place, *RUN)[0] == 0
 
 
 @pytest.mark.parametrize("moment", range(1, 8))
-def test_a_file_that_somebody_else_makes_at_this_moment_is_ours(
+def test_a_file_that_another_process_creates_concurrently_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
     file = SqliteFile(tmp_path / "runs.db")
@@ -230,7 +230,7 @@ def _zeros(data: bytearray, page: int) -> bytearray:
 
 
 @pytest.mark.parametrize("damage", [_middle, _after_the_header, _half, _zeros])
-def test_a_damaged_file_is_told_by_whatever_command_comes_upon_it(
+def test_a_damaged_file_is_reported_by_every_command_that_reads_the_damage(
     place: Path, dovetail: Dovetail, damage: Callable[[bytearray, int], bytearray]
 ) -> None:
     path = make_runs(place)
@@ -244,7 +244,9 @@ def test_a_damaged_file_is_told_by_whatever_command_comes_upon_it(
     assert "restore" in said
 
 
-async def test_a_run_that_vanishes_from_the_file_ends_the_engine_loudly(tmp_path: Path) -> None:
+async def test_a_run_that_disappears_from_the_file_stops_the_engine_with_an_error(
+    tmp_path: Path,
+) -> None:
     entered, opened = asyncio.Event(), asyncio.Event()
 
     async def wait(config: Any, ctx: Any) -> None:
@@ -311,7 +313,7 @@ def interrupted(kept: Path, nursery: Nursery) -> str:
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "both"])
-def test_a_read_only_file_or_folder_is_told_and_the_run_goes_on_once_it_can_be_written(
+def test_a_read_only_file_or_folder_is_reported_and_the_run_continues_once_it_is_writable(
     kept: Path, nursery: Nursery, what: str
 ) -> None:
     run_id = interrupted(kept, nursery)
@@ -342,21 +344,21 @@ def test_a_folder_that_cannot_be_made_is_told(kept: Path) -> None:
     refused(done, "cannot make the folder kept/deeper", "DOVETAIL_DB")
 
 
-def test_a_folder_that_is_not_there_is_made(place: Path, dovetail: Dovetail) -> None:
+def test_a_missing_folder_is_created(place: Path, dovetail: Dovetail) -> None:
     done = without_powers(place, *RUN, DOVETAIL_DB="not/yet/there/runs.db")
     assert done[0] == 0
     assert (place / "not" / "yet" / "there" / "runs.db").is_file()
 
 
 @pytest.mark.parametrize("args", EVERY_COMMAND, ids=" ".join)
-def test_a_folder_in_place_of_the_file_is_told(
+def test_a_folder_in_place_of_the_file_is_reported(
     place: Path, dovetail: Dovetail, args: list[str]
 ) -> None:
     (place / "runs.db").mkdir()
     refused(dovetail(place, *args), "runs.db cannot be opened")
 
 
-def test_a_file_in_place_of_the_folder_is_told(place: Path, dovetail: Dovetail) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(place: Path, dovetail: Dovetail) -> None:
     (place / "kept").touch()
     refused(without_powers(place, *RUN), "cannot make the folder kept", "DOVETAIL_DB")
 
@@ -433,7 +435,7 @@ def on(disk: SmallDisk, *args: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_disk_that_fills_up_stops_the_run_and_with_more_space_it_goes_on(
+def test_a_full_disk_stops_the_run_and_with_more_space_it_continues(
     small_disk: SmallDisk,
 ) -> None:
     code, said, complaint = on(small_disk, *RUN)
@@ -455,7 +457,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_with_more_space_it_goes_on(
     assert on(small_disk, "runs", "verify", run_id)[0] == 0
 
 
-def test_a_disk_that_is_full_before_the_run_is_told_and_nothing_is_made(
+def test_a_disk_that_is_full_before_the_run_is_reported_and_no_run_is_created(
     small_disk: SmallDisk,
 ) -> None:
     small_disk.folder.joinpath("flow.yaml").write_text(FLOW)
@@ -470,7 +472,7 @@ def test_a_disk_that_is_full_before_the_run_is_told_and_nothing_is_made(
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
-def test_wherever_a_commit_finds_the_disk_full_whoever_waits_is_told(
+def test_a_full_disk_at_any_commit_is_reported_to_the_waiting_caller(
     nursery: Nursery, folder: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "big", "commits": commits}
@@ -491,7 +493,7 @@ def test_wherever_a_commit_finds_the_disk_full_whoever_waits_is_told(
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
-def test_whoever_finds_the_file_locked_waits(nursery: Nursery, folder: str, commits: str) -> None:
+def test_a_writer_waits_for_a_locked_file(nursery: Nursery, folder: str, commits: str) -> None:
     given = {"folder": folder, "workflow": "long", "commits": commits}
     driving = nursery.start("run", **given)
     run_id = driving.hear()
@@ -506,7 +508,7 @@ def test_whoever_finds_the_file_locked_waits(nursery: Nursery, folder: str, comm
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1)]
 
 
-def test_whoever_only_reads_does_not_wait(
+def test_a_reader_does_not_wait_for_a_locked_file(
     nursery: Nursery, folder: str, place: Path, dovetail: Dovetail
 ) -> None:
     run_id = nursery.start("run", folder=folder, workflow="short").done()["run_id"]
@@ -522,7 +524,7 @@ def test_whoever_only_reads_does_not_wait(
 
 
 @pytest.mark.parametrize("commits", ["thread", "loop"])
-def test_a_file_that_stays_locked_ends_the_engine_and_the_run_goes_on_later(
+def test_a_file_that_stays_locked_ends_the_engine_and_the_run_continues_later(
     nursery: Nursery, folder: str, commits: str
 ) -> None:
     given = {"folder": folder, "workflow": "long", "commits": commits}
@@ -547,7 +549,7 @@ HOUR = 3600.0
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["back", "forward"])
 @pytest.mark.parametrize("point", ["after COMMIT of fail flaky", "after COMMIT of park parked"])
-def test_what_waits_does_not_wait_longer_because_the_clock_was_set(
+def test_a_waiting_node_does_not_wait_longer_after_the_clock_was_set(
     nursery: Nursery, folder: str, point: str, ahead: float
 ) -> None:
     first = nursery.start(
@@ -563,7 +565,7 @@ def test_what_waits_does_not_wait_longer_because_the_clock_was_set(
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_nobody_is_taken_for_dead_because_the_clock_was_set(
+def test_no_live_process_counts_as_dead_after_the_clock_was_set(
     nursery: Nursery, folder: str, ahead: float
 ) -> None:
     driving = nursery.start("run", folder=folder, workflow="long", lease_seconds=2)
@@ -575,7 +577,7 @@ def test_nobody_is_taken_for_dead_because_the_clock_was_set(
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1)]
 
 
-def test_the_doctor_tells_of_a_clock_that_was_set_back(
+def test_the_doctor_reports_a_clock_that_was_set_back(
     nursery: Nursery, folder: str, place: Path, dovetail: Dovetail
 ) -> None:
     nursery.start("run", folder=folder, workflow="short", clock_ahead=HOUR).done()

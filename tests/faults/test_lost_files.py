@@ -62,7 +62,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @each(LOSSES)
-async def test_no_run_is_accepted_once_the_file_is_gone(path: Path, how: str) -> None:
+async def test_no_run_is_accepted_after_the_file_was_deleted(path: Path, how: str) -> None:
     async with embedded(settings_of(path), registry_of()) as commands:
         run = await commands.wait((await commands.trigger(QUICK)).run_id)
         assert run.finished
@@ -76,7 +76,9 @@ async def test_no_run_is_accepted_once_the_file_is_gone(path: Path, how: str) ->
                 await question
 
 
-async def test_what_waits_is_told_though_nothing_is_written(path: Path) -> None:
+async def test_a_waiting_caller_learns_that_the_file_was_deleted_even_without_a_write(
+    path: Path,
+) -> None:
     gate = asyncio.Event()
 
     async def waits(config: dict[str, object], ctx: Context) -> None:
@@ -91,7 +93,9 @@ async def test_what_waits_is_told_though_nothing_is_written(path: Path) -> None:
             await asyncio.wait_for(waiting, PATIENCE)
 
 
-async def test_the_server_is_not_ready_and_answers_503_that_says_why(path: Path) -> None:
+async def test_the_server_is_not_ready_and_replies_503_after_the_file_was_deleted(
+    path: Path,
+) -> None:
     settings = settings_of(path)
     async with embedded(settings, registry_of()) as commands:
         service = ApiService(
@@ -112,7 +116,7 @@ async def test_the_server_is_not_ready_and_answers_503_that_says_why(path: Path)
             assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_a_client_is_told_what_happened(path: Path) -> None:
+async def test_a_client_learns_that_the_file_was_deleted(path: Path) -> None:
     async with Dovetail(path) as dt:
         await dt.run(QUICK)
         path.unlink()
@@ -120,7 +124,7 @@ async def test_a_client_is_told_what_happened(path: Path) -> None:
             await dt.run(QUICK)
 
 
-async def test_the_log_of_the_file_that_took_its_place_is_left_alone(path: Path) -> None:
+async def test_the_log_of_a_replacement_file_is_not_changed(path: Path) -> None:
     """The last connection that is closed deletes a log by its name: it is another file's now."""
     async with embedded(settings_of(path), registry_of()) as commands:
         await commands.trigger(QUICK)
@@ -141,7 +145,7 @@ async def test_the_log_of_the_file_that_took_its_place_is_left_alone(path: Path)
     theirs.close()
 
 
-async def test_a_handler_that_changes_the_folder_of_the_process_loses_no_file(
+async def test_a_handler_that_changes_the_working_directory_loses_no_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -155,7 +159,7 @@ async def test_a_handler_that_changes_the_folder_of_the_process_loses_no_file(
             assert (await asyncio.wait_for(commands.wait(run_id), PATIENCE)).finished
 
 
-async def test_looking_on_costs_no_file_and_two_processes_share_one(path: Path) -> None:
+async def test_reading_costs_no_file_and_two_processes_share_one(path: Path) -> None:
     """What others open, write and close is no loss."""
     async with embedded(settings_of(path), registry_of()) as one:
         for _ in range(3):
@@ -190,7 +194,9 @@ def started(folder: Path, *args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("args", [["serve", "--port", "0"], ["run", "slow.yaml"]], ids=" ".join)
-def test_a_command_ends_with_a_line_that_says_what_happened(folder: Path, args: list[str]) -> None:
+def test_a_command_ends_with_an_error_line_if_its_file_was_deleted(
+    folder: Path, args: list[str]
+) -> None:
     process = started(folder, *args)
     try:
         assert process.stdout

@@ -39,7 +39,7 @@ def go(folder: str) -> None:
     (Path(folder) / "go").touch()
 
 
-def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_agree_on_the_end(
+def test_a_silent_owner_is_replaced_its_handlers_are_stopped_and_both_processes_agree(
     nursery: Nursery, folder: str
 ) -> None:
     first = driving(nursery, folder, lease_seconds=LEASE)
@@ -82,7 +82,7 @@ def test_the_late_result_of_a_silent_owner_changes_nothing(nursery: Nursery, fol
     assert starts(folder, run_id) == [("first", 1, 1), ("waits", 1, 1), ("waits", 1, 2)]
 
 
-def test_a_run_that_changes_hands_many_times_ends_once(nursery: Nursery, folder: str) -> None:
+def test_a_run_that_changes_its_owner_many_times_ends_once(nursery: Nursery, folder: str) -> None:
     child = driving(nursery, folder, lease_seconds=LEASE, max_crashes=100)
     run_id = child.hear()
     children = [child]
@@ -104,7 +104,7 @@ def test_a_run_that_changes_hands_many_times_ends_once(nursery: Nursery, folder:
     check_executions(starts(folder, run_id), ends[0]["events"])
 
 
-def test_the_run_of_a_live_process_is_left_alone(nursery: Nursery, folder: str) -> None:
+def test_the_run_of_a_live_process_is_not_taken_over(nursery: Nursery, folder: str) -> None:
     first = driving(nursery, folder, lease_seconds=3 * LEASE)  # a busy machine holds it up, too
     time.sleep(5 * LEASE)  # it renews
     assert nursery.start("resume", folder=folder).done() == []
@@ -116,7 +116,7 @@ def test_the_run_of_a_live_process_is_left_alone(nursery: Nursery, folder: str) 
     assert starts(folder, first.hear()) == [("first", 1, 1), ("waits", 1, 1)]
 
 
-def test_a_cancel_reaches_whoever_drives_the_run_at_once(nursery: Nursery, folder: str) -> None:
+def test_a_cancel_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
     first = driving(nursery, folder, lease_seconds=LONG_LEASE)
     run_id = first.hear()
     said = nursery.start("order", folder=folder, command="cancel", run_id=run_id).done()
@@ -129,7 +129,7 @@ def test_a_cancel_reaches_whoever_drives_the_run_at_once(nursery: Nursery, folde
     assert first.wait() == 0
 
 
-def test_a_retry_reaches_whoever_drives_the_run_at_once(nursery: Nursery, folder: str) -> None:
+def test_a_retry_reaches_the_owner_immediately(nursery: Nursery, folder: str) -> None:
     first = driving(nursery, folder, workflow="half", lease_seconds=LONG_LEASE)
     run_id = first.hear()
     wait_for(
@@ -151,12 +151,12 @@ LATER = time.monotonic() + 3600.0
 PID = os.getpid()
 
 
-def test_this_process_is_there() -> None:
+def test_this_process_counts_as_alive() -> None:
     assert started_at(PID)
     assert not is_gone(this_machine(), PID, started_at(PID), LATER)
 
 
-def test_a_process_that_has_ended_is_gone() -> None:
+def test_an_ended_process_counts_as_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = started_at(child.pid)
     assert not is_gone(this_machine(), child.pid, started, LATER)
@@ -164,7 +164,7 @@ def test_a_process_that_has_ended_is_gone() -> None:
     assert is_gone(this_machine(), child.pid, started, LATER)
 
 
-def test_a_dead_process_that_its_parent_has_not_noticed_is_gone() -> None:
+def test_a_zombie_process_counts_as_gone() -> None:
     child = subprocess.Popen(["sleep", "60"])
     started = started_at(child.pid)
     child.kill()
@@ -174,26 +174,26 @@ def test_a_dead_process_that_its_parent_has_not_noticed_is_gone() -> None:
         child.wait()
 
 
-def test_a_later_process_with_the_same_number_is_another_one() -> None:
+def test_a_later_process_with_the_same_pid_is_another_process() -> None:
     before = str(int(started_at(PID)) - 1)
     assert is_gone(this_machine(), PID, before, LATER)
 
 
-def test_whoever_is_silent_for_longer_than_its_lease_is_gone() -> None:
+def test_an_owner_silent_for_longer_than_its_lease_is_gone() -> None:
     assert is_gone(this_machine(), PID, started_at(PID), time.monotonic() - 0.001)
 
 
-def test_of_another_container_only_the_lease_tells() -> None:
+def test_for_a_process_of_another_container_only_the_lease_counts() -> None:
     boot = this_machine().split(" ")[0]
     assert not is_gone(f"{boot} pid:[1]", PID, "1", LATER)
     assert is_gone(f"{boot} pid:[1]", PID, "1", time.monotonic() - 0.001)
 
 
-def test_whoever_lived_before_the_machine_started_again_is_gone() -> None:
+def test_an_owner_from_before_a_reboot_is_gone() -> None:
     _, room = this_machine().split(" ")
     assert is_gone(f"another-boot {room}", PID, started_at(PID), LATER)
 
 
-def test_where_no_start_time_can_be_known_only_the_lease_tells() -> None:
+def test_without_a_known_start_time_only_the_lease_counts() -> None:
     assert not is_gone(this_machine(), 1 << 30, "", LATER)
     assert is_gone(this_machine(), 1 << 30, "", time.monotonic() - 0.001)

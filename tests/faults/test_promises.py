@@ -82,14 +82,14 @@ async def test_a_handler_starts_after_its_claim_is_in_the_file(tmp_path: Path) -
     assert unkept == []
 
 
-async def test_a_trigger_is_answered_after_the_run_is_in_the_file(tmp_path: Path) -> None:
+async def test_a_trigger_returns_after_the_run_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with attached(Settings(db=path), registry_of(), create=True) as commands:
         await commands.trigger(definition({"a": "input"}))
         assert ("node.queued", "a") in in_file(path)
 
 
-async def test_an_order_is_answered_after_it_is_in_the_file(tmp_path: Path) -> None:
+async def test_a_command_returns_after_its_change_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with attached(Settings(db=path), registry_of(), create=True) as commands:
         run_id = (await commands.trigger(definition({"a": "input"}))).run_id
@@ -99,7 +99,7 @@ async def test_an_order_is_answered_after_it_is_in_the_file(tmp_path: Path) -> N
         assert ("run.retried", None) in in_file(path)
 
 
-async def test_whoever_waits_or_watches_is_told_what_is_in_the_file(
+async def test_waiters_and_watchers_see_only_committed_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "runs.db"
@@ -135,7 +135,7 @@ async def test_whoever_waits_or_watches_is_told_what_is_in_the_file(
         assert await asyncio.wait_for(watching, SECONDS) == [], "these a crash would undo"
 
 
-async def test_what_lists_show_is_committed_with_what_it_follows_from(tmp_path: Path) -> None:
+async def test_the_listed_status_is_committed_with_its_transition(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     async with SqliteStore(path) as store:
         run_id, token = await started(store)
@@ -151,7 +151,7 @@ async def test_what_lists_show_is_committed_with_what_it_follows_from(tmp_path: 
 # ── what is in the file is enough ────────────────────────────────────────────────────────
 
 
-async def test_what_was_published_is_published_again_by_whoever_takes_the_run_over(
+async def test_published_nodes_are_published_again_by_the_next_owner(
     tmp_path: Path,
 ) -> None:
     settings = Settings(db=tmp_path / "runs.db", db_sync="normal")
@@ -164,7 +164,7 @@ async def test_what_was_published_is_published_again_by_whoever_takes_the_run_ov
         assert await commands.verify(run_id) == []
 
 
-async def test_what_waited_for_its_time_is_woken_by_whoever_takes_the_run_over(
+async def test_a_node_that_waits_for_its_time_is_woken_by_the_next_owner(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "runs.db"
@@ -187,7 +187,7 @@ async def test_what_waited_for_its_time_is_woken_by_whoever_takes_the_run_over(
     assert (run.status, run.node("a").output) == (RunStatus.COMPLETED, 2)
 
 
-async def test_a_run_handed_back_counts_no_crash(tmp_path: Path) -> None:
+async def test_a_handed_back_run_counts_no_crash(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     entered = asyncio.Event()
     patient = True
@@ -235,7 +235,7 @@ async def started(store: SqliteStore, compiled: Graph = SINGLE) -> tuple[str, To
     return run_id, token
 
 
-async def test_whoever_was_taken_over_cannot_complete_what_it_had_started(
+async def test_a_replaced_owner_cannot_complete_the_nodes_that_it_started(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     run_id, token = await started(owner)
@@ -256,7 +256,9 @@ async def test_whoever_was_taken_over_cannot_complete_what_it_had_started(
         assert (await store.load(run_id)).node("a").output == "in time"
 
 
-async def test_nor_what_may_start_only_once(owner: SqliteStore, other: SqliteStore) -> None:
+async def test_a_replaced_owner_cannot_complete_an_at_most_once_node(
+    owner: SqliteStore, other: SqliteStore
+) -> None:
     once = graph({"a": []}, a={"delivery": "at_most_once"})
     run_id, token = await started(owner, once)
     taken = await other.adopt([run_id], T, max_crashes=3)
@@ -267,7 +269,7 @@ async def test_nor_what_may_start_only_once(owner: SqliteStore, other: SqliteSto
     assert (node.status, node.reason) == (NodeStatus.FAILED, "worker_lost")
 
 
-async def test_whoever_was_taken_over_is_told_what_to_stop(
+async def test_a_replaced_owner_learns_which_nodes_to_stop(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     orders: asyncio.Queue[Any] = asyncio.Queue()
@@ -279,7 +281,7 @@ async def test_whoever_was_taken_over_is_told_what_to_stop(
     assert told.dispatch == [], "somebody else publishes it"
 
 
-async def test_whoever_drives_a_run_is_told_that_another_cancelled_it(
+async def test_the_owner_learns_that_another_process_cancelled_its_run(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     orders: asyncio.Queue[Any] = asyncio.Queue()
@@ -292,7 +294,7 @@ async def test_whoever_drives_a_run_is_told_that_another_cancelled_it(
     assert (await asyncio.wait_for(waiting, SECONDS)).status is RunStatus.CANCELLED
 
 
-async def test_an_order_is_judged_by_the_run_as_it_is_not_as_it_was_here(
+async def test_a_command_is_decided_by_the_current_run_not_by_a_cached_one(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     run_id, _ = await started(owner)
@@ -302,9 +304,7 @@ async def test_an_order_is_judged_by_the_run_as_it_is_not_as_it_was_here(
     assert (await other.load(run_id)).epoch == 2
 
 
-async def test_a_result_meets_the_cancel_that_came_before_it(
-    owner: SqliteStore, other: SqliteStore
-) -> None:
+async def test_a_result_sees_an_earlier_cancel(owner: SqliteStore, other: SqliteStore) -> None:
     run_id, token = await started(owner)
     await other.apply([Cancel(run_id)], T, durable=True)
     (late,) = await owner.apply([Complete(run_id, "a", token, "late")], T, durable=True)
@@ -315,9 +315,7 @@ async def test_a_result_meets_the_cancel_that_came_before_it(
         assert (run.status, run.node("a").output) == (RunStatus.CANCELLED, None)
 
 
-async def test_a_result_that_came_too_late_does_not_reach_the_cache(
-    owner: SqliteStore, other: SqliteStore
-) -> None:
+async def test_a_late_result_is_not_cached(owner: SqliteStore, other: SqliteStore) -> None:
     run_id, token = await started(owner)
     await other.apply([Cancel(run_id)], T, durable=True)
     late = Complete(run_id, "a", token, "late", Caching("key", 3600.0, {"version": "1"}))
@@ -326,7 +324,7 @@ async def test_a_result_that_came_too_late_does_not_reach_the_cache(
         assert await store.recall("key", T) is None
 
 
-async def test_a_key_used_by_another_process_names_its_run(
+async def test_a_key_used_by_another_process_returns_its_run(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     key = ("run", "k", "the same body")

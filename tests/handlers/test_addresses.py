@@ -102,7 +102,7 @@ def answering(*addresses: str):
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-async def test_an_address_that_is_not_public_is_refused_for_good(address: str):
+async def test_an_address_that_is_not_public_is_refused_permanently(address: str):
     guard = AddressGuard(resolver=answering(address))
     with pytest.raises(PermanentError) as refused:
         await guard.addresses("innocent.example.com", 443)
@@ -112,12 +112,12 @@ async def test_an_address_that_is_not_public_is_refused_for_good(address: str):
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-async def test_a_public_address_is_handed_out(address: str):
+async def test_a_public_address_is_returned(address: str):
     guard = AddressGuard(resolver=answering(address))
     assert await guard.addresses("example.com", 443) == [parse_address(address)]
 
 
-def test_whatever_python_calls_private_is_forbidden_here_too():
+def test_every_address_that_python_calls_private_is_forbidden():
     guard = AddressGuard()
     for number in range(0, 2**32, 2**16 + 1):
         address = ip_address(number)
@@ -135,7 +135,7 @@ async def numbers_and_known_names(host: str, port: int) -> list[str]:
     return [str(sockaddr[0]) for *_, sockaddr in found]
 
 
-def test_there_are_enough_spellings_and_each_is_another():
+def test_there_are_enough_different_spellings():
     assert len(set(HOSTILE_URLS)) == len(HOSTILE_URLS) >= 100
 
 
@@ -147,13 +147,13 @@ async def decided(url: str) -> list[Address]:
 
 
 @pytest.mark.parametrize("url", HOSTILE_URLS, ids=ascii)
-async def test_no_spelling_of_a_url_gets_around_the_guard(url: str):
+async def test_no_spelling_of_a_url_bypasses_the_guard(url: str):
     with pytest.raises(PermanentError) as refused:
         await decided(url)
     assert refused.value.type in ("forbidden_address", "invalid_url")
 
 
-def test_no_spelling_of_a_url_is_slow_to_judge():
+def test_no_spelling_of_a_url_is_slow_to_check():
     async def all_decided() -> None:
         for url in HOSTILE_URLS:
             with pytest.raises(PermanentError):
@@ -163,7 +163,7 @@ def test_no_spelling_of_a_url_is_slow_to_judge():
 
 
 @pytest.mark.parametrize("url", HOSTILE_URLS, ids=ascii)
-async def test_no_redirect_gets_around_it_either(url: str):
+async def test_no_redirect_bypasses_the_guard(url: str):
     first = OutgoingRequest("GET", parse_url("http://example.com/a"))
     try:
         moved = _redirected(first, 302, url)
@@ -176,7 +176,7 @@ async def test_no_redirect_gets_around_it_either(url: str):
     assert refused.value.type == "forbidden_address"
 
 
-async def test_the_setting_that_would_allow_a_refused_address_allows_it():
+async def test_the_named_setting_allows_a_refused_address():
     refusing = AddressGuard(resolver=answering("10.1.2.3"))
     with pytest.raises(PermanentError) as refused:
         await refusing.addresses("db.internal", 80)
@@ -185,7 +185,7 @@ async def test_the_setting_that_would_allow_a_refused_address_allows_it():
     assert await allowing.addresses("db.internal", 80) == [ip_address("10.1.2.3")]
 
 
-async def test_an_allowed_network_allows_nothing_beside_it():
+async def test_an_allowed_network_allows_no_other_address():
     guard = AddressGuard([ip_network("127.0.0.1/32")])
     assert guard.reason_against(ip_address("127.0.0.1")) is None
     assert guard.reason_against(ip_address("127.0.0.2")) == "loopback"
@@ -193,7 +193,7 @@ async def test_an_allowed_network_allows_nothing_beside_it():
     assert guard.reason_against(ip_address("169.254.169.254")) is not None
 
 
-async def test_a_mapped_address_counts_as_the_ipv4_address_it_is():
+async def test_a_mapped_address_counts_as_its_ipv4_address():
     guard = AddressGuard([ip_network("127.0.0.1/32")], answering("::ffff:127.0.0.1"))
     assert await guard.addresses("h", 80) == [ip_address("127.0.0.1")]
 
@@ -204,7 +204,7 @@ async def test_a_tunnel_to_an_allowed_address_is_allowed():
     assert "10.0.0.1" in (AddressGuard().reason_against(ip_address("64:ff9b::a00:1")) or "")
 
 
-async def test_of_several_addresses_only_the_permitted_are_handed_out():
+async def test_of_several_addresses_only_the_permitted_are_returned():
     guard = AddressGuard(resolver=answering("fd00::1", "127.0.0.1", "8.8.8.8", "8.8.8.8"))
     assert await guard.addresses("split.example.com", 443) == [ip_address("8.8.8.8")]
 
@@ -254,5 +254,5 @@ async def test_the_system_resolver_reads_every_spelling_of_loopback_as_loopback(
         ("256.256.256.256", "256.256.256.256"),
     ],
 )
-def test_a_host_has_one_plain_spelling(spelling: str, plain: str):
+def test_a_host_has_one_canonical_spelling(spelling: str, plain: str):
     assert plain_host(spelling) == plain

@@ -22,7 +22,7 @@ def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch():
     assert made(epoch=3).idempotency_key == "r1:n:3"
 
 
-def test_what_is_not_given_is_empty():
+def test_omitted_fields_of_a_context_are_empty():
     ctx = made()
     assert (ctx.params, ctx.inputs, dict(ctx.secrets)) == ({}, {}, {})
     assert (ctx.attempt, ctx.epoch) == (1, 1)
@@ -45,7 +45,7 @@ class TestProgress:
             ctx.progress(fraction)
         assert told == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
-    def test_refuses_what_is_no_number(self):
+    def test_refuses_nan(self):
         with pytest.raises(ValueError, match="not NaN"):
             made().progress(float("nan"))
 
@@ -97,7 +97,7 @@ class TestCancelled:
 
 
 class TestLog:
-    def test_knows_run_node_and_attempt(self, caplog):
+    def test_has_run_node_and_attempt(self, caplog):
         with caplog.at_level(logging.INFO, "dovetail.handler"):
             made(attempt=2).log.info("done %d", 3, extra={"rows": 7})
         record = caplog.records[0]
@@ -137,7 +137,7 @@ class TestLog:
         assert "hunter2" not in caplog.text
 
 
-def test_a_progress_message_is_kept_to_one_line_of_reading() -> None:
+def test_a_progress_message_is_cut_to_its_maximum_length() -> None:
     told: list[str] = []
     ctx = Context(run_id="r", node_id="n", report_progress=lambda _, text: told.append(text))
     ctx.progress(0.5, "x" * 5000)

@@ -37,12 +37,12 @@ class TestAnAnswer:
         assert got["body"] == '{"a": [1, 2]}'
         assert got["json"] == {"a": [1, 2]}
 
-    async def test_that_is_no_json_has_json_none(self, serve, local, ctx):
+    async def test_that_is_not_json_has_json_none(self, serve, local, ctx):
         server = await serve(response(200, "hello", {"content-type": "text/plain"}))
         got = await call(local, ctx, url=server.url())
         assert (got["body"], got["json"]) == ("hello", None)
 
-    async def test_is_json_whatever_its_type_says(self, serve, local, ctx):
+    async def test_is_parsed_as_json_whatever_its_content_type(self, serve, local, ctx):
         server = await serve(response(200, b"\xef\xbb\xbf[1]"))
         assert (await call(local, ctx, url=server.url()))["json"] == [1]
 
@@ -50,7 +50,7 @@ class TestAnAnswer:
         server = await serve(response(200, '{"a": NaN}'))
         assert (await call(local, ctx, url=server.url()))["json"] is None
 
-    async def test_that_is_binary_is_kept_as_base64_and_says_so(self, serve, local, ctx):
+    async def test_that_is_binary_is_returned_as_base64_and_marked(self, serve, local, ctx):
         data = bytes(range(256))
         server = await serve(response(200, data, {"content-type": "image/png"}))
         got = await call(local, ctx, url=server.url())
@@ -68,7 +68,7 @@ class TestAnAnswer:
         got = await call(local, ctx, url=server.url(), method="head")
         assert (got["body"], server.requests[0].method) == ("", "HEAD")
 
-    async def test_in_chunks_is_put_together(self, serve, local, ctx):
+    async def test_in_chunks_is_joined(self, serve, local, ctx):
         raw = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
         server = await serve(raw)
         assert (await call(local, ctx, url=server.url()))["body"] == "abc"
@@ -107,12 +107,12 @@ class TestARequest:
         assert seen.body.decode() == '{"ü":[null]}'
         assert seen.headers["content-type"] == "application/json"
 
-    async def test_sends_json_null_when_it_is_asked_to(self, serve, local, ctx):
+    async def test_sends_json_null_on_request(self, serve, local, ctx):
         server = await serve(response())
         await call(local, ctx, url=server.url(), method="POST", json=None)
         assert server.requests[0].body == b"null"
 
-    async def test_sends_a_body_as_it_is(self, serve, local, ctx):
+    async def test_sends_a_body_unchanged(self, serve, local, ctx):
         server = await serve(response())
         headers = {"Content-Type": "text/csv", "X-N": 1, "X-B": False, "X-U": "ü"}
         await call(local, ctx, url=server.url(), method="PUT", body="a;ü", headers=headers)
@@ -122,14 +122,16 @@ class TestARequest:
         assert (seen.headers["x-n"], seen.headers["x-b"]) == ("1", "false")
         assert seen.headers["x-u"].encode("latin-1").decode() == "ü"
 
-    async def test_without_a_body_says_so(self, serve, local, ctx):
+    async def test_without_a_body_sends_no_body(self, serve, local, ctx):
         server = await serve(response())
         await call(local, ctx, url=server.url(), method="POST")
         await call(local, ctx, url=server.url(), body="x")
         assert server.requests[0].headers["content-length"] == "0"
         assert server.requests[1].headers["content-type"] == "text/plain; charset=utf-8"
 
-    async def test_turns_user_and_password_of_the_url_into_a_header(self, serve, local, ctx):
+    async def test_turns_user_and_password_of_the_url_into_an_authorization_header(
+        self, serve, local, ctx
+    ):
         server = await serve(response())
         url = server.url("/").replace("127", "me:p%40ss@127", 1)
         await call(local, ctx, url=url)
@@ -137,13 +139,15 @@ class TestARequest:
         assert seen.headers["authorization"] == "Basic " + base64.b64encode(b"me:p@ss").decode()
         assert seen.headers["host"] == f"127.0.0.1:{server.port}"
 
-    async def test_keeps_the_users_authorization_over_that_of_the_url(self, serve, local, ctx):
+    async def test_prefers_the_authorization_of_the_user_to_that_of_the_url(
+        self, serve, local, ctx
+    ):
         server = await serve(response())
         url = server.url("/").replace("127", "me:x@127", 1)
         await call(local, ctx, url=url, headers={"Authorization": "Bearer t"})
         assert server.requests[0].headers["authorization"] == "Bearer t"
 
-    async def test_ignores_proxies_of_the_environment(self, serve, local, ctx, monkeypatch):
+    async def test_ignores_proxy_variables(self, serve, local, ctx, monkeypatch):
         proxy = await serve(response(200, "proxied"))
         server = await serve(response(200, "direct"))
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -151,7 +155,7 @@ class TestARequest:
         assert (await call(local, ctx, url=server.url()))["body"] == "direct"
         assert proxy.connections == 0
 
-    async def test_carries_no_cookie_of_an_earlier_answer(self, serve, local, ctx):
+    async def test_carries_no_cookie_of_an_earlier_reply(self, serve, local, ctx):
         server = await serve(response(200, "", {"set-cookie": "a=b"}))
         await call(local, ctx, url=server.url())
         await call(local, ctx, url=server.url())
@@ -190,7 +194,7 @@ class TestAConfig:
             ({"url": "http://h/", "expect_status": [99]}, "expect_status.0:"),
         ],
     )
-    async def test_that_is_wrong_is_refused_for_good(self, local, ctx, config, said):
+    async def test_that_is_invalid_is_refused_permanently(self, local, ctx, config, said):
         with pytest.raises(PermanentError) as refused:
             await call(local, ctx, **config)
         assert refused.value.type == "invalid_config"
@@ -213,7 +217,7 @@ class TestAConfig:
             "http://1.2.3.4.5:x@h:y/",
         ],
     )  # fmt: skip
-    async def test_with_a_url_that_is_none_is_refused_for_good(self, local, ctx, url):
+    async def test_with_an_invalid_url_is_refused_permanently(self, local, ctx, url):
         async def nobody(host: str, port: int) -> list[str]:
             raise AssertionError(f"{host} was resolved")
 
@@ -221,7 +225,7 @@ class TestAConfig:
             await call(local, ctx, resolver=nobody, url=url)
         assert refused.value.type == "invalid_url"
 
-    async def test_with_params_that_make_the_url_endless_is_refused_for_good(self, local, ctx):
+    async def test_with_params_that_make_the_url_too_long_is_refused_permanently(self, local, ctx):
         with pytest.raises(PermanentError, match="cannot be parsed"):
             await call(local, ctx, url="http://127.0.0.1/", params={"a": "x" * 70_000})
 
@@ -235,7 +239,7 @@ class TestAConfig:
             assert url.scheme in ("http", "https")
             assert url.host
 
-    def test_has_a_schema_for_people(self):
+    def test_has_a_readable_schema(self):
         schema = ExternalConfig.model_json_schema()
         assert list(schema["properties"]) == [
             "url", "method", "headers", "params", "json", "body", "timeout_seconds",
@@ -246,7 +250,7 @@ class TestAConfig:
 
 class TestAFailure:
     @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 599])
-    async def test_of_the_service_is_worth_another_try(self, serve, local, ctx, status):
+    async def test_of_the_service_is_retryable(self, serve, local, ctx, status):
         server = await serve(response(status, "busy"))
         with pytest.raises(RetryableError, match=f"answered {status}") as failed:
             await call(local, ctx, url=server.url())
@@ -254,14 +258,14 @@ class TestAFailure:
         assert failed.value.after is None
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 418, 422, 304, 300])
-    async def test_of_the_request_is_not(self, serve, local, ctx, status):
+    async def test_of_the_request_is_permanent(self, serve, local, ctx, status):
         server = await serve(response(status, "" if status == 304 else "no\n such  thing"))
         with pytest.raises(PermanentError, match=f"answered {status}") as failed:
             await call(local, ctx, url=server.url())
         assert failed.value.type == f"http_{status}"
         assert status == 304 or "no such thing" in str(failed.value)
 
-    async def test_says_how_long_to_wait(self, serve, local, ctx):
+    async def test_carries_the_retry_after(self, serve, local, ctx):
         server = await serve(response(503, "", {"Retry-After": "7"}))
         with pytest.raises(RetryableError) as failed:
             await call(local, ctx, url=server.url())
@@ -329,7 +333,7 @@ class TestAFailure:
         listening.close()
         await listening.wait_closed()
 
-    async def test_of_the_first_address_lets_the_second_try(self, serve, local, ctx):
+    async def test_of_the_first_address_falls_back_to_the_second(self, serve, local, ctx):
         server = await serve(response(200, "here"))
 
         async def both(host: str, port: int) -> list[str]:
@@ -355,12 +359,12 @@ class TestExpectStatus:
         with pytest.raises(PermanentError, match="answered 200 OK, expected 201 or 202"):
             await call(local, ctx, url=server.url(), expect_status=[201, 202])
 
-    async def test_leaves_a_busy_service_worth_another_try(self, serve, local, ctx):
+    async def test_leaves_a_busy_service_retryable(self, serve, local, ctx):
         server = await serve(response(503))
         with pytest.raises(RetryableError):
             await call(local, ctx, url=server.url(), expect_status=[200])
 
-    async def test_makes_a_listed_redirect_an_answer(self, serve, local, ctx):
+    async def test_makes_a_listed_redirect_a_reply(self, serve, local, ctx):
         server = await serve(response(302, "", {"location": "/elsewhere"}))
         got = await call(local, ctx, url=server.url(), expect_status=[302])
         assert (got["status_code"], got["headers"]["location"]) == (302, "/elsewhere")
@@ -386,7 +390,7 @@ class TestTheMock:
         assert got["headers"]["content-type"] == "application/json"
         assert '"mock":true' in got["body"]
 
-    async def test_answers_as_expected(self, ctx):
+    async def test_returns_the_expected_status(self, ctx):
         got = await call(Settings(), ctx, url="MOCK://x", expect_status=[201])
         assert got["status_code"] == 201
 
@@ -420,7 +424,7 @@ class TestRetryAfter:
     def test_is_seconds_or_a_date_and_at_most_an_hour(self, value, seconds):
         assert retry_after({"retry-after": value}, now=1000.0) == seconds
 
-    def test_goes_by_the_clock_of_the_service(self):
+    def test_uses_the_clock_of_the_service(self):
         headers = {
             "retry-after": "Thu, 01 Jan 1970 00:00:30 GMT", "date": "Thu, 01 Jan 1970 00:00:10 GMT"
         }  # fmt: skip
@@ -447,11 +451,11 @@ class TestRetryAfter:
         ("", "ü".encode(), "ü", True),
     ],
 )
-def test_a_body_is_text_unless_that_would_destroy_it(kind, content, text, is_text):
+def test_a_body_is_text_unless_text_would_damage_it(kind, content, text, is_text):
     assert decoded(HttpResponse(200, {"content-type": kind}, content, "")) == (text, is_text)
 
 
-async def test_the_registry_knows_it_with_three_retries():
+async def test_the_registry_has_it_with_three_retries():
     known = builtin_registry(Settings()).get("call_external_service")
     assert (known.max_retries, known.is_async, known.origin) == (3, True, "built in")
     assert known.description.startswith("Sends an HTTP request")

@@ -23,9 +23,7 @@ CERTIFICATE = Path(__file__).with_name("tls.example.pem")
 
 
 class TestTime:
-    async def test_of_the_whole_exchange_is_bounded_however_slowly_bytes_come(
-        self, serve, local, ctx
-    ):
+    async def test_of_the_whole_exchange_is_bounded_even_for_slow_bytes(self, serve, local, ctx):
         async def drip(seen, writer):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
             while True:
@@ -40,7 +38,7 @@ class TestTime:
         assert failed.value.type == "timeout"
         assert time.monotonic() - started < 20
 
-    async def test_to_resolve_counts(self, local, ctx):
+    async def test_to_resolve_counts_towards_the_timeout(self, local, ctx):
         async def slow(host: str, port: int) -> list[str]:
             await asyncio.sleep(30)
             return []
@@ -48,7 +46,7 @@ class TestTime:
         with pytest.raises(RetryableError, match="within"):
             await call(local, ctx, resolver=slow, url="http://h/", timeout_seconds=0.1)
 
-    async def test_to_connect_is_bounded_on_its_own(self, serve, local, ctx, monkeypatch):
+    async def test_to_connect_has_its_own_limit(self, serve, local, ctx, monkeypatch):
         from dovetail.handlers import http
 
         monkeypatch.setattr(http, "CONNECT_SECONDS", 1e-9)
@@ -73,7 +71,7 @@ class TestTime:
 
 
 class TestSize:
-    async def test_above_the_limit_is_refused_for_good_and_not_read(self, serve, local, ctx):
+    async def test_above_the_limit_is_refused_permanently_and_not_read(self, serve, local, ctx):
         sent = 0
 
         async def endless(seen, writer):
@@ -90,7 +88,7 @@ class TestSize:
         assert refused.value.type == "too_large"
         assert sent < 20 * 1024 * 1024
 
-    async def test_of_a_compressed_bomb_is_the_decompressed_one(self, serve, local, ctx):
+    async def test_of_a_compressed_bomb_is_its_decompressed_size(self, serve, local, ctx):
         bomb = gzip.compress(gzip.compress(b"\0" * 200_000_000, 9), 9)
         assert len(bomb) < 10_000
         server = await serve(response(200, bomb, {"content-encoding": "gzip, gzip"}))
@@ -154,14 +152,14 @@ class TestRedirects:
         assert foreign.headers["idempotency-key"] == "r1:fetch:1"
         assert foreign.body == b"b"
 
-    async def test_do_not_bring_a_password_of_their_own(self, serve, local, ctx):
+    async def test_do_not_add_a_password_of_their_own(self, serve, local, ctx):
         other = await serve(response())
         location = other.url("/").replace("127", "a:b@127", 1)
         server = await serve(response(302, "", {"location": location}))
         await call(local, ctx, url=server.url())
         assert "authorization" not in other.requests[0].headers
 
-    def test_from_http_to_https_of_the_same_host_keep_credentials_and_not_back(self):
+    def test_to_https_of_the_same_host_keep_credentials_but_not_back_to_http(self):
         import httpx2
 
         from dovetail.handlers.http import OutgoingRequest, _redirected
@@ -185,13 +183,15 @@ class TestRedirects:
         "location",
         ["file:///etc/passwd", "mock://x", "ftp://h/", "http://h:99999/", "http://[::1"],
     )
-    async def test_to_what_is_no_web_address_are_refused(self, serve, local, ctx, location):
+    async def test_to_a_target_that_is_no_web_address_are_refused(
+        self, serve, local, ctx, location
+    ):
         server = await serve(response(302, "", {"location": location}))
         with pytest.raises(PermanentError) as refused:
             await call(local, ctx, url=server.url())
         assert refused.value.type == "invalid_url"
 
-    async def test_without_a_place_are_a_failure(self, serve, local, ctx):
+    async def test_without_a_location_are_a_failure(self, serve, local, ctx):
         server = await serve(response(302))
         with pytest.raises(PermanentError, match="answered 302"):
             await call(local, ctx, url=server.url())
@@ -207,7 +207,7 @@ class TestTheAddressGuard:
             "user@127.0.0.1", "example.com@127.0.0.1", "127.0.0.1%2e",
         ],
     )  # fmt: skip
-    async def test_refuses_this_machine_however_it_is_spelled(self, serve, ctx, host):
+    async def test_refuses_this_machine_in_every_spelling(self, serve, ctx, host):
         server = await serve(response())
         with pytest.raises(PermanentError) as refused:
             await call(Settings(), ctx, url=f"http://{host}:{server.port}/")
@@ -238,7 +238,7 @@ class TestTheAddressGuard:
         assert refused.value.type == "forbidden_address"
         assert canary.connections == 0
 
-    async def test_is_not_fooled_by_a_resolver_that_changes_its_answer(self, serve, local, ctx):
+    async def test_resists_a_resolver_that_changes_its_reply(self, serve, local, ctx):
         canary = await serve(response(200, "canary"), host="127.0.0.2")
         asked = 0
 
@@ -255,7 +255,7 @@ class TestTheAddressGuard:
             await call(local, ctx, resolver=rebind, url=canary.url("/", host="rebind.example"))
         assert (asked, canary.connections) == (2, 0)
 
-    async def test_lets_an_allowed_address_pass(self, serve, local, ctx):
+    async def test_allows_a_permitted_address(self, serve, local, ctx):
         server = await serve(response(200, "ok"))
 
         async def resolve(host: str, port: int) -> list[str]:
@@ -266,7 +266,7 @@ class TestTheAddressGuard:
 
 
 class TestTls:
-    async def test_names_the_host_though_it_connects_to_an_address(
+    async def test_sends_the_host_name_even_if_it_connects_to_an_address(
         self, serve, local, ctx, monkeypatch
     ):
         from dovetail.handlers import http

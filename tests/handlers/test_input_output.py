@@ -39,7 +39,7 @@ async def test_output_returns_its_config_when_it_has_one():
     assert await run("output", {"answer": 42}, inputs={"p": 1}) == {"answer": 42}
 
 
-async def test_sleep_takes_its_time():
+async def test_sleep_waits_for_its_duration():
     started = time.monotonic()
     assert await run("sleep", {"seconds": 0.05}) == {"seconds": 0.05}
     assert time.monotonic() - started >= 0.045
@@ -57,7 +57,7 @@ async def test_sleep_ends_when_it_is_cancelled():
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "soon", None, 1e12])
-async def test_sleep_refuses_what_is_no_time(seconds):
+async def test_sleep_refuses_an_invalid_duration(seconds):
     with pytest.raises(PermanentError, match="config of handler 'sleep': seconds:") as refused:
         await run("sleep", {"seconds": seconds})
     assert refused.value.type == "invalid_config"

@@ -98,12 +98,12 @@ def _matched(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_whatever_is_done_with_it_gives_what_a_plain_dict_gives(use: Callable[[Any], Any]) -> None:
+def test_lazy_inputs_behave_like_a_plain_dict(use: Callable[[Any], Any]) -> None:
     lazy, _ = made()
     assert use(lazy) == use(copy.deepcopy(PLAIN))
 
 
-def test_names_are_there_without_a_read_and_a_value_is_read_once() -> None:
+def test_names_are_available_without_a_read_and_a_value_is_read_once() -> None:
     lazy, source = made()
     assert list(lazy) == ["a", "b", "c"]
     assert (len(lazy), "a" in lazy, "z" in lazy, bool(lazy)) == (3, True, False, True)
@@ -118,21 +118,21 @@ def test_names_are_there_without_a_read_and_a_value_is_read_once() -> None:
         lazy["z"]
 
 
-def test_what_copies_its_memory_without_asking_is_refused_and_gets_no_wrong_value() -> None:
+def test_a_c_extension_that_bypasses_lazy_inputs_gets_an_error_instead_of_wrong_values() -> None:
     lazy, _ = made()
     with pytest.raises(TypeError):
         orjson.dumps(lazy)
     assert orjson.loads(orjson.dumps(dict(lazy))) == PLAIN
 
 
-def test_a_handler_changes_its_own_copy_only() -> None:
+def test_a_handler_changes_only_its_own_copy() -> None:
     lazy, source = made()
     lazy["a"]["x"].append("mine")
     assert lazy["a"]["x"][-1] == "mine"
     assert source.outputs["a"] == {"x": [1, "ü"]}
 
 
-def test_the_limit_is_on_what_a_node_reads_in_all() -> None:
+def test_the_limit_covers_all_inputs_that_a_node_reads() -> None:
     limit = len(orjson.dumps(PLAIN["a"])) + 3
     lazy, source = made(limit)
     lazy["a"], lazy["c"]
@@ -142,7 +142,7 @@ def test_the_limit_is_on_what_a_node_reads_in_all() -> None:
     assert source.read == ["a", "c"]
 
 
-def test_what_the_nodes_of_a_worker_hold_together_is_bounded_and_given_back(
+def test_the_inputs_held_by_all_nodes_of_a_worker_are_bounded_and_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "WORKER_SHARE", 1)

@@ -48,7 +48,7 @@ def answering(value: Any, status: int = 200, headers: dict[str, str] | None = No
 
 
 class TestTheEndpoint:
-    async def test_is_asked_and_its_answer_returned(self, serve, ctx):
+    async def test_is_called_and_its_reply_returned(self, serve, ctx):
         server = await serve(answering(COMPLETION))
         got = await ask(at(server), ctx, prompt="Say hello")
         assert got == {
@@ -65,7 +65,7 @@ class TestTheEndpoint:
             "messages": [{"role": "user", "content": "Say hello"}],
         }
 
-    async def test_is_given_every_option(self, serve, ctx):
+    async def test_gets_every_option(self, serve, ctx):
         server = await serve(answering(COMPLETION))
         messages = [
             {"role": "system", "content": "Be brief"},
@@ -84,7 +84,7 @@ class TestTheEndpoint:
             "response_format": {"type": "json_schema", "json_schema": schema},
         }
 
-    async def test_may_be_anywhere_and_need_no_key(self, serve, ctx):
+    async def test_may_be_any_url_and_needs_no_key(self, serve, ctx):
         server = await serve(answering(COMPLETION))
         settings = at(server, llm_api_key=None, llm_base_url=server.url("/api?version=2"))
         await ask(settings, ctx, prompt="x", response_format="json_object")
@@ -93,20 +93,20 @@ class TestTheEndpoint:
         assert seen.target == "/api/chat/completions?version=2"
         assert json.loads(seen.body)["response_format"] == {"type": "json_object"}
 
-    async def test_gets_nothing_of_another_vendors_environment(self, serve, ctx, monkeypatch):
+    async def test_gets_no_settings_of_another_vendor(self, serve, ctx, monkeypatch):
         for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_CUSTOM_HEADERS"):
             monkeypatch.setenv(name, "X-Leak: leaked")
         server = await serve(answering(COMPLETION))
         await ask(at(server), ctx, prompt="x")
         assert "leaked" not in str(server.requests[0])
 
-    async def test_reads_what_is_no_text_as_json(self, serve, ctx):
+    async def test_gets_a_prompt_that_is_no_text_as_json(self, serve, ctx):
         server = await serve(answering(COMPLETION))
         await ask(at(server), ctx, prompt={"rows": [1, "ü"]})
         assert json.loads(server.requests[0].body)["messages"][0]["content"] == '{"rows":[1,"ü"]}'
 
     @pytest.mark.parametrize("status", [429, 500, 503])
-    async def test_that_is_busy_is_asked_again_later(self, serve, ctx, status):
+    async def test_that_is_busy_is_called_again_later(self, serve, ctx, status):
         server = await serve(
             answering({"error": {"message": "busy"}}, status, {"Retry-After": "9"})
         )
@@ -116,20 +116,20 @@ class TestTheEndpoint:
         assert len(server.requests) == 1
 
     @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
-    async def test_that_refuses_is_not_asked_again(self, serve, ctx, status):
+    async def test_that_refuses_is_not_called_again(self, serve, ctx, status):
         server = await serve(answering({"error": {"message": "bad key sk-hunter2"}}, status))
         with pytest.raises(PermanentError, match=r"bad key \*\*\*") as failed:
             await ask(at(server), ctx, prompt="x")
         assert failed.value.type == f"http_{status}"
 
-    async def test_that_is_not_there_is_asked_again_later(self, serve, ctx):
+    async def test_that_is_unreachable_is_called_again_later(self, serve, ctx):
         server = await serve(answering(COMPLETION))
         server.port = 1
         with pytest.raises(RetryableError) as failed:
             await ask(at(server), ctx, prompt="x")
         assert failed.value.type == "network_error"
 
-    async def test_that_redirects_does_not_get_the_prompt_elsewhere(self, serve, ctx):
+    async def test_that_redirects_does_not_get_the_prompt_at_another_address(self, serve, ctx):
         other = await serve(answering(COMPLETION))
         server = await serve(response(307, "", {"location": other.url()}))
         with pytest.raises(PermanentError, match="answered 307"):
@@ -154,18 +154,18 @@ class TestTheEndpoint:
             await ask(at(server), ctx, prompt="x")
         assert failed.value.type == "bad_answer"
 
-    async def test_may_leave_out_what_is_optional(self, serve, ctx):
+    async def test_may_omit_optional_fields(self, serve, ctx):
         refusal = {"choices": [{"message": {"content": None, "refusal": "no"}}], "usage": None}
         server = await serve(answering(refusal))
         assert await ask(at(server), ctx, prompt="x") == {"text": "", "model": "m", "usage": {}}
 
-    async def test_may_not_answer_without_end(self, serve, ctx):
+    async def test_may_not_reply_without_end(self, serve, ctx):
         server = await serve(response(200, b" " * 2_000_000))
         with pytest.raises(PermanentError, match="larger than") as failed:
             await ask(at(server), ctx, prompt="x")
         assert failed.value.type == "too_large"
 
-    async def test_with_a_wrong_address_names_the_setting(self, ctx):
+    async def test_with_an_invalid_address_names_the_setting(self, ctx):
         settings = Settings(llm_base_url="http://h:99999/", llm_model="m")
         with pytest.raises(PermanentError, match="DOVETAIL_LLM_BASE_URL: the url is not valid"):
             await ask(settings, ctx, prompt="x")
@@ -195,7 +195,7 @@ class TestTheEndpoint:
         ),
     ],
 )
-async def test_a_wrong_config_is_refused_for_good(ctx, config, said):
+async def test_an_invalid_config_is_refused_permanently(ctx, config, said):
     with pytest.raises(PermanentError) as refused:
         await ask(Settings(), ctx, **config)
     assert refused.value.type == "invalid_config"
@@ -203,7 +203,7 @@ async def test_a_wrong_config_is_refused_for_good(ctx, config, said):
 
 
 class TestTheMock:
-    async def test_answers_the_same_to_the_same(self, ctx):
+    async def test_gives_the_same_reply_to_the_same_prompt(self, ctx):
         words = " ".join(f"word{n}" for n in range(42))
         first = await ask(Settings(), ctx, prompt=words)
         again = await ask(Settings(), Context(run_id="r9", node_id="x"), prompt=words)
@@ -228,17 +228,17 @@ class TestTheMock:
         assert got["usage"]["prompt_tokens"] == 4
         assert got["model"] == "m2"
 
-    async def test_keeps_to_max_tokens(self, ctx):
+    async def test_obeys_max_tokens(self, ctx):
         got = await ask(Settings(), ctx, prompt="a b c", max_tokens=2)
         assert (got["text"], got["usage"]["completion_tokens"]) == ("[mock] Summary", 2)
 
-    async def test_answers_json_where_that_is_asked_for(self, ctx):
+    async def test_replies_in_json_on_request(self, ctx):
         got = await ask(Settings(), ctx, prompt="a b", response_format={"type": "json_object"})
         assert json.loads(got["text"]) == {"mock": True, "words": 2, "text": "a b"}
         got = await ask(Settings(), ctx, prompt="a b", response_format="text")
         assert got["text"].startswith("[mock]")
 
-    async def test_answers_json_that_fits_the_schema(self, ctx):
+    async def test_replies_with_json_that_fits_the_schema(self, ctx):
         schema = {
             "type": "object",
             "properties": {"title": {"type": "string"}, "tags": {"type": "array"}},
@@ -328,7 +328,7 @@ def test_a_sample_fits_its_schema(schema):
         ),
     ],
 )
-def test_a_schema_that_attacks_is_refused_quickly(schema, kind):
+def test_a_hostile_schema_is_refused_quickly(schema, kind):
     def attack() -> None:
         with pytest.raises(PermanentError) as refused:
             sample(schema)

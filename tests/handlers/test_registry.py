@@ -48,7 +48,7 @@ WORD_COUNT = """
 
 
 class TestTheDecorator:
-    def test_leaves_the_function_as_it_was(self):
+    def test_does_not_change_the_function(self):
         @handler("twice", max_retries=1)
         def twice(config: dict, ctx: Context) -> int:
             return config["n"] * 2
@@ -59,7 +59,7 @@ class TestTheDecorator:
         assert known.fn is twice
         assert known.origin == "here.py:1"
 
-    def test_works_bare_and_takes_the_functions_name(self):
+    def test_works_bare_and_uses_the_name_of_the_function(self):
         @handler
         async def plain(config, ctx):
             return 1
@@ -114,16 +114,16 @@ class TestTheDecorator:
         handler("h")(lambda config, /, ctx, **rest: 1)
 
     @pytest.mark.parametrize("name", ["", "a b", "-a", ".a", "a/b", "a:b", "x" * 129, 3, "ü"])
-    def test_refuses_a_name_that_is_none(self, name):
+    def test_refuses_an_invalid_name(self, name):
         with pytest.raises(HandlerError, match="a name is 1 to 128 letters"):
             handler(name)(lambda config, ctx: 1)
 
     @pytest.mark.parametrize("retries", [-1, True, 1.5, "3", None])
-    def test_refuses_retries_that_are_no_count(self, retries):
+    def test_refuses_an_invalid_number_of_retries(self, retries):
         with pytest.raises(HandlerError, match="whole number ≥ 0"):
             handler("h", max_retries=retries)(lambda config, ctx: 1)
 
-    def test_says_whether_it_takes_secrets_and_where(self):
+    def test_declares_whether_and_where_it_takes_secrets(self):
         @handler("all", secrets=True)
         @handler("some", secrets=["headers", "body"])
         @handler("none")
@@ -135,7 +135,7 @@ class TestTheDecorator:
             with pytest.raises(HandlerError, match="secrets is True, False or the names"):
                 handler("x", secrets=wrong)(fn)
 
-    def test_refuses_what_does_not_return_an_output(self):
+    def test_refuses_generators_and_classes(self):
         def generator(config, ctx):
             yield 1
 
@@ -149,7 +149,7 @@ class TestTheDecorator:
             with pytest.raises(HandlerError, match="not a class and not a generator"):
                 handler("h")(wrong)
 
-    def test_refuses_what_it_cannot_mark(self):
+    def test_refuses_a_callable_that_cannot_be_marked(self):
         class Holder:
             def method(self, config, ctx):
                 return 1
@@ -197,14 +197,14 @@ class TestConfigs:
         )
         assert refused.value.__cause__ is None
 
-    def test_name_the_place_of_a_problem_deep_inside(self):
+    def test_name_the_path_of_a_nested_problem(self):
         def deep(config: Inner, ctx: Context) -> int:
             return 1
 
         with pytest.raises(PermanentError, match=r"sizes\.1\.width: Field required"):
             describe(deep).prepare({"sizes": [{"width": 1}, {}]})
 
-    def test_do_not_show_what_was_given(self):
+    def test_do_not_show_the_given_values(self):
         def area(config: Sizes, ctx: Context) -> int:
             return 1
 
@@ -212,7 +212,7 @@ class TestConfigs:
             describe(area).prepare({"width": "hunter2"})
         assert "hunter2" not in str(refused.value)
 
-    def test_may_have_an_annotation_that_means_nothing_here(self):
+    def test_may_have_an_unresolvable_annotation(self):
         def odd(config: Sizes, ctx: Nowhere) -> int:  # noqa: F821
             return 1
 
@@ -237,7 +237,7 @@ class TestConfigs:
 
 
 class TestARegistry:
-    def test_knows_what_is_built_in(self):
+    def test_contains_the_built_in_handlers(self):
         registry = builtin_registry(Settings())
         assert list(registry) == [
             "input", "output", "call_external_service", "llm_service", "sleep", "fail",
@@ -252,13 +252,13 @@ class TestARegistry:
         assert all(known.origin == "built in" for known in registry.handlers())
         assert all(known.description for known in registry.handlers())
 
-    def test_says_the_default_retries_of_names_and_aliases(self):
+    def test_has_the_default_retries_of_names_and_aliases(self):
         assert builtin_registry(Settings()).default_retries() == {
             "input": 0, "output": 0, "call_external_service": 3, "llm_service": 3, "sleep": 0,
             "fail": 0, "llm_generate": 3,
         }  # fmt: skip
 
-    def test_says_what_was_probably_meant(self):
+    def test_suggests_the_intended_name(self):
         registry = builtin_registry(Settings())
         with pytest.raises(NotFound, match=r"no handler 'inptu'; did you mean 'input'?"):
             registry.get("inptu")
@@ -274,12 +274,12 @@ class TestARegistry:
             registry.add(Handler("b", lambda c, x: 2, origin="two.py:2"))
 
     @pytest.mark.parametrize("name", ["input", "llm_generate"])
-    def test_refuses_to_replace_what_is_built_in(self, name):
+    def test_refuses_to_replace_a_built_in_handler(self, name):
         registry = builtin_registry(Settings())
         with pytest.raises(HandlerError, match=f"handler '{name}' is built in"):
             registry.add(Handler(name, lambda c, x: 1, origin="mine.py:3"))
 
-    def test_takes_the_same_function_twice(self):
+    def test_accepts_the_same_function_twice(self):
         registry = Registry()
         known = Handler("a", lambda c, x: 1)
         registry.add(known)
@@ -310,7 +310,7 @@ class TestAFile:
         assert len(registry.handlers()) == 1
         assert counter.exists()
 
-    def test_of_the_same_name_elsewhere_is_another_one(self, tmp_path):
+    def test_of_the_same_name_elsewhere_is_another_file(self, tmp_path):
         first = write(tmp_path / "a" / "h.py", WORD_COUNT)
         second = write(tmp_path / "b" / "h.py", WORD_COUNT.replace("word_count", "other"))
         registry = Registry()
@@ -326,7 +326,7 @@ class TestAFile:
         with pytest.raises(HandlerError, match=r"b.py:4: handler 'word_count' .* in a.py:4"):
             registry.load(second)
 
-    def test_can_import_its_neighbours_and_use_pydantic(self, tmp_path):
+    def test_can_import_neighbour_files_and_use_pydantic(self, tmp_path):
         write(tmp_path / "sibling_helper.py", "FACTOR = 3\n")
         spec = write(
             tmp_path / "h.py",
@@ -348,12 +348,12 @@ class TestAFile:
         (known,) = Registry().load(spec)
         assert known.fn(known.prepare({"n": 2, "more": [{"n": 1}]}), CTX) == 6
 
-    def test_cannot_put_its_neighbours_in_the_place_of_installed_packages(self, tmp_path):
+    def test_cannot_replace_installed_packages_by_neighbour_files(self, tmp_path):
         write(tmp_path / "orjson.py", "raise RuntimeError('shadowed')\n")
         Registry().load(write(tmp_path / "h.py", WORD_COUNT))
         assert sys.path[-1] == str(tmp_path)
 
-    def test_offers_what_it_imports_once(self, tmp_path):
+    def test_offers_an_imported_handler_once(self, tmp_path):
         write(tmp_path / "sibling_words.py", WORD_COUNT)
         text = "from sibling_words import word_count\nagain = word_count\n"
         registry = Registry()
@@ -387,7 +387,7 @@ class TestAFile:
         with pytest.raises(DovetailError):  # and again, not half loaded
             Registry().load(spec)
 
-    def test_that_fails_in_a_neighbour_names_its_own_line(self, tmp_path):
+    def test_that_fails_in_a_neighbour_file_names_its_own_line(self, tmp_path):
         write(tmp_path / "sibling_broken.py", "\n1 / 0\n")
         spec = write(tmp_path / "h.py", "\n\n\nimport sibling_broken\n")
         with pytest.raises(HandlerError, match=r"h\.py:4: ZeroDivisionError"):

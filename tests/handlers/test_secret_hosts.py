@@ -85,13 +85,13 @@ class TestABoundSecret:
         await send(settings("127.0.0.1"), url=first.url(), **config)
         assert len(other.requests) == 1
 
-    async def test_leaves_the_worker_nowhere_when_it_is_mocked(self, config) -> None:
+    async def test_is_not_sent_when_the_handler_is_mocked(self, config) -> None:
         answer = await send(settings("api.example.com"), url="mock://anything", **config)
         assert KEY not in str(answer)
         assert "***" in str(answer)
 
 
-async def test_a_secret_that_is_not_bound_goes_where_the_definition_says(serve) -> None:
+async def test_an_unbound_secret_goes_where_the_definition_says(serve) -> None:
     server = await serve(response())
     known = settings("api.example.com")
     await send(known, url=server.url(), headers={"X": "{{ secrets.FREE }}"})
@@ -123,7 +123,9 @@ async def test_a_secret_that_is_not_bound_goes_where_the_definition_says(serve) 
         ("http://[2001:db8::2]/", "[2001:db8::1]", False),
     ],
 )
-async def test_a_host_is_compared_as_it_is_resolved(url: str, hosts: str, allowed: bool) -> None:
+async def test_a_host_is_compared_in_its_canonical_form(
+    url: str, hosts: str, allowed: bool
+) -> None:
     known = Settings(secrets={"KEY": KEY}, secret_hosts={"KEY": hosts})
     with pytest.raises(Exception) as failed:
         await send(known, url=url, headers={"X": "{{ secrets.KEY }}"}, timeout_seconds=0.5)
@@ -149,7 +151,7 @@ async def test_a_worker_renders_no_secret_for_a_handler_that_takes_none(name: st
     assert refused.value.type == "template_forbidden"
 
 
-def test_only_a_handler_that_declares_it_sees_secrets_and_the_names_in_its_config() -> None:
+def test_only_a_handler_that_declares_secrets_sees_them() -> None:
     @handler("takes", secrets=True)
     @handler("fields", secrets=("k",))
     @handler("plain")

@@ -115,7 +115,7 @@ def awaited(flows: ModuleType, what: str, count: int) -> list[str]:
     return found
 
 
-class TestWhatIsSent:
+class TestSentDags:
     def test_a_registered_graph_of_functions_runs_in_a_worker(self, flows: ModuleType) -> None:
         result = run(flows.documents, {"doc_id": 7})
         assert (result.status, result.completed, result.skipped) == ("COMPLETED", 3, 0)
@@ -123,13 +123,13 @@ class TestWhatIsSent:
         assert result.steps["review"].output == "somebody looks"
         assert 0 < result.steps["extract"].duration <= result.duration
 
-    def test_so_does_one_by_its_name_and_one_that_is_made_for_its_context(
+    def test_a_dag_by_name_and_a_dag_built_for_its_context_run_in_a_worker(
         self, flows: ModuleType
     ) -> None:
         assert run("documents", {"doc_id": 2}).skipped == 1
         assert run(flows.fan, {"width": 3}).outputs == {"n0": 0, "n1": 10, "n2": 20}
 
-    def test_a_definition_runs_with_the_teams_handlers(
+    def test_a_definition_runs_with_the_handlers_of_the_team(
         self, flows: ModuleType, tmp_path: Path
     ) -> None:
         sent = run_dag.delay(GREET, {"who": "Ada"})
@@ -142,7 +142,7 @@ class TestWhatIsSent:
         assert run(tmp_path / "one.yaml").outputs["a"]["text"] == "X"
         assert run(str(tmp_path / "one.yaml")).outputs["a"]["text"] == "X"
 
-    def test_it_is_a_task_like_any_other_in_a_canvas(self, flows: ModuleType, key: str) -> None:
+    def test_run_dag_is_an_ordinary_task_in_a_canvas(self, flows: ModuleType, key: str) -> None:
         for begin in (run_dag.s(flows.documents, {"doc_id": 7}), run_dag.si(dag=GREET)):
             chain(begin, flows.count_completed.s(key)).apply_async()
         assert sorted(awaited(flows, f"completed:{key}", 2)) == ["2", "3"]
@@ -169,7 +169,7 @@ class TestWhatIsSent:
             ("fan", {}, None, "width"),
         ],
     )
-    def test_what_cannot_be_run_fails_the_task_and_says_why(
+    def test_a_dag_that_cannot_run_fails_the_task_with_a_reason(
         self, flows: ModuleType, dag: Any, context: Any, kind: str | None, says: str
     ) -> None:
         with pytest.raises(Exception, match=says) as caught:
@@ -180,9 +180,7 @@ class TestWhatIsSent:
 
 
 class TestFailures:
-    def test_a_dag_that_failed_is_a_result_and_is_not_run_again(
-        self, flows: ModuleType, key: str
-    ) -> None:
+    def test_a_failed_dag_is_a_result_and_is_not_retried(self, flows: ModuleType, key: str) -> None:
         before = len(noted(flows, "failed"))
         sent = run_dag.delay(flows.failing, {"key": key})
         result = WorkflowResult.from_dict(sent.get(timeout=PATIENCE))
@@ -195,7 +193,7 @@ class TestFailures:
         assert len(noted(flows, "failed")) == before + 1
 
     @pytest.mark.parametrize("failures", [2, 9])
-    def test_surroundings_that_fail_are_tried_again_three_times(
+    def test_infrastructure_errors_are_retried_three_times(
         self, flows: ModuleType, key: str, failures: int
     ) -> None:
         sent = run_dag.delay("shaky", {"key": key, "failures": failures})
@@ -207,16 +205,14 @@ class TestFailures:
         with flows.seen() as connection:
             assert int(connection.get(f"made:{key}")) == min(failures + 1, 4)
 
-    def test_a_dag_that_kills_its_process_is_given_up_and_the_others_end(
-        self, flows: ModuleType
-    ) -> None:
+    def test_a_dag_that_kills_its_process_fails_and_the_others_end(self, flows: ModuleType) -> None:
         group = run_dag_group("mortal", [{}, {"die": True}, {}])
         told = group.wait(PATIENCE)
         assert told.counts == {"COMPLETED": 2, "FAILED": 1}
         assert told.failures[1]["type"] == "worker_lost"
 
     @pytest.mark.parametrize("deaths", [1, 2, 9])
-    def test_a_dag_whose_process_is_killed_starts_again_at_most_so_often(
+    def test_a_dag_whose_process_is_killed_restarts_up_to_the_crash_limit(
         self, flows: ModuleType, key: str, deaths: int
     ) -> None:
         result = run("unlucky", {"key": key, "deaths": deaths})
@@ -240,14 +236,14 @@ class TestFailures:
         told = last.get(timeout=PATIENCE)
         assert (told["status"], told["failed"]) == ("COMPLETED", 0)
 
-    def test_a_definition_is_resumed_too(self, flows: ModuleType) -> None:
+    def test_a_definition_is_resumed_by_another_task(self, flows: ModuleType) -> None:
         first = run_dag.delay(GREET, {"who": "Ada"}).get(timeout=PATIENCE)
         first["outputs"] = {"loud": {"text": "KEPT"}}
         told = run_dag.delay(GREET, resume=first).get(timeout=PATIENCE)
         assert told["outputs"]["end"] == {"said": "KEPT"}
 
     @pytest.mark.parametrize("resume", [{}, {"status": "ODD"}, {"status": 5}])
-    def test_what_cannot_be_resumed_says_what_can(
+    def test_an_invalid_resume_value_is_refused_with_a_hint(
         self, flows: ModuleType, resume: dict[str, Any]
     ) -> None:
         with pytest.raises(DagRefused, match="what run_dag answered"):
@@ -255,14 +251,14 @@ class TestFailures:
 
 
 class TestTimeLimits:
-    def test_they_are_the_contracts(self, flows: ModuleType) -> None:
+    def test_the_time_limits_are_those_of_the_contract(self, flows: ModuleType) -> None:
         found = flows.app.tasks["dovetail.run_dag"]
         assert (found.soft_time_limit, found.time_limit, found.max_retries) == (270, 300, 3)
         assert found.acks_late
         assert found.reject_on_worker_lost
         assert found.track_started
 
-    def test_an_app_is_configured_as_the_design_lists(self) -> None:
+    def test_an_app_has_the_configuration_of_the_design(self) -> None:
         app = Celery("theirs", set_as_current=False)
         assert configure(app) is app
         conf = app.conf
@@ -271,7 +267,7 @@ class TestTimeLimits:
         assert (conf.worker_prefetch_multiplier, conf.task_track_started) == (1, True)
         assert (conf.task_serializer, conf.accept_content) == ("json", ["json"])
 
-    def test_a_dag_that_takes_too_long_is_stopped_and_keeps_what_it_has(
+    def test_a_dag_that_exceeds_its_soft_limit_is_stopped_and_keeps_its_outputs(
         self, flows: ModuleType, key: str
     ) -> None:
         result = run("slow", {"key": key}, soft_time_limit=1, time_limit=30)
@@ -300,7 +296,7 @@ class TestTimeLimits:
 
 
 class TestRates:
-    async def test_all_processes_share_one_rate(self, flows: ModuleType, key: str) -> None:
+    async def test_all_processes_share_one_rate_limit(self, flows: ModuleType, key: str) -> None:
         rate, dags = 10, 2
         async with PipelinedRedis(os.environ["FLOWS_BROKER"]) as pipe:
             await RedisLimits(pipe).set("slow_api", rate, 1)
@@ -313,7 +309,7 @@ class TestRates:
         assert len(starts) == 12
         assert starts[-1] - began >= (len(starts) - 1) / rate - LATENESS - 0.005
 
-    def test_without_a_redis_they_hold_in_the_process_and_it_says_so(
+    def test_without_redis_rate_limits_hold_per_process_with_a_warning(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(task, "redis_of", lambda app: None)
@@ -328,7 +324,7 @@ class TestRates:
         assert max(starts) - began >= 5 / 10 - LATENESS - 0.005, "the default, for both"
         assert caplog.text.count("set DOVETAIL_REDIS_URL") == 1
 
-    def test_a_redis_that_is_away_is_the_surroundings_fault(
+    def test_an_unreachable_redis_is_an_infrastructure_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(task, "redis_of", lambda app: "redis://localhost:1")
@@ -372,7 +368,7 @@ class TestGroups:
         assert told.results[1] is None
         assert told.failures == {}
 
-    def test_one_that_was_revoked_is_cancelled(self, flows: ModuleType, key: str) -> None:
+    def test_a_revoked_dag_is_cancelled(self, flows: ModuleType, key: str) -> None:
         group = run_dag_group("slow", [{"key": key}])
         awaited(flows, f"began:{key}", 1)
         group.revoke(terminate=True)
@@ -380,15 +376,15 @@ class TestGroups:
         assert told.counts == {"CANCELLED": 1}
         assert told.failures[0]["type"] == "revoked"
 
-    def test_none_of_them_is_nothing_to_wait_for(self) -> None:
+    def test_an_empty_group_has_nothing_to_wait_for(self) -> None:
         told = run_dag_group("documents", []).wait(1)
         assert (told.results, told.counts, told.duration) == ([], {}, 0)
 
 
-class TestBeforeItIsSent:
+class TestRefusalsBeforeSending:
     """What the caller is told at once; nothing of it reaches a queue."""
 
-    def test_a_graph_that_no_worker_can_know_is_refused(self) -> None:
+    def test_a_graph_that_is_unknown_to_workers_is_refused(self) -> None:
         dag = WorkflowDAG("mine").add_step("a", print)
         for send in (run_dag.delay, run_dag.s, lambda dag: run_dag_group(dag, [{}])):
             with pytest.raises(DagRefused, match="call register_dag"):
@@ -411,13 +407,13 @@ class TestBeforeItIsSent:
         with pytest.raises(TypeError, match="not int"):
             run_dag.s(7)
 
-    def test_at_most_once_is_not_promised(self) -> None:
+    def test_at_most_once_is_refused(self) -> None:
         node = {"id": "pay", "handler": "x", "delivery": "at_most_once"}
         with pytest.raises(InvalidDefinition, match="'pay' is at_most_once") as caught:
             run_dag_group({"name": "x", "nodes": [node]}, [{}])
         assert caught.value.problems[0].path == "nodes[0].delivery"
 
-    def test_two_graphs_of_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_two_graphs_with_one_name_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dag_registry, "_dags", {})
         dag = register_dag(WorkflowDAG("twice"))
         assert register_dag(dag) is dag
@@ -432,7 +428,7 @@ class TestBeforeItIsSent:
             register_handlers(print)
 
 
-class TestWhereResultsAre:
+class TestResultBackend:
     """Of apps of its own: the backend that a team has chosen is the one that is used."""
 
     @pytest.mark.parametrize(
@@ -445,7 +441,9 @@ class TestWhereResultsAre:
             ({"broker": "redis://a", "backend": "disabled://"}, "DisabledBackend"),
         ],
     )
-    def test_redis_unless_the_app_has_one(self, given: dict[str, str], class_name: str) -> None:
+    def test_results_go_to_redis_unless_the_app_has_a_backend(
+        self, given: dict[str, str], class_name: str
+    ) -> None:
         with Celery("other", set_as_current=False, **given) as app:
             found = app.tasks["dovetail.run_dag"]
             assert type(found.backend).__name__ == class_name
@@ -462,11 +460,11 @@ class TestWhereResultsAre:
             ("sentinel://h", None),
         ],
     )
-    def test_the_broker_is_shared_if_it_is_a_redis(self, broker: str, url: str | None) -> None:
+    def test_the_broker_is_shared_if_it_is_redis(self, broker: str, url: str | None) -> None:
         conf = SimpleNamespace(broker_read_url=None, broker_url=broker)
         assert task.redis_of(SimpleNamespace(conf=conf)) == url
 
-    def test_every_app_has_the_task_once_the_module_is_imported(self) -> None:
+    def test_every_app_has_the_task_after_the_module_is_imported(self) -> None:
         with Celery("later", set_as_current=False) as app:
             assert "dovetail.run_dag" in app.tasks
             with pytest.raises(NotRegistered):

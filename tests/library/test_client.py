@@ -237,7 +237,7 @@ async def test_changing_an_answer_changes_nothing_of_the_run(
         assert (await dt.wait(run.run_id)).result == {"text": "Ada Ada"}
 
 
-async def test_an_answer_says_in_short_what_it_is(dt: Dovetail) -> None:
+async def test_the_repr_of_a_returned_object_is_short(dt: Dovetail) -> None:
     run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
     assert repr(run).startswith(f"Run(run_id='{run.run_id}', workflow='flow', status='FAILED'")
     assert "as asked" in repr(run)
@@ -248,7 +248,7 @@ async def test_an_answer_says_in_short_what_it_is(dt: Dovetail) -> None:
         assert copy.deepcopy(answer) == pickle.loads(pickle.dumps(answer)) == answer
 
 
-def test_a_field_that_only_a_newer_server_has_is_left_out() -> None:
+def test_a_field_of_a_newer_server_is_ignored() -> None:
     version = WorkflowVersion.from_api({"name": "x", "version": 1, "created": True, "new": 7})
     assert version == WorkflowVersion("x", 1, created=True)
     told = {"seq": 1, "time": "…", "type": "run.created", "epoch": 1, "new": 7}
@@ -256,7 +256,7 @@ def test_a_field_that_only_a_newer_server_has_is_left_out() -> None:
 
 
 @everywhere
-async def test_a_trigger_returns_at_once_and_a_wait_when_the_run_has_finished(
+async def test_a_trigger_returns_immediately_and_a_wait_when_the_run_has_finished(
     client: OpenAnywhere,
 ) -> None:
     door = Door()
@@ -274,7 +274,7 @@ async def test_a_trigger_returns_at_once_and_a_wait_when_the_run_has_finished(
     assert run.status != "COMPLETED", "a picture of one moment"
 
 
-async def test_a_run_that_failed_is_an_answer_not_an_error(dt: Dovetail) -> None:
+async def test_a_failed_run_is_a_result_not_an_error(dt: Dovetail) -> None:
     run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
     assert run.status == "FAILED"
     assert run.error is not None
@@ -282,12 +282,12 @@ async def test_a_run_that_failed_is_an_answer_not_an_error(dt: Dovetail) -> None
     assert run.outputs == {}
 
 
-async def test_many_runs_go_on_side_by_side(dt: Dovetail) -> None:
+async def test_many_runs_complete_concurrently(dt: Dovetail) -> None:
     runs = await asyncio.gather(*(dt.run(GREET, {"who": str(i)}) for i in range(50)))
     assert [run.result["text"] for run in runs] == [f"hello {i}" for i in range(50)]
 
 
-async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(
+async def test_a_retry_reruns_failed_nodes_and_keeps_completed_ones(
     client: OpenAnywhere,
 ) -> None:
     mood = Mood()
@@ -302,7 +302,7 @@ async def test_a_retry_runs_again_what_failed_and_keeps_what_completed(
     assert (run.nodes["first"].epoch, run.nodes["ask"].epoch) == (1, 2)
 
 
-async def test_a_retry_from_a_node_runs_a_completed_one_again(client: OpenAnywhere) -> None:
+async def test_a_retry_from_a_node_reruns_a_completed_run(client: OpenAnywhere) -> None:
     mood = Mood()
     mood.cheerful = True
     async with client(mood.handler) as dt:
@@ -331,7 +331,7 @@ async def test_a_cancelled_run_ends_for_waiting_callers(client: OpenAnywhere) ->
 
 
 @everywhere
-async def test_an_unknown_run_is_not_found_whatever_is_asked(dt: Dovetail) -> None:
+async def test_an_unknown_run_is_not_found_by_any_method(dt: Dovetail) -> None:
     for run_id in ("0" * 32, "", "ab", "..", "a/b", "x' OR '1'='1", "\0", "é" * 5000):
         for ask in (dt.get_run, dt.wait, dt.retry, dt.cancel):
             with pytest.raises(NotFound):
@@ -402,7 +402,7 @@ async def test_a_wrong_argument_is_reported_and_breaks_nothing(dt: Dovetail) -> 
 
 
 @everywhere
-async def test_what_is_refused_is_refused_in_the_same_words_everywhere(dt: Dovetail) -> None:
+async def test_every_target_refuses_with_the_same_message(dt: Dovetail) -> None:
     for limit in (0, -1):
         with pytest.raises(InvalidParams, match=f"limit: must be from 1 to .*, not {limit}"):
             await dt.list_runs(limit=limit)
@@ -416,7 +416,7 @@ async def test_what_is_refused_is_refused_in_the_same_words_everywhere(dt: Dovet
 
 
 @everywhere
-async def test_a_tuple_is_a_list(dt: Dovetail) -> None:
+async def test_a_tuple_counts_as_a_list(dt: Dovetail) -> None:
     definition = {**GREET, "nodes": tuple(GREET["nodes"])}
     assert (await dt.register(definition)).created
     assert not (await dt.register(GREET)).created
@@ -444,7 +444,7 @@ WRONG_TYPES: list[Callable[[Any, Run], Any]] = [
 ]
 
 
-async def test_what_is_of_the_wrong_type_is_a_type_error(dt: Dovetail) -> None:
+async def test_an_argument_of_the_wrong_type_is_a_type_error(dt: Dovetail) -> None:
     run = await dt.run(GREET)
     for ask in WRONG_TYPES:
         with pytest.raises(TypeError, match=r" is | not "):
@@ -456,7 +456,7 @@ async def test_what_is_of_the_wrong_type_is_a_type_error(dt: Dovetail) -> None:
 
 
 @everywhere
-async def test_a_wait_that_runs_out_raises_and_the_run_goes_on(client: OpenAnywhere) -> None:
+async def test_a_wait_that_times_out_raises_and_the_run_continues(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         with pytest.raises(TimeoutError, match=r"is RUNNING after 0\.05 s .* it goes on"):
@@ -469,12 +469,12 @@ async def test_a_wait_that_runs_out_raises_and_the_run_goes_on(client: OpenAnywh
     assert door.attempts == [1]
 
 
-async def test_a_run_that_has_finished_needs_no_time(dt: Dovetail) -> None:
+async def test_waiting_for_a_finished_run_needs_no_time(dt: Dovetail) -> None:
     run = await dt.run(GREET, timeout=float("inf"))
     assert (await dt.wait(run.run_id, timeout=0)).status == "COMPLETED"
 
 
-async def test_what_finishes_at_the_last_moment_has_finished(
+async def test_a_run_that_finishes_at_the_timeout_has_finished(
     here: Dovetail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = await here.wait_batch((await here.batch(GREET, [{}])).batch_id)
@@ -532,7 +532,7 @@ async def test_a_registered_definition_has_a_version_that_grows_with_its_content
         await dt.run("greet", version=3)
 
 
-async def test_a_workflow_that_is_not_there_is_not_found(dt: Dovetail, tmp_path: Path) -> None:
+async def test_an_unknown_workflow_is_not_found(dt: Dovetail, tmp_path: Path) -> None:
     (tmp_path / "flow.yml").write_text(json.dumps(GREET))
     with pytest.raises(NotFound, match=r"there is no file flow\.yaml; did you mean flow\.yml\?"):
         await dt.run("flow.yaml")
@@ -580,7 +580,7 @@ async def test_an_invalid_definition_is_refused_with_every_problem_and_its_line(
 
 
 @everywhere
-async def test_params_that_do_not_fit_are_refused(dt: Dovetail) -> None:
+async def test_invalid_params_are_refused(dt: Dovetail) -> None:
     await dt.register(GREET)
     unfit: list[Any] = [{"who": 3}, {"whom": "x"}, [], "who", 3, {"who": float("nan")}, {1: 2}]
     for params in unfit:
@@ -621,7 +621,7 @@ async def test_the_same_key_with_another_request_is_a_conflict(dt: Dovetail) -> 
         await dt.batch(GREET, [{"who": "Ada"}, {}], idempotency_key="order 9")
 
 
-async def test_a_key_is_for_what_was_asked_whatever_became_of_it(client: OpenAnywhere) -> None:
+async def test_a_key_matches_the_request_even_if_the_workflow_changed(client: OpenAnywhere) -> None:
     async with client() as dt:
         await dt.register(GREET)
         first = await dt.run("greet", {"who": "Ada"}, idempotency_key="order 7")
@@ -636,7 +636,7 @@ async def test_a_key_is_for_what_was_asked_whatever_became_of_it(client: OpenAny
             await dt.run("greet", {"who": "Bob"}, idempotency_key="order 7")
 
 
-async def test_one_key_at_the_same_time_makes_one_run(dt: Dovetail) -> None:
+async def test_concurrent_requests_with_one_key_create_one_run(dt: Dovetail) -> None:
     runs = await asyncio.gather(*(dt.run(GREET, idempotency_key="once") for _ in range(20)))
     assert len({run.run_id for run in runs}) == len(await dt.list_runs()) == 1
 
@@ -678,7 +678,7 @@ async def test_runs_are_listed_by_status_and_workflow(dt: Dovetail) -> None:
 # --- events ------------------------------------------------------------------------------------
 
 
-async def test_events_come_live_and_end_with_the_run(client: OpenAnywhere) -> None:
+async def test_events_arrive_live_and_end_with_the_run(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -695,7 +695,7 @@ async def test_events_come_live_and_end_with_the_run(client: OpenAnywhere) -> No
     ]
 
 
-async def test_events_go_on_after_the_last_one_seen(dt: Dovetail) -> None:
+async def test_events_continue_after_the_last_one_seen(dt: Dovetail) -> None:
     run = await dt.run(GREET)
     all_of_them = [event async for event in dt.events(run.run_id)]
     assert [event.seq for event in all_of_them] == list(range(1, len(all_of_them) + 1))
@@ -736,7 +736,7 @@ async def test_a_caller_that_stops_listening_leaves_the_run_alone(client: OpenAn
 # --- batches -----------------------------------------------------------------------------------
 
 
-async def test_a_batch_of_200_items_is_200_runs_in_their_order(
+async def test_a_batch_of_200_items_is_200_runs_in_order(
     dt: Dovetail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.client.PAGE", 60)  # so that it takes several
@@ -766,7 +766,7 @@ async def test_a_batch_can_be_read_page_by_page(dt: Dovetail) -> None:
 
 
 @everywhere
-async def test_one_bad_item_leaves_nothing_of_a_batch(dt: Dovetail) -> None:
+async def test_one_bad_item_creates_nothing_of_a_batch(dt: Dovetail) -> None:
     for bad in ({"who": 7}, {"whom": "x"}, "text", 3):
         with pytest.raises(InvalidParams, match=r"items\[2\]"):
             await dt.batch(GREET, [{}, {}, bad, {}])  # type: ignore[list-item]
@@ -789,7 +789,7 @@ async def test_a_batch_of_a_registered_workflow_keeps_its_version(dt: Dovetail) 
         await dt.batch("nobody", [{}])
 
 
-async def test_a_wait_for_a_batch_that_runs_out_raises_and_the_batch_goes_on(
+async def test_a_wait_for_a_batch_that_times_out_raises_and_the_batch_continues(
     client: OpenAnywhere,
 ) -> None:
     door = Door()
@@ -834,7 +834,7 @@ async def test_a_client_can_be_opened_again_but_not_twice_at_once(local: Open) -
         await dt.get_run(run.run_id)
 
 
-async def test_what_is_unfinished_when_the_block_is_left_waits_for_a_later_client(
+async def test_an_unfinished_run_waits_for_a_later_client(
     local: Open,
 ) -> None:
     first, second = Door(), Door()
@@ -850,7 +850,7 @@ async def test_what_is_unfinished_when_the_block_is_left_waits_for_a_later_clien
     assert (first.attempts, second.attempts) == ([1], [2])
 
 
-async def test_a_handler_that_still_runs_when_the_block_is_left_has_time_to_finish(
+async def test_a_running_handler_has_time_to_finish_when_the_client_closes(
     local: Open,
 ) -> None:
     door = Door()
@@ -863,7 +863,7 @@ async def test_a_handler_that_still_runs_when_the_block_is_left_has_time_to_fini
     assert door.attempts == [1]
 
 
-async def test_all_that_was_left_can_be_resumed_together(local: Open) -> None:
+async def test_all_unfinished_runs_can_be_resumed_together(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
     async with local(first.handler) as dt:
@@ -878,7 +878,7 @@ async def test_all_that_was_left_can_be_resumed_together(local: Open) -> None:
             await dt.resume(finished.run_id)
 
 
-async def test_a_run_that_was_left_goes_on_when_its_key_is_used_again(local: Open) -> None:
+async def test_an_unfinished_run_continues_when_its_key_is_used_again(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
     async with local(first.handler) as dt:
@@ -906,7 +906,7 @@ async def test_a_batch_that_was_left_goes_on_for_a_waiting_caller(
     assert done.counts == {"COMPLETED": 6}
 
 
-async def test_a_retry_of_a_run_that_was_left_goes_on_here(local: Open) -> None:
+async def test_a_later_client_retries_a_failed_run_and_runs_it(local: Open) -> None:
     mood = Mood()
     async with local(mood.handler) as dt:
         failed = await dt.run(MOODY)
@@ -956,7 +956,7 @@ async def drained(events: AsyncIterator[Any]) -> None:
         pass
 
 
-async def test_leaving_the_block_by_an_error_hands_the_runs_back_too(local: Open) -> None:
+async def test_leaving_the_block_by_an_error_also_hands_the_runs_back(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
     run_ids = []
@@ -976,7 +976,7 @@ async def test_leaving_the_block_by_an_error_hands_the_runs_back_too(local: Open
 # --- two clients on one file -------------------------------------------------------------------
 
 
-async def test_two_clients_on_one_file_see_each_others_runs(local: Open) -> None:
+async def test_two_clients_on_one_file_see_the_runs_of_each_other(local: Open) -> None:
     door = Door()
     async with local(door.handler) as owner, local(door.handler) as other:
         run = await owner.trigger(KNOCK)
@@ -995,7 +995,7 @@ async def types_of(dt: Dovetail, run_id: str) -> list[str]:
     return [event.type async for event in dt.events(run_id)]
 
 
-async def test_a_cancel_by_another_client_reaches_the_one_that_drives(local: Open) -> None:
+async def test_a_cancel_by_another_client_reaches_the_owner(local: Open) -> None:
     door = Door()
     async with local(door.handler) as owner, local() as other:
         run = await owner.trigger(KNOCK)
@@ -1005,7 +1005,7 @@ async def test_a_cancel_by_another_client_reaches_the_one_that_drives(local: Ope
         assert (await asyncio.wait_for(waiting, 8)).status == "CANCELLED"
 
 
-async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(local: Open) -> None:
+async def test_when_the_owner_leaves_the_waiting_client_continues_the_run(local: Open) -> None:
     first, second = Door(), Door()
     second.opened.set()
     async with local(second.handler) as other:
@@ -1017,7 +1017,7 @@ async def test_when_the_driving_client_leaves_the_waiting_one_goes_on(local: Ope
     assert (first.attempts, second.attempts) == ([1], [2])
 
 
-async def test_two_clients_that_wait_for_the_same_lost_run_drive_it_once(local: Open) -> None:
+async def test_two_clients_that_wait_for_the_same_lost_run_execute_it_once(local: Open) -> None:
     left, door = Door(), Door()
     door.opened.set()
     async with local(left.handler) as dt:
@@ -1064,7 +1064,7 @@ def test_a_wrong_target_is_reported(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["", ":memory:"])
-def test_runs_are_kept_in_a_file(target: str) -> None:
+def test_runs_are_stored_in_a_file(target: str) -> None:
     with pytest.raises(DovetailError, match="runs are kept in a file"):
         Dovetail(target)
 
@@ -1140,7 +1140,7 @@ def test_a_wrong_handler_is_reported(tmp_path: Path) -> None:
         Dovetail(tmp_path / "x.db", handlers=sleep)
 
 
-def test_every_public_name_is_there_and_nothing_else_is() -> None:
+def test_exactly_the_public_names_exist() -> None:
     assert set(dir(dovetail)) == set(dovetail.__all__)
     for name in dovetail.__all__:
         assert getattr(dovetail, name) is not None
@@ -1149,7 +1149,7 @@ def test_every_public_name_is_there_and_nothing_else_is() -> None:
     assert dovetail.Run is Run
 
 
-async def test_params_that_the_schema_does_not_name_are_warnings_of_the_answer(
+async def test_params_that_the_schema_does_not_name_give_warnings_in_the_reply(
     dt: Dovetail,
 ) -> None:
     lenient = {**GREET, "params": {"properties": {"who": {"type": "string", "default": "x"}}}}

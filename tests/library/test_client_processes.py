@@ -154,7 +154,7 @@ async def test_a_run_whose_process_was_killed_goes_on_in_a_waiting_process(
     assert [event.node for event in lost] == ["b"]
 
 
-async def test_a_wait_notices_that_the_process_it_waits_for_dies(start: Start) -> None:
+async def test_a_wait_notices_the_death_of_the_owner(start: Start) -> None:
     child = await start(DRIVE)
     run_id = await line_of(child)
     await until_ran(run_id, "b 1")
@@ -197,7 +197,7 @@ async def test_so_do_listeners_and_waiters_of_a_batch(start: Start) -> None:
         assert starts["b"] <= 2
 
 
-async def test_a_batch_is_not_done_while_a_node_of_a_failed_run_was_running(
+async def test_a_batch_is_unfinished_while_a_failed_run_has_a_lost_running_node(
     folder: Path, start: Start
 ) -> None:
     failing = chain("b", slow="b")
@@ -218,9 +218,7 @@ async def types_of(dt: Dovetail, run_id: str) -> list[str]:
     return [event.type async for event in dt.events(run_id)]
 
 
-async def test_a_node_that_may_start_only_once_is_not_started_again(
-    folder: Path, start: Start
-) -> None:
+async def test_an_at_most_once_node_is_not_started_again(folder: Path, start: Start) -> None:
     once = chain("a", "b", "c", slow="b", delivery="at_most_once")
     (folder / "flow.json").write_text(json.dumps(once))
     child = await start(DRIVE)
@@ -236,7 +234,7 @@ async def test_a_node_that_may_start_only_once_is_not_started_again(
         assert (await dt.wait(run_id, timeout=30)).status == "COMPLETED"
 
 
-async def test_a_script_with_a_key_goes_on_where_it_was_killed_when_it_is_run_again(
+async def test_a_killed_script_with_a_key_continues_when_it_is_run_again(
     start: Start,
 ) -> None:
     script = """
@@ -260,7 +258,7 @@ print(run.run_id, run.status, flush=True)
         assert len(await dt.list_runs()) == 1
 
 
-async def test_a_cancel_reaches_the_process_that_drives_at_once(start: Start) -> None:
+async def test_a_cancel_reaches_the_owning_process_immediately(start: Start) -> None:
     child = await start(DRIVE)
     run_id = await line_of(child)
     await until_ran(run_id, "b 1")
@@ -269,7 +267,7 @@ async def test_a_cancel_reaches_the_process_that_drives_at_once(start: Start) ->
         assert await asyncio.wait_for(line_of(child), 8) == "CANCELLED"
 
 
-async def test_events_of_another_process_come_live(start: Start) -> None:
+async def test_events_of_another_process_arrive_live(start: Start) -> None:
     child = await start(DRIVE)
     run_id = await line_of(child)
     seen = []
@@ -282,7 +280,7 @@ async def test_events_of_another_process_come_live(start: Start) -> None:
     assert ran(run_id) == ["a 1", "b 1", "c 1"]
 
 
-async def test_processes_side_by_side_run_each_of_their_nodes_once(
+async def test_concurrent_processes_run_each_of_their_nodes_once(
     folder: Path, start: Start
 ) -> None:
     (folder / "flow.json").write_text(json.dumps(chain("a", "b", "c")))
@@ -301,7 +299,7 @@ print(*{run.status for run in runs}, flush=True)
         assert ran(run.run_id) == ["a 1", "b 1", "c 1"]
 
 
-async def test_one_key_in_several_processes_at_once_makes_one_run(
+async def test_one_key_in_several_concurrent_processes_creates_one_run(
     folder: Path, start: Start
 ) -> None:
     (folder / "flow.json").write_text(json.dumps(chain("a")))
@@ -316,7 +314,7 @@ print(run.run_id, run.status, flush=True)
     assert (status, ran(run_id)) == ("COMPLETED", ["a 1"])
 
 
-async def test_a_killed_process_leaves_nothing_that_hinders_a_new_run(start: Start) -> None:
+async def test_a_killed_process_leaves_nothing_that_blocks_a_new_run(start: Start) -> None:
     child = await start(DRIVE)
     run_id = await line_of(child)
     await until_ran(run_id, "b 1")

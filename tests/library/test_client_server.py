@@ -86,7 +86,7 @@ async def over_a_line(folder: Path, *handlers: Any) -> AsyncIterator[tuple[Dovet
 # --- bad lines ---------------------------------------------------------------------------------
 
 
-async def test_answers_that_trickle_in_are_read_whole(tmp_path: Path) -> None:
+async def test_a_reply_that_arrives_byte_by_byte_is_read_completely(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         line.trickles = True
         run = await dt.run(GREET, {"text": "päö\u2028\n"})
@@ -95,7 +95,7 @@ async def test_answers_that_trickle_in_are_read_whole(tmp_path: Path) -> None:
         assert [event.seq for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_a_question_whose_answer_is_cut_off_anywhere_is_asked_again(tmp_path: Path) -> None:
+async def test_a_read_whose_reply_is_cut_off_is_repeated(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.run(GREET)
         for length in (0, 1, 12, 100, 400, 700):
@@ -105,7 +105,7 @@ async def test_a_question_whose_answer_is_cut_off_anywhere_is_asked_again(tmp_pa
             assert not line.cut_answers
 
 
-async def test_a_trigger_whose_answer_is_lost_makes_one_run(tmp_path: Path) -> None:
+async def test_a_trigger_whose_reply_is_lost_creates_one_run(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         await dt.register(GREET)
         for workflow in ("greet", GREET):
@@ -122,7 +122,7 @@ async def test_a_trigger_whose_answer_is_lost_makes_one_run(tmp_path: Path) -> N
                 assert (await dt.wait(run.run_id)).params == {"key": key}
 
 
-async def test_a_batch_whose_answer_is_lost_is_made_once(tmp_path: Path) -> None:
+async def test_a_batch_whose_reply_is_lost_is_created_once(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         line.cut_answers = [0]
         batch = await dt.batch(GREET, [{"n": n} for n in range(3)])
@@ -130,7 +130,7 @@ async def test_a_batch_whose_answer_is_lost_is_made_once(tmp_path: Path) -> None
         assert len(await dt.list_runs()) == 3
 
 
-async def test_what_must_not_be_done_twice_is_not_asked_twice(tmp_path: Path) -> None:
+async def test_a_request_that_is_not_idempotent_is_not_repeated(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.trigger(LONG)
         line.cut()
@@ -149,7 +149,7 @@ async def test_what_must_not_be_done_twice_is_not_asked_twice(tmp_path: Path) ->
         assert (await dt.get_run(run.run_id)).epoch == 2, "it was"
 
 
-async def test_a_deletion_whose_answer_is_lost_has_happened(tmp_path: Path) -> None:
+async def test_a_deletion_whose_reply_is_lost_has_happened(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         await dt.register(GREET)
         line.cut()
@@ -161,7 +161,9 @@ async def test_a_deletion_whose_answer_is_lost_has_happened(tmp_path: Path) -> N
             await dt._commands.delete_workflow("greet")
 
 
-async def test_events_come_once_and_in_order_however_often_the_line_breaks(tmp_path: Path) -> None:
+async def test_events_arrive_once_and_in_order_even_if_the_connection_breaks_often(
+    tmp_path: Path,
+) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.run(CHAIN)
         told = [event async for event in dt.events(run.run_id)]
@@ -180,7 +182,7 @@ async def test_events_come_once_and_in_order_however_often_the_line_breaks(tmp_p
         assert len(resumed) >= 4
 
 
-async def test_a_live_stream_that_breaks_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_a_live_stream_that_breaks_continues_where_it_stopped(tmp_path: Path) -> None:
     opened, knocked = asyncio.Event(), asyncio.Event()
 
     @handler("knock")
@@ -312,7 +314,7 @@ async def test_a_waiting_caller_goes_on_when_the_server_is_killed_and_started_ag
         await server.wait()
 
 
-async def test_a_wait_runs_out_in_time_though_the_server_is_away(tmp_path: Path) -> None:
+async def test_a_wait_times_out_on_time_even_if_the_server_is_down(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.trigger(LONG)
         line.dead = True
@@ -321,7 +323,7 @@ async def test_a_wait_runs_out_in_time_though_the_server_is_away(tmp_path: Path)
             await dt.wait(run.run_id, timeout=0.2)
 
 
-async def test_a_server_that_stays_away_is_given_up(tmp_path: Path, impatient: None) -> None:
+async def test_a_server_that_stays_down_is_reported(tmp_path: Path, impatient: None) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.trigger(LONG)
         line.dead = True
@@ -344,7 +346,7 @@ BUSY = told("429 Too Many", retry_after="0")
 AWAY = told("502 Bad Gateway", b"<html>", content_type="text/html")
 
 
-async def test_what_is_too_busy_is_asked_again_when_it_said(tmp_path: Path) -> None:
+async def test_a_busy_server_is_called_again_after_its_retry_after(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         run = await dt.trigger(LONG)
         for answers in ([BUSY], [AWAY, told("503 Away", retry_after="0")], [BUSY, BUSY, BUSY]):
@@ -369,7 +371,7 @@ async def collected_some(dt: Dovetail, run_id: str) -> list[int]:
     return seen
 
 
-async def test_retry_after_is_waited_for_and_bounds_are_kept(
+async def test_retry_after_is_obeyed_within_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with over_a_line(tmp_path) as (dt, line):
@@ -422,7 +424,7 @@ async def test_a_bug_of_the_server_is_reported_with_its_request_id(tmp_path: Pat
 # --- who may ask -------------------------------------------------------------------------------
 
 
-async def test_a_token_is_asked_for_by_its_names(
+async def test_a_missing_token_is_reported_with_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = ("hunter2-all", "hunter3-reads:read")
@@ -470,7 +472,7 @@ def test_a_wrong_address_is_reported_before_anything_is_sent(url: str, words: st
     assert "hunter2" not in str(error.value)
 
 
-async def test_an_address_may_end_in_a_slash_and_no_proxy_leads_to_loopback(
+async def test_an_address_may_end_in_a_slash_and_loopback_uses_no_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
@@ -488,7 +490,9 @@ def test_the_environment_alone_does_not_select_a_server(monkeypatch: pytest.Monk
     assert "redis://host" in repr(Dovetail("redis://host"))
 
 
-async def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_without_the_http_library_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("dovetail.client.connection", "dovetail.client.server"):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "httpx2", None)
@@ -513,7 +517,7 @@ def test_an_engine_has_no_public_call_that_is_in_no_protocol() -> None:
         assert {name for name in vars(engine) if not name.startswith("_")} - fields <= asked
 
 
-async def test_a_run_reads_the_same_here_and_there(tmp_path: Path) -> None:
+async def test_a_run_reads_the_same_locally_and_through_a_server(tmp_path: Path) -> None:
     @handler("stumbles", max_retries=3)
     async def stumbles(config: dict[str, Any], ctx: Context) -> None:
         raise RetryableError("not yet", after=60)
@@ -575,7 +579,7 @@ def rows(board: Board) -> list[dict[str, Any]]:
     return [{name: told_of(getattr(row, name)) for name in row.__slots__} for row in board.rows]
 
 
-async def test_a_definition_is_refused_with_the_places_of_its_own_text(tmp_path: Path) -> None:
+async def test_a_definition_is_refused_with_the_positions_of_its_own_text(tmp_path: Path) -> None:
     text = "name: typo\nnodes:\n  - {id: a, handler: nobody}\n"
     (tmp_path / "typo.yaml").write_text(text)
     (tmp_path / "typo.json").write_text('{"name": "typo",\n "nodes": [\n{"id": "a"}]}')

@@ -26,7 +26,7 @@ def codes(made: WorkflowDAG) -> list[str]:
     return [problem.code for problem in caught.value.problems]
 
 
-def test_layers_are_steps_by_their_distance_from_the_roots() -> None:
+def test_layers_order_steps_by_their_distance_from_the_roots() -> None:
     made = dag(
         extract=[],
         save_parquet=["extract"],
@@ -42,7 +42,7 @@ def test_layers_are_steps_by_their_distance_from_the_roots() -> None:
     ]
 
 
-def test_ready_steps_are_those_whose_dependencies_are_completed() -> None:
+def test_ready_steps_are_the_steps_with_completed_dependencies() -> None:
     made = dag(a=[], b=["a"], c=["a", "b"])
     assert made.get_ready_nodes() == ["a"]
     assert made.get_ready_nodes(completed={"a"}) == ["b"]
@@ -50,7 +50,7 @@ def test_ready_steps_are_those_whose_dependencies_are_completed() -> None:
     assert made.get_ready_nodes(completed={"a", "b", "c"}) == []
 
 
-def test_a_step_may_be_added_before_what_it_depends_on() -> None:
+def test_a_step_may_be_added_before_its_dependencies() -> None:
     assert dag(b=["a"], a=[]).get_execution_layers() == [["a"], ["b"]]
 
 
@@ -67,7 +67,7 @@ def test_an_empty_graph_is_refused() -> None:
     assert codes(WorkflowDAG("empty")) == ["empty_graph"]
 
 
-def test_every_problem_is_reported_at_once() -> None:
+def test_every_problem_of_a_graph_is_reported_at_once() -> None:
     made = dag(a=["ghost"], b=["b"])
     made.add_step("a", noop)
     assert sorted(codes(made)) == ["duplicate_id", "missing_dependency", "self_dependency"]
@@ -103,7 +103,7 @@ def test_a_chain_of_ten_thousand_steps_is_no_problem() -> None:
         (("a", noop), {"timeout_seconds": float("nan")}, ValueError),
     ],
 )
-def test_a_step_that_cannot_work_is_refused_when_it_is_added(
+def test_an_impossible_step_is_refused_when_it_is_added(
     args: tuple[Any, ...], kwargs: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -78,7 +78,7 @@ async def test_the_example_of_the_contract_runs() -> None:
     assert 0 <= step.duration <= result.duration
 
 
-def test_the_defaults_are_the_contracts() -> None:
+def test_the_defaults_are_those_of_the_contract() -> None:
     executor = WorkflowExecutor()
     assert (executor.max_concurrency, executor.on_failure) == (4, "continue")
     limiter = TokenBucketRateLimiter()
@@ -125,7 +125,7 @@ class TestFailures:
         dag.add_step("after_other", wait, depends_on=["other"])
         return dag
 
-    async def test_by_default_other_branches_go_on(self) -> None:
+    async def test_by_default_other_branches_continue(self) -> None:
         result = await run(self.dag())
         assert (result.status, result.completed, result.failed, result.skipped) == (
             "FAILED",
@@ -140,7 +140,7 @@ class TestFailures:
         assert result.outputs == {"other": "done", "after_other": "done"}
 
     @pytest.mark.parametrize("where", ["executor", "dag"])
-    async def test_fail_fast_stops_what_has_not_begun(self, where: str) -> None:
+    async def test_fail_fast_cancels_the_steps_that_have_not_started(self, where: str) -> None:
         if where == "dag":
             result = await run(self.dag("fail_fast"))
         else:
@@ -152,7 +152,7 @@ class TestFailures:
         assert result.steps["after_other"].status == "CANCELLED"
         assert (result.completed, result.failed, result.skipped) == (1, 3, 0)
 
-    async def test_a_graphs_own_policy_wins(self) -> None:
+    async def test_the_policy_of_the_graph_wins(self) -> None:
         result = await run(self.dag("continue"), on_failure="fail_fast")
         assert result.steps["after_other"].status == "COMPLETED"
 
@@ -206,7 +206,7 @@ class TestFailures:
         assert error is not None
         assert "did not finish within 0.02 s" in error
 
-    async def test_a_plain_step_that_takes_too_long_is_left_behind(self) -> None:
+    async def test_a_plain_step_that_takes_too_long_is_abandoned(self) -> None:
         release = threading.Event()
         dag = WorkflowDAG().add_step("a", lambda ctx: release.wait(30), timeout_seconds=0.02)
         dag.add_step("b", lambda ctx: "ok")
@@ -217,7 +217,7 @@ class TestFailures:
 
     @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), StopIteration()])
     @pytest.mark.parametrize("is_async", [True, False])
-    async def test_whatever_a_step_raises_is_only_its_failure(
+    async def test_any_object_raised_by_a_step_is_only_its_failure(
         self, error: BaseException, is_async: bool
     ) -> None:
         def plain(ctx: Ctx) -> None:
@@ -248,12 +248,12 @@ class TestAsData:
         assert again.error is not None
         assert (again.error["node"], again.error["message"]) == ("bad", "broken")
 
-    async def test_one_that_completed_has_no_error(self) -> None:
+    async def test_a_completed_result_has_no_error(self) -> None:
         assert (await run(WorkflowDAG().add_step("a", lambda ctx: 1))).to_dict()["error"] is None
 
 
 class TestConditions:
-    async def test_a_skipped_step_is_absent_from_the_outputs_of_those_below(self) -> None:
+    async def test_a_skipped_step_is_absent_from_the_outputs_that_its_children_see(self) -> None:
         seen: list[Any] = []
         dag = WorkflowDAG()
         dag.add_step("a", lambda ctx: 1)
@@ -293,7 +293,7 @@ class TestConditions:
 
 
 class TestContext:
-    async def test_outputs_are_python_objects_and_need_not_be_json(self) -> None:
+    async def test_outputs_are_python_objects_of_any_type(self) -> None:
         marker = object()
         dag = WorkflowDAG().add_step("a", lambda ctx: marker)
         dag.add_step("b", lambda ctx: ctx["step_outputs"]["a"] is marker, depends_on=["a"])
@@ -316,11 +316,11 @@ class TestContext:
         result = await run(WorkflowDAG().add_step("a", lambda ctx: None))
         assert result.outputs == {"a": None}
 
-    async def test_without_a_context_there_are_only_the_outputs(self) -> None:
+    async def test_without_a_context_a_step_sees_only_the_outputs(self) -> None:
         result = await run(WorkflowDAG().add_step("a", lambda ctx: list(ctx)))
         assert result.outputs == {"a": ["step_outputs"]}
 
-    async def test_one_graph_can_be_run_many_times_at_once(self) -> None:
+    async def test_one_graph_can_be_run_many_times_concurrently(self) -> None:
         async def double(ctx: Ctx) -> int:
             await asyncio.sleep(0.001)
             return int(ctx["x"]) * 2
@@ -339,7 +339,7 @@ class TestContext:
 
 class TestConcurrency:
     @pytest.mark.parametrize("limit", [1, 4])
-    async def test_no_more_steps_than_allowed_run_at_once(self, limit: int) -> None:
+    async def test_no_more_steps_than_the_limit_run_at_once(self, limit: int) -> None:
         inside = most = 0
 
         async def busy(ctx: Ctx) -> None:
@@ -381,7 +381,7 @@ class TestConcurrency:
 
 
 class TestRateLimits:
-    async def test_tagged_steps_are_spaced(self) -> None:
+    async def test_tagged_steps_are_spaced_by_their_rate(self) -> None:
         at: list[float] = []
         dag = WorkflowDAG()
         for i in range(4):
@@ -390,7 +390,7 @@ class TestRateLimits:
         await run(dag, rate_limiters={"api": TokenBucketRateLimiter(20, 1)})
         assert max(at) - began >= 3 / 20 - EARLY
 
-    async def test_a_tag_without_a_limiter_has_the_default(self) -> None:
+    async def test_a_tag_without_a_limiter_has_the_default_rate(self) -> None:
         at: list[float] = []
         dag = WorkflowDAG()
         for i in range(3):
@@ -405,7 +405,7 @@ class TestRateLimits:
         await asyncio.gather(*(limiter.acquire() for _ in range(6)))
         assert time.monotonic() - began >= 4 / 50 - EARLY
 
-    async def test_a_limiter_can_be_shared_by_executors_and_by_hand(self) -> None:
+    async def test_a_limiter_can_be_shared_by_executors_and_direct_callers(self) -> None:
         limiter = TokenBucketRateLimiter(rate_per_second=20, burst=1)
         at: list[float] = []
         dag = WorkflowDAG().add_step("a", lambda ctx: at.append(time.monotonic()), resource_tag="t")
@@ -420,7 +420,7 @@ class TestRateLimits:
             TokenBucketRateLimiter(*bad)
 
 
-def test_results_compare_with_plain_words() -> None:
+def test_statuses_compare_equal_to_plain_strings() -> None:
     result = WorkflowExecutor().execute_sync(WorkflowDAG().add_step("a", lambda ctx: 1))
     assert result.status == "COMPLETED"
     assert f"{result.status}" == "COMPLETED"
@@ -429,13 +429,13 @@ def test_results_compare_with_plain_words() -> None:
 
 class TestOnEnd:
     @pytest.mark.parametrize(("fn", "status"), [(dict, "COMPLETED"), (int, "FAILED")])
-    async def test_it_is_called_once_with_the_status(self, fn: Any, status: str) -> None:
+    async def test_on_end_is_called_once_with_the_status(self, fn: Any, status: str) -> None:
         told: list[str] = []
         dag = WorkflowDAG(on_end=told.append).add_step("a", fn)
         result = await WorkflowExecutor().execute(dag)
         assert (told, result.status) == ([status], status)
 
-    async def test_one_that_is_cancelled_has_ended_too(self) -> None:
+    async def test_on_end_is_called_for_a_cancelled_run(self) -> None:
         told: list[str] = []
         started = asyncio.Event()
 
@@ -451,7 +451,9 @@ class TestOnEnd:
             await task
         assert told == ["CANCELLED"]
 
-    async def test_its_failure_is_none_of_the_run(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_failure_of_on_end_does_not_affect_the_run(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def broken(status: str) -> None:
             raise RuntimeError("not now")
 
@@ -459,7 +461,7 @@ class TestOnEnd:
         assert result.status == "COMPLETED"
         assert "on_end failed" in caplog.text
 
-    def test_it_is_a_plain_function(self) -> None:
+    def test_on_end_must_be_a_plain_function(self) -> None:
         async def later(status: str) -> None: ...
 
         with pytest.raises(TypeError, match="on_end must be a plain function"):

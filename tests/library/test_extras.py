@@ -12,7 +12,7 @@ from dovetail.extras import PACKAGES, imports_of
 
 
 @pytest.mark.parametrize("missing", ["celery", "kombu"])
-def test_to_import_dovetail_celery_without_its_extra_says_which_to_install(
+def test_importing_dovetail_celery_without_its_extra_names_the_extra(
     tmp_path: Path, missing: str
 ) -> None:
     broken = f"raise ModuleNotFoundError(\"No module named '{missing}'\", name='{missing}')"
@@ -32,7 +32,7 @@ def test_to_import_dovetail_celery_without_its_extra_says_which_to_install(
 
 
 @pytest.mark.parametrize("package", [one for packages in PACKAGES.values() for one in packages])
-def test_what_an_extra_brings_is_named_with_it(package: str) -> None:
+def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
     with (
         pytest.raises(ModuleNotFoundError, match=r"pip install 'dovetail\[x\]'"),
         imports_of("m", "x"),
@@ -40,6 +40,6 @@ def test_what_an_extra_brings_is_named_with_it(package: str) -> None:
         raise ModuleNotFoundError("no", name=f"{package}.part")
 
 
-def test_a_mistake_of_ones_own_is_not_taken_for_a_missing_extra() -> None:
+def test_an_import_error_of_the_user_is_not_reported_as_a_missing_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"^no$"), imports_of("m", "x"):
         raise ModuleNotFoundError("no", name="my_typo")

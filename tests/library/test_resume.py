@@ -42,7 +42,7 @@ def dag_of(parents: Parents, failing: set[int], skipped: set[int], ran: list[str
 
 @settings(max_examples=150, deadline=None)
 @given(graphs(), st.booleans())
-def test_only_what_did_not_complete_runs(
+def test_resume_runs_only_the_steps_that_did_not_complete(
     drawn: tuple[Parents, set[int], set[int]], through_a_dict: bool
 ) -> None:
     parents, failing, skipped = drawn
@@ -59,7 +59,7 @@ def test_only_what_did_not_complete_runs(
     assert all(again.steps[name].duration == 0 for name in first.outputs)
 
 
-def test_a_step_reads_the_outputs_that_were_kept() -> None:
+def test_a_step_reads_the_resumed_outputs() -> None:
     dag = WorkflowDAG("d").add_step("a", lambda ctx: 1)
     dag.add_step("b", lambda ctx: 10 / ctx["by"] + ctx["step_outputs"]["a"], depends_on=["a"])
     executor = WorkflowExecutor()
@@ -68,21 +68,21 @@ def test_a_step_reads_the_outputs_that_were_kept() -> None:
     assert executor.execute_sync(dag, {"by": 5}, resume=first).outputs == {"a": 1, "b": 3.0}
 
 
-def test_steps_that_the_graph_no_longer_has_are_left_out() -> None:
+def test_steps_that_the_graph_no_longer_has_are_ignored() -> None:
     first = WorkflowExecutor().execute_sync(WorkflowDAG("d").add_step("old", lambda ctx: 1))
     dag = WorkflowDAG("d").add_step("new", lambda ctx: 2)
     again = WorkflowExecutor().execute_sync(dag, resume=first)
     assert (again.outputs, again.status) == ({"new": 2}, "COMPLETED")
 
 
-def test_a_completed_result_is_resumed_to_the_same() -> None:
+def test_resuming_a_completed_result_gives_the_same_result() -> None:
     dag = WorkflowDAG("d").add_step("a", lambda ctx: object())
     first = WorkflowExecutor().execute_sync(dag)
     again = WorkflowExecutor().execute_sync(dag, resume=first)
     assert (again.status, again.outputs) == ("COMPLETED", first.outputs)
 
 
-def test_what_is_no_result_cannot_be_resumed() -> None:
+def test_only_a_result_can_be_resumed() -> None:
     dag = WorkflowDAG("d").add_step("a", lambda ctx: 1)
     with pytest.raises(TypeError, match="resume is a WorkflowResult, not dict"):
         WorkflowExecutor().execute_sync(dag, resume={"status": "FAILED"})  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class TestEvents:
         assert (failed.node, failed.attempt, failed.error["type"]) == ("b", 1, "ZeroDivisionError")
         assert failed.time.startswith("20")
 
-    def test_times_are_those_of_the_day(self) -> None:
+    def test_times_of_events_are_wall_clock_times(self) -> None:
         seen: list[Event] = []
         dag = WorkflowDAG("d")
         for i in range(2):
@@ -113,7 +113,7 @@ class TestEvents:
         assert parked.until[:2] == "20"
         assert parked.until >= parked.time
 
-    def test_resumed_steps_are_events_too(self) -> None:
+    def test_resumed_steps_are_reported_as_events(self) -> None:
         seen: list[Event] = []
         dag = WorkflowDAG("d").add_step("a", lambda ctx: 1)
         first = WorkflowExecutor().execute_sync(dag)
@@ -121,7 +121,9 @@ class TestEvents:
         types = [event.type for event in seen]
         assert types == ["run.created", "run.started", "node.reused", "run.completed"]
 
-    def test_a_function_that_fails_harms_no_step(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_failing_event_function_affects_no_step(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def broken(event: Event) -> None:
             raise RuntimeError("no matter")
 
@@ -130,6 +132,8 @@ class TestEvents:
         assert "on_event failed at run.created" in caplog.text
 
     @pytest.mark.parametrize("wrong", [5, asyncio.sleep])
-    def test_what_cannot_be_called_is_refused_at_once(self, wrong: Any) -> None:
+    def test_an_event_function_that_cannot_be_called_is_refused_immediately(
+        self, wrong: Any
+    ) -> None:
         with pytest.raises(TypeError, match="on_event must be a plain function"):
             WorkflowExecutor(on_event=wrong)

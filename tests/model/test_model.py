@@ -18,7 +18,7 @@ from .world import FAULTS, MASK, Scenario, World
 
 
 @pytest.mark.parametrize("scenario", SHORT, ids=lambda scenario: scenario.name)
-def test_no_step_breaks_a_promise_and_from_every_state_the_run_ends(scenario: Scenario) -> None:
+def test_no_step_breaks_a_promise_and_every_state_leads_to_an_end(scenario: Scenario) -> None:
     found = search(World(scenario))
     assert found.violation is None, found.story()
     assert found.whole
@@ -43,7 +43,7 @@ def runs_seen(scenario: Scenario) -> set[object]:
 
 
 @pytest.mark.parametrize("luck", [{"kill": 1}, {"expire": 1}, {"fail": 1, "retry": 1}])
-def test_a_reduced_search_sees_every_run_that_a_search_in_every_order_sees(
+def test_a_reduced_search_finds_every_run_of_a_full_search(
     luck: dict[str, int],
 ) -> None:
     reduced = Scenario("", scenarios.side_by_side, luck, workers=1)
@@ -75,7 +75,7 @@ def moves_of(facts: Facts) -> list[Move]:
 
 
 @pytest.mark.parametrize("name", ["two_conditions", "condition_at_join"])
-def test_conditions_decided_in_two_steps_end_as_in_one(name: str) -> None:
+def test_conditions_decided_in_two_steps_have_the_same_end_as_in_one(name: str) -> None:
     runs = Runs(getattr(scenarios, name))
     first = settled(runs, NO_RUN, ("create",))
     seen, todo = {first}, [first]
@@ -96,13 +96,13 @@ def test_conditions_decided_in_two_steps_end_as_in_one(name: str) -> None:
 # ── what is printed ──────────────────────────────────────────────────────────────────────
 
 
-def test_the_command_prints_what_was_searched(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_searched_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cancel and retry"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[1].split("  ")[0] == "cancel and retry"
     assert "0 violations" in said[-1]
 
 
-def test_the_command_knows_no_other_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_an_unknown_scenario(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["nothing of the kind"]) == 2
     assert "nothing of the kind" in capsys.readouterr().err

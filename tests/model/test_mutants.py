@@ -14,26 +14,26 @@ SEARCHED = list(dict.fromkeys(one.scenario for one in MUTANTS if one.nonces))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mistake_is_found(mutant: Mutant) -> None:
+def test_a_mutant_is_detected(mutant: Mutant) -> None:
     found = mutant.hunt()
     assert found.violation is not None
     assert re.search(mutant.shows, found.violation), found.story()
 
 
 @pytest.mark.parametrize("mutant", HARMLESS, ids=lambda mutant: mutant.name)
-def test_what_only_looks_like_a_mistake_breaks_nothing(mutant: Mutant) -> None:
+def test_an_equivalent_mutant_breaks_nothing(mutant: Mutant) -> None:
     found = mutant.hunt()
     assert found.violation is None, found.story()
     assert found.whole
 
 
 @pytest.mark.parametrize("scenario", SEARCHED, ids=lambda one: f"{one.luck}")
-def test_without_the_mistake_nothing_is_found(scenario: Scenario) -> None:
+def test_without_the_mutation_nothing_is_found(scenario: Scenario) -> None:
     found = Mutant("", scenario, "", ()).hunt()
     assert found.violation is None, found.story()
 
 
-def test_the_story_of_a_violation_can_be_read() -> None:
+def test_the_trace_of_a_violation_is_readable() -> None:
     (mutant,) = (one for one in MUTANTS if one.name == "nobody looks after quiet runs")
     story = mutant.hunt().story().splitlines()
     assert "never ends" in story[0]

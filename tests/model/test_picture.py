@@ -198,14 +198,14 @@ async def finished(engine: Engine) -> None:
         engine.step(result(engine, node))
 
 
-async def test_a_result_is_applied_and_then_followed(engine: Engine) -> None:
+async def test_a_result_is_applied_before_its_effects_are_dispatched(engine: Engine) -> None:
     await claimed(engine, "a")
     message = ("result", engine.start("a"), "yes", False)
     await engine.orchestrator.apply_results([result(engine, "a")])
     engine.same(processes.take_in(message))
 
 
-async def test_the_last_result_takes_the_run_off_the_agenda(engine: Engine) -> None:
+async def test_the_last_result_removes_the_run_from_the_timer_index(engine: Engine) -> None:
     await claimed(engine, "a")
     engine.also(("yes", *engine.start("a")))
     engine.step(result(engine, "a"))
@@ -225,7 +225,7 @@ async def test_a_result_whose_reader_died_makes_the_next_reader_look(engine: Eng
     engine.same(processes.take_in(message))
 
 
-async def test_a_timer_is_forgotten_after_it_was_applied(engine: Engine) -> None:
+async def test_a_timer_is_removed_after_it_was_applied(engine: Engine) -> None:
     await claimed(engine, "a")
     engine.also(("yes", *engine.start("a")))
     engine.step(result(engine, "a"))
@@ -238,7 +238,9 @@ async def test_a_timer_is_forgotten_after_it_was_applied(engine: Engine) -> None
     engine.same(processes.wake_due(engine.start("b")))
 
 
-async def test_a_run_leaves_the_list_after_what_was_lost_in_it_was_reaped(engine: Engine) -> None:
+async def test_a_run_leaves_the_lease_index_after_its_lost_nodes_were_reaped(
+    engine: Engine,
+) -> None:
     await claimed(engine, "a")
     engine.number = engine.runs.expire(engine.number, engine.start("a"))
     engine.expired = ["r"]
@@ -246,7 +248,7 @@ async def test_a_run_leaves_the_list_after_what_was_lost_in_it_was_reaped(engine
     engine.same(processes.reap())
 
 
-async def test_a_renewed_lease_is_written_down_again(engine: Engine) -> None:
+async def test_a_renewed_lease_is_recorded_again(engine: Engine) -> None:
     await claimed(engine, "a")
     engine.run.node("a").lease_until = 1e9
     engine.expired = ["r"]
@@ -255,7 +257,7 @@ async def test_a_renewed_lease_is_written_down_again(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("state", ["published", "running", "finished"])
-async def test_a_sweep_makes_everything_known_again(engine: Engine, state: str) -> None:
+async def test_a_sweep_reconciles_an_idle_run(engine: Engine, state: str) -> None:
     if state == "running":
         await claimed(engine, "a")
     if state == "finished":
@@ -267,13 +269,15 @@ async def test_a_sweep_makes_everything_known_again(engine: Engine, state: str) 
     engine.same(processes.look_after(facts, facts.epoch))
 
 
-async def test_a_retry_is_noted_before_it_is_done(engine: Engine) -> None:
+async def test_a_retry_is_recorded_before_it_is_applied(engine: Engine) -> None:
     await finished(engine)
     await engine.orchestrator.apply([Retry("r", "b")])
     engine.same(processes.command(("retry", GRAPH.index["b"]), 1))
 
 
-async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine) -> None:
+async def test_a_worker_claims_between_the_index_entry_and_the_acknowledgement(
+    engine: Engine,
+) -> None:
     task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
     inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
     task_source = QueueTaskSource(
@@ -293,13 +297,17 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
 @pytest.mark.parametrize(
     ("name", "drawn", "compared"),
     [
-        ("follow", mutants.follow_without_publishing, test_a_result_is_applied_and_then_followed),
-        ("command", mutants.command_without_note, test_a_retry_is_noted_before_it_is_done),
-        ("wake_due", mutants.wake_after_forgetting, test_a_timer_is_forgotten_after_it_was_applied),
+        (
+            "follow",
+            mutants.follow_without_publishing,
+            test_a_result_is_applied_before_its_effects_are_dispatched,
+        ),
+        ("command", mutants.command_without_note, test_a_retry_is_recorded_before_it_is_applied),
+        ("wake_due", mutants.wake_after_forgetting, test_a_timer_is_removed_after_it_was_applied),
         (
             "take",
             mutants.take_without_index_first,
-            test_a_worker_claims_between_its_index_and_its_message,
+            test_a_worker_claims_between_the_index_entry_and_the_acknowledgement,
         ),
         (
             "go_on",
@@ -308,7 +316,7 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
         ),
     ],
 )
-async def test_a_picture_that_is_wrong_is_noticed(
+async def test_a_wrong_model_step_is_detected(
     engine: Engine,
     monkeypatch: pytest.MonkeyPatch,
     name: str,

@@ -32,7 +32,7 @@ def content(answer: httpx2.Response) -> Any:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def test_it_answers_with_what_stands_in_the_prompt(llm: LlmStub) -> None:
+def test_the_stub_replies_with_the_fields_of_the_prompt(llm: LlmStub) -> None:
     found = json.loads(content(ask(llm)))
     assert found["type"] == "invoice"
     assert found["vendor"] == "Norrland Paper AB"
@@ -43,7 +43,7 @@ def test_it_answers_with_what_stands_in_the_prompt(llm: LlmStub) -> None:
     assert content(ask(llm)) == content(ask(llm))
 
 
-def test_it_takes_its_time_and_keeps_a_log(llm: LlmStub) -> None:
+def test_the_stub_delays_its_replies_and_keeps_a_log(llm: LlmStub) -> None:
     llm.behave(delay=0.3)
     began = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
@@ -64,7 +64,9 @@ def test_it_takes_its_time_and_keeps_a_log(llm: LlmStub) -> None:
 @pytest.mark.parametrize(
     ("what", "status"), [("busy", 429), ("broken", 500), ("garbage", 200), ("violating", 200)]
 )
-def test_it_misbehaves_where_it_is_told_and_as_often(llm: LlmStub, what: Any, status: int) -> None:
+def test_the_stub_misbehaves_for_the_given_prompts_and_the_given_times(
+    llm: LlmStub, what: Any, status: int
+) -> None:
     llm.behave(faults=[Fault(what, where="Norrland", times=2, after=7)])
     assert json.loads(content(ask(llm, "Vendor: Other")))["vendor"] == "Other"
     for _ in range(2):
@@ -80,7 +82,7 @@ def test_it_misbehaves_where_it_is_told_and_as_often(llm: LlmStub, what: Any, st
     assert [call.fault for call in llm.calls()] == ["", what, what, ""]
 
 
-def test_one_that_hangs_is_under_way_until_its_caller_leaves(llm: LlmStub) -> None:
+def test_a_hanging_call_is_in_flight_until_its_caller_leaves(llm: LlmStub) -> None:
     llm.behave(faults=[Fault("hangs", times=1), Fault("drops")])
     with pytest.raises(httpx2.TimeoutException):
         ask(llm, seconds=0.2)
@@ -91,14 +93,14 @@ def test_one_that_hangs_is_under_way_until_its_caller_leaves(llm: LlmStub) -> No
     assert [(call.fault, call.status) for call in llm.calls()] == [("hangs", 0), ("drops", 0)]
 
 
-def test_most_within_counts_the_worst_stretch() -> None:
+def test_most_within_counts_the_busiest_period() -> None:
     times = [0.0, 1.4, 0.5, 0.9, 3.0, 1.0]
     assert most_within(times, 1.0) == 4
     assert most_within(times, 10.0) == 6
     assert most_within([], 1.0) == 0
 
 
-def test_it_has_the_same_port_after_a_crash(llm: LlmStub) -> None:
+def test_the_stub_has_the_same_port_after_a_crash(llm: LlmStub) -> None:
     port = llm.port
     llm.kill()
     llm.start()

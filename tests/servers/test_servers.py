@@ -109,7 +109,7 @@ def test_redis_appends_every_second_and_evicts_nothing() -> None:
     assert settings["bind"] == HOST
 
 
-def test_a_redis_killed_with_9_comes_back_with_its_data_and_address(
+def test_a_redis_killed_with_sigkill_restarts_with_its_data_and_address(
     durable_redis: RedisServer,
 ) -> None:
     port, pid = durable_redis.port, durable_redis.pid
@@ -124,7 +124,7 @@ def test_a_redis_killed_with_9_comes_back_with_its_data_and_address(
     assert [durable_redis.ask("GET", f"key{n}") for n in range(20)] == [str(n) for n in range(20)]
 
 
-def test_a_redis_that_was_asked_to_stop_comes_back_with_its_data(
+def test_a_redis_that_was_stopped_restarts_with_its_data(
     durable_redis: RedisServer,
 ) -> None:
     durable_redis.ask("SET", "kept", "yes")
@@ -132,7 +132,7 @@ def test_a_redis_that_was_asked_to_stop_comes_back_with_its_data(
     assert durable_redis.ask("GET", "kept") == "yes"
 
 
-def test_a_paused_redis_answers_once_it_is_resumed(durable_redis: RedisServer) -> None:
+def test_a_paused_redis_replies_after_it_is_resumed(durable_redis: RedisServer) -> None:
     durable_redis.pause()
     with socket.create_connection((HOST, durable_redis.port), timeout=0.1) as connection:
         connection.sendall(b"PING\r\n")
@@ -150,7 +150,7 @@ def test_a_paused_redis_can_be_killed_and_started(durable_redis: RedisServer) ->
     assert durable_redis.ask("PING") == "PONG"
 
 
-def test_a_cluster_of_one_serves_every_slot_and_refuses_two_at_once() -> None:
+def test_a_cluster_of_one_node_serves_every_slot_and_refuses_cross_slot_commands() -> None:
     with RedisServer(cluster=True, fsync="always") as node:
         for number in range(50):
             node.ask("SET", f"key{number}", "x")
@@ -161,7 +161,7 @@ def test_a_cluster_of_one_serves_every_slot_and_refuses_two_at_once() -> None:
         assert node.ask("GET", "key49") == "x"
 
 
-def test_settings_win_over_ours() -> None:
+def test_settings_of_the_caller_override_the_defaults() -> None:
     with RedisServer(settings={"appendonly": "no", "maxmemory": "5mb"}) as server:
         info = server.ask("INFO")
     assert "aof_enabled:0" in info
@@ -169,13 +169,13 @@ def test_settings_win_over_ours() -> None:
 
 
 @pytest.mark.parametrize("redis_server", [{"fsync": "no"}], indirect=True)
-def test_the_fixture_takes_the_arguments_of_a_server(redis_server: RedisServer) -> None:
+def test_the_fixture_passes_arguments_to_the_server(redis_server: RedisServer) -> None:
     with redis.Redis.from_url(redis_server.url) as connection:
         assert connection.config_get("appendfsync") == {"appendfsync": "no"}
 
 
 @pytest.mark.parametrize("turn", [1, 2])
-def test_a_test_finds_redis_empty_whatever_another_left(redis_url: str, turn: int) -> None:
+def test_a_test_finds_redis_empty_whatever_an_earlier_test_left(redis_url: str, turn: int) -> None:
     with redis.Redis.from_url(redis_url) as connection:
         assert connection.dbsize() == 0
         connection.set("left", "over")
@@ -206,7 +206,9 @@ async def test_every_new_database_is_empty_or_a_copy(postgres_server: Databases)
         await ask_postgres(first, "SELECT 1")
 
 
-async def test_a_database_is_dropped_even_with_somebody_in_it(postgres_server: Databases) -> None:
+async def test_a_database_is_dropped_even_with_an_open_connection(
+    postgres_server: Databases,
+) -> None:
     url = postgres_server.new_database()
     connection = await asyncpg.connect(url)
     postgres_server.drop_database(url)
@@ -220,7 +222,7 @@ async def test_a_file_of_tests_has_a_database_in_utf8(postgres_url: str) -> None
     assert await ask_postgres(postgres_url, "SELECT upper('x') || 'é'") == "Xé"
 
 
-async def test_a_postgres_killed_with_9_comes_back_with_its_data_and_address(
+async def test_a_postgresql_killed_with_sigkill_restarts_with_its_data_and_address(
     mortal_postgres: PostgresServer,
 ) -> None:
     url = mortal_postgres.new_database()
@@ -234,7 +236,7 @@ async def test_a_postgres_killed_with_9_comes_back_with_its_data_and_address(
     assert await ask_postgres(url, "SELECT thing FROM things") == 7
 
 
-async def test_a_paused_postgres_answers_once_it_is_resumed(
+async def test_a_paused_postgresql_replies_after_it_is_resumed(
     mortal_postgres: PostgresServer,
 ) -> None:
     mortal_postgres.pause()
@@ -244,7 +246,7 @@ async def test_a_paused_postgres_answers_once_it_is_resumed(
     assert await ask_postgres(mortal_postgres.url, "SELECT 1") == 1
 
 
-async def test_a_durable_postgres_syncs_and_the_usual_one_does_not(
+async def test_a_durable_postgresql_syncs_and_the_default_one_does_not(
     mortal_postgres: PostgresServer,
 ) -> None:
     assert await ask_postgres(mortal_postgres.url, "SHOW fsync") == "off"
@@ -257,7 +259,7 @@ def test_postgres_does_not_run_as_root(mortal_postgres: PostgresServer) -> None:
     assert owner == (pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else os.geteuid())
 
 
-def test_programs_in_a_folder_that_is_closed_to_their_user_are_copied(
+def test_programs_in_a_folder_that_their_user_cannot_read_are_copied(
     mortal_postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root in a checkout that is 0700, with PostgreSQL unpacked inside."""
@@ -292,7 +294,7 @@ def waiting(url: str) -> int:
         return connection.SimpleQueue("things").qsize()
 
 
-def test_every_virtual_host_of_a_rabbitmq_is_empty_and_one_that_is_dropped_is_gone(
+def test_every_rabbitmq_virtual_host_is_empty_and_a_dropped_one_is_gone(
     mortal_rabbit: RabbitServer,
 ) -> None:
     first, second = mortal_rabbit.new_host(), mortal_rabbit.new_host()
@@ -304,7 +306,7 @@ def test_every_virtual_host_of_a_rabbitmq_is_empty_and_one_that_is_dropped_is_go
     mortal_rabbit.drop_host(second)
 
 
-def test_a_rabbitmq_killed_with_9_comes_back_with_its_data_and_address(
+def test_a_rabbitmq_killed_with_sigkill_restarts_with_its_data_and_address(
     mortal_rabbit: RabbitServer,
 ) -> None:
     url = mortal_rabbit.new_host()
@@ -318,7 +320,7 @@ def test_a_rabbitmq_killed_with_9_comes_back_with_its_data_and_address(
     assert waiting(url) == 1
 
 
-def test_a_paused_rabbitmq_answers_once_it_is_resumed(mortal_rabbit: RabbitServer) -> None:
+def test_a_paused_rabbitmq_replies_after_it_is_resumed(mortal_rabbit: RabbitServer) -> None:
     mortal_rabbit.pause()
     with socket.create_connection((HOST, mortal_rabbit.port), timeout=0.2) as connection:
         connection.sendall(b"AMQP\x00\x00\x09\x01")
@@ -329,7 +331,7 @@ def test_a_paused_rabbitmq_answers_once_it_is_resumed(mortal_rabbit: RabbitServe
         assert connection.recv(1)
 
 
-def test_a_given_rabbitmq_is_emptied_of_our_queue_alone(mortal_rabbit: RabbitServer) -> None:
+def test_only_our_queue_of_a_given_rabbitmq_is_emptied(mortal_rabbit: RabbitServer) -> None:
     url = mortal_rabbit.new_host()
     put(url, "precious")
     with Connection(url) as connection:
@@ -342,12 +344,12 @@ def test_a_given_rabbitmq_is_emptied_of_our_queue_alone(mortal_rabbit: RabbitSer
     assert waiting(url) == 1
 
 
-def test_a_rabbitmq_that_has_no_such_host_says_so(mortal_rabbit: RabbitServer) -> None:
+def test_a_rabbitmq_without_the_virtual_host_says_so(mortal_rabbit: RabbitServer) -> None:
     with pytest.raises(ServerFailed, match="no_such_vhost"):
         mortal_rabbit.drop_host("amqp://guest:guest@127.0.0.1/nowhere")
 
 
-def test_nothing_is_left_of_a_rabbitmq_not_even_the_name_server_of_erlang(
+def test_nothing_is_left_of_a_rabbitmq_not_even_the_erlang_name_server(
     mortal_rabbit: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a port that was taken in between is left for another."""
@@ -370,7 +372,7 @@ def test_nothing_is_left_of_a_rabbitmq_not_even_the_name_server_of_erlang(
 
 @pytest.mark.parametrize("kind", [RedisServer, PostgresServer])
 @pytest.mark.parametrize("how", ["closed", "paused and closed", "killed and closed"])
-def test_nothing_is_left_of_a_server_that_was(kind: type[Server], how: str) -> None:
+def test_nothing_is_left_of_a_stopped_server(kind: type[Server], how: str) -> None:
     with kind() as server:
         pid, folder, port = server.pid, server.folder, server.port
         assert pid is not None
@@ -394,7 +396,9 @@ def test_nothing_is_left_of_a_server_that_was(kind: type[Server], how: str) -> N
         ("rabbitmq", signal.SIGKILL),
     ],
 )
-def test_a_server_ends_with_its_user_however_that_dies(kind: str, number: signal.Signals) -> None:
+def test_a_server_ends_with_its_parent_however_the_parent_dies(
+    kind: str, number: signal.Signals
+) -> None:
     with start_user(kind) as user:
         _, pid, folder = read_words(user)
         user.send_signal(number)
@@ -403,7 +407,7 @@ def test_a_server_ends_with_its_user_however_that_dies(kind: str, number: signal
     assert eventually(lambda: not processes_in(Path(folder)))
 
 
-def test_a_server_ends_with_its_user_even_if_a_child_of_that_lives_on() -> None:
+def test_a_server_ends_with_its_parent_even_if_a_child_of_the_parent_lives_on() -> None:
     """A forked child holds every pipe open, so the pipe alone would not tell."""
     with start_user("redis", "fork") as user:
         _, pid, folder, forked = read_words(user)
@@ -451,7 +455,7 @@ def test_a_server_that_does_not_start_shows_its_log_and_leaves_nothing() -> None
 
 
 @pytest.mark.parametrize("kind", [RedisServer, PostgresServer])
-def test_a_port_that_was_taken_in_between_is_left_for_another(
+def test_a_port_that_was_taken_meanwhile_is_replaced_by_another(
     kind: type[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also by a server that would answer in its place."""
@@ -463,12 +467,12 @@ def test_a_port_that_was_taken_in_between_is_left_for_another(
             assert second.answers()
 
 
-def test_a_port_is_none_that_an_outgoing_connection_could_be_given() -> None:
+def test_a_port_is_outside_the_range_of_outgoing_connections() -> None:
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert all(10_000 <= free_port() < int(given[0]) for _ in range(100))
 
 
-def test_a_server_that_ended_by_itself_says_so_and_can_be_started(
+def test_a_server_that_ended_by_itself_says_so_and_can_be_restarted(
     durable_redis: RedisServer,
 ) -> None:
     pid = durable_redis.pid
@@ -481,7 +485,7 @@ def test_a_server_that_ended_by_itself_says_so_and_can_be_started(
     durable_redis.start()
 
 
-def test_a_server_that_is_nowhere_fails_with_where_it_was_looked_for(
+def test_a_missing_server_program_fails_with_the_searched_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.servers.binaries.INSTALLED", tmp_path)
@@ -498,7 +502,7 @@ def test_a_server_that_is_nowhere_fails_with_where_it_was_looked_for(
         assert clue in str(caught.value)
 
 
-def test_unpacked_programs_are_found_with_their_libraries_and_the_newest_first(
+def test_unpacked_programs_are_found_with_their_libraries_newest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.servers.binaries.INSTALLED", tmp_path)

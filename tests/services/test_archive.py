@@ -33,7 +33,7 @@ async def waiting(world: World, key: str = UNARCHIVED) -> int:
 
 
 class TestArchiving:
-    async def test_the_archive_has_what_redis_has_event_for_event(self, world: World) -> None:
+    async def test_the_archive_equals_redis_event_for_event(self, world: World) -> None:
         run_id = await world.begin(graph(DIAMOND), {"text": "ü\u2028"})
         await world.archiver.archive_what_moved()
         await world.assert_archived(run_id)
@@ -49,7 +49,7 @@ class TestArchiving:
         events = await world.records.events(run_id)
         assert [event["seq"] for event in events] == list(range(1, run.seq + 1))
 
-    async def test_what_fails_is_skipped_retried_or_cancelled_is_archived_as_it_is(
+    async def test_failed_skipped_retried_and_cancelled_nodes_are_archived_unchanged(
         self, world: World
     ) -> None:
         nodes = {
@@ -81,7 +81,7 @@ class TestArchiving:
         await world.assert_archived(run_id)
         assert (await world.records.summary(run_id))["status"] == "CANCELLED"
 
-    async def test_a_run_that_is_read_from_the_archive_is_the_run(self, world: World) -> None:
+    async def test_a_run_read_from_the_archive_equals_the_run(self, world: World) -> None:
         nodes = {**DIAMOND, "e": {"dependencies": ["a"], "condition": "{{ false }}"}}
         run_id = await world.begin(graph(nodes, max_concurrency=1), {"x": [1, {"y": None}]})
         await world.finish(run_id)
@@ -105,7 +105,7 @@ class TestArchiving:
             ({"a": {}, "b": {"condition": "{{ false }}"}}, {"a": {"of": "a"}, "b": None}),
         ],
     )
-    async def test_the_result_is_made_of_the_outputs(
+    async def test_the_result_is_derived_from_the_outputs(
         self, world: World, nodes: dict[str, Any], expected: Any
     ) -> None:
         run_id = await world.begin(graph(nodes))
@@ -117,7 +117,7 @@ class TestArchiving:
         assert (await world.records.summary(run_id))["result"] == expected
         assert result(await world.load(run_id)) == expected
 
-    async def test_only_what_changed_is_read_and_written(
+    async def test_only_changed_nodes_are_read_and_written(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written: list[RunSnapshot] = []
@@ -140,7 +140,7 @@ class TestArchiving:
         assert "params" not in written[1].meta
         await world.assert_archived(run_id)
 
-    async def test_a_retry_between_states_and_outputs_is_noticed(
+    async def test_a_retry_between_reading_states_and_reading_outputs_is_noticed(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
@@ -180,9 +180,9 @@ class TestArchiving:
         for run_id in run_ids:
             await world.assert_archived(run_id)
         assert sum(written) == runs * len(nodes) * size
-        assert max(written) < archiver.WRITTEN_BYTES + len(nodes) * size
+        assert max(written) < archiver.MAX_TRANSACTION_BYTES + len(nodes) * size
 
-    async def test_a_run_that_was_never_accepted_is_archived_with_its_definition(
+    async def test_a_run_without_an_acceptance_record_is_archived_with_its_definition(
         self, world: World
     ) -> None:
         submit = (await world.accept(graph(DIAMOND)))._replace(
@@ -192,9 +192,7 @@ class TestArchiving:
         await world.archiver.archive_what_moved()
         await world.assert_archived(submit.run_id)
 
-    async def test_a_result_that_comes_too_late_is_archived_with_the_rest(
-        self, world: World
-    ) -> None:
+    async def test_a_late_result_is_archived_too(self, world: World) -> None:
         run_id = await world.begin(graph({"a": {}}))
         token = (await world.load(run_id)).node("a").token
         await world.do(run_id, "a")
@@ -207,7 +205,7 @@ class TestArchiving:
 
 
 class TestManyArchivers:
-    async def test_side_by_side_they_lose_and_double_nothing(self, world: World) -> None:
+    async def test_concurrent_archivers_lose_and_duplicate_nothing(self, world: World) -> None:
         drawn = random.Random(4)
         archivers = [world.another_archiver() for _ in range(3)]
         runs = [await world.begin(graph(DIAMOND)) for _ in range(12)]
@@ -229,7 +227,9 @@ class TestManyArchivers:
         for run_id in runs:
             await world.assert_archived(run_id)
 
-    async def test_what_one_has_claimed_another_does_not_take(self, world: World) -> None:
+    async def test_a_run_claimed_by_one_archiver_is_not_taken_by_another(
+        self, world: World
+    ) -> None:
         await world.begin(graph(DIAMOND))
         (claim,) = await world.hints.claim(10)
         assert await world.hints.claim(10) == []
@@ -237,7 +237,7 @@ class TestManyArchivers:
         (again,) = await world.hints.claim(10)
         assert (again.run_id, again.since) == (claim.run_id, claim.until)
 
-    async def test_what_has_just_moved_is_left_alone_for_a_moment(self, world: World) -> None:
+    async def test_a_run_that_just_changed_rests_for_a_moment(self, world: World) -> None:
         run_id = await world.begin(graph(DIAMOND))
         assert await world.hints.claim(10, rested=0.5) == []
         world.now += 0.3
@@ -245,7 +245,7 @@ class TestManyArchivers:
         world.now += 0.3
         assert [claim.run_id for claim in await world.hints.claim(10, rested=0.5)] == [run_id]
 
-    async def test_one_that_dies_between_reading_and_writing_costs_a_moment(
+    async def test_an_archiver_that_dies_between_reading_and_writing_costs_a_moment(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
@@ -264,7 +264,7 @@ class TestManyArchivers:
         await world.archiver.archive_what_moved()
         await world.assert_archived(run_id)
 
-    async def test_one_that_dies_before_it_settles_writes_the_same_again(
+    async def test_an_archiver_that_dies_before_it_settles_causes_the_same_write_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph({"a": {}}))
@@ -283,7 +283,7 @@ class TestManyArchivers:
         await world.assert_archived(run_id)
         assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 1)
 
-    async def test_one_that_dies_after_it_wrote_an_end_still_lets_go_of_the_run(
+    async def test_a_run_is_released_even_if_an_archiver_died_after_writing_its_end(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph({"a": {}}))
@@ -300,7 +300,7 @@ class TestManyArchivers:
         await world.another_archiver().archive_what_moved()
         assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 1)
 
-    async def test_what_moves_during_a_claim_is_not_settled_by_it(self, world: World) -> None:
+    async def test_a_change_during_a_claim_is_not_settled_by_the_claim(self, world: World) -> None:
         run_id = await world.begin(graph(DIAMOND))
         claims = await world.hints.claim(10)
         await world.do(run_id, "a")
@@ -309,7 +309,7 @@ class TestManyArchivers:
 
 
 class TestSweep:
-    async def test_it_finds_what_no_hint_told_of(self, world: World) -> None:
+    async def test_the_sweep_finds_changed_runs_without_a_queue_entry(self, world: World) -> None:
         told, untold = [await world.begin(graph(DIAMOND)) for _ in range(2)]
         await world.archiver.archive_what_moved()
         await world.start(untold, "a")  # a worker's claim
@@ -324,14 +324,14 @@ class TestSweep:
         await world.assert_archived(told)
         await world.assert_archived(untold)
 
-    async def test_one_with_nothing_to_do_writes_nothing(self, world: World) -> None:
+    async def test_a_sweep_with_nothing_to_do_writes_nothing(self, world: World) -> None:
         await world.begin(graph(DIAMOND))
         await world.archiver.archive_what_moved()
         await world.archiver.sweep()
         await world.another_archiver().sweep()
         assert await waiting(world) == 0
 
-    async def test_it_gets_past_many_runs(self, world: World) -> None:
+    async def test_a_sweep_covers_many_runs(self, world: World) -> None:
         made_of = graph({"a": {}})
         submits = [await world.accept(made_of) for _ in range(30)]
         ids = [f"{i:032x}" for i in range(2500)]
@@ -347,7 +347,7 @@ class TestSweep:
 
 
 class TestLag:
-    async def test_it_is_the_age_of_what_waits_longest(self, world: World) -> None:
+    async def test_the_lag_is_the_age_of_the_longest_waiting_run(self, world: World) -> None:
         assert await world.hints.lag() == 0.0
         await world.begin(graph(DIAMOND))
         world.now += 2
@@ -356,7 +356,7 @@ class TestLag:
         await world.archiver.archive_what_moved()
         assert await world.hints.lag() == 0.0
 
-    async def test_it_grows_while_the_archive_is_away(
+    async def test_the_lag_grows_while_the_archive_is_unavailable(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
@@ -375,7 +375,7 @@ class TestLag:
         await world.assert_archived(run_id)
         assert await world.hints.lag() == 0.0
 
-    async def test_one_run_that_cannot_be_written_is_not_in_the_way_of_others(
+    async def test_a_run_that_cannot_be_written_does_not_block_others(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         runs = [await world.begin(graph(DIAMOND)) for _ in range(3)]
@@ -398,7 +398,7 @@ class TestLag:
 
 
 class TestRetention:
-    async def test_a_run_is_dropped_some_time_after_its_end_and_only_once_archived(
+    async def test_a_finished_run_is_dropped_after_its_retention_and_only_if_archived(
         self, world: World
     ) -> None:
         run_id = await world.begin(graph(DIAMOND), {"x": 1})
@@ -412,7 +412,9 @@ class TestRetention:
         assert (await waiting(world), await waiting(world, ARCHIVED)) == (0, 0)
         assert (await world.archive.load(run_id)).snapshot() == run.snapshot()
 
-    async def test_not_before_and_nothing_that_goes_on(self, world: World) -> None:
+    async def test_a_run_is_not_dropped_too_early_or_while_it_is_unfinished(
+        self, world: World
+    ) -> None:
         young, retried, going_on = [await world.begin(graph(DIAMOND)) for _ in range(3)]
         await world.orchestrator.apply([Cancel(young), Cancel(retried)])
         await world.archiver.archive_what_moved()
@@ -426,7 +428,9 @@ class TestRetention:
         await world.archiver.archive_what_moved()
         assert await waiting(world, ARCHIVED) == 1
 
-    async def test_what_the_archive_lacks_is_written_first(self, world: World) -> None:
+    async def test_events_that_the_archive_lacks_are_written_before_a_run_is_dropped(
+        self, world: World
+    ) -> None:
         run_id = await world.begin(graph({"a": {}}))
         token = (await world.load(run_id)).node("a").token
         await world.do(run_id, "a")
@@ -441,7 +445,7 @@ class TestRetention:
         assert await world.snapshots.known([run_id]) == set()
         assert (await world.records.events(run_id))[-1]["type"] == "result.refused"
 
-    async def test_nothing_is_dropped_while_the_archive_is_away(
+    async def test_nothing_is_dropped_while_the_archive_is_unavailable(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await world.begin(graph({"a": {}}))
@@ -460,7 +464,7 @@ class TestRetention:
         await world.archiver.retire()
         assert await world.snapshots.known([run_id]) == set()
 
-    async def test_redis_is_back_where_it_began(self, world: World) -> None:
+    async def test_redis_returns_to_its_initial_size(self, world: World) -> None:
         made_of = graph(DIAMOND)
 
         async def some(count: int) -> None:
@@ -479,7 +483,7 @@ class TestRetention:
             world.now += GRACE_SECONDS
         assert await world.pipe.call("KEYS", "wf:*") == []
 
-    async def test_a_definition_that_redis_has_forgotten_is_restored_with_its_run(
+    async def test_a_definition_that_redis_dropped_is_restored_with_its_run(
         self, world: World
     ) -> None:
         run_id = await world.begin(graph(DIAMOND))
@@ -502,7 +506,7 @@ async def used_memory(world: World) -> int:
     return int(line.partition(":")[2])
 
 
-async def test_the_duties_go_on_in_spite_of_outages(
+async def test_the_archive_duties_survive_outages(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(archiver, "PAUSE_SECONDS", 0.01)
@@ -530,7 +534,9 @@ async def test_the_duties_go_on_in_spite_of_outages(
     assert caplog.text.count("the archive waits: gone fishing") == 1
 
 
-async def test_a_bug_is_not_an_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_does_not_count_as_an_outage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def buggy(self: Archiver) -> None:
         raise ZeroDivisionError
 

@@ -104,7 +104,7 @@ async def two_runs(world: World) -> tuple[str, str]:
     return old, ended
 
 
-async def test_postgresql_that_hangs_holds_nobody_up_and_catches_up_later(
+async def test_a_hanging_postgresql_delays_no_run_and_is_caught_up_later(
     world: World, server: PostgresServer
 ) -> None:
     runs = await two_runs(world)
@@ -116,7 +116,7 @@ async def test_postgresql_that_hangs_holds_nobody_up_and_catches_up_later(
     await afterwards(world, *runs)
 
 
-async def test_postgresql_that_dies_holds_nobody_up_and_catches_up_later(
+async def test_a_dead_postgresql_delays_no_run_and_is_caught_up_later(
     world: World, server: PostgresServer
 ) -> None:
     runs = await two_runs(world)
@@ -177,7 +177,7 @@ SLOW = {
 }
 
 
-async def test_runs_that_were_under_way_when_redis_was_emptied_are_completed(
+async def test_unfinished_runs_complete_after_redis_was_emptied(
     tmp_path: Path, redis_server: RedisServer, redis_url: str, server: PostgresServer
 ) -> None:
     url = await asyncio.to_thread(server.new_database)

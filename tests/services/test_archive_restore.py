@@ -137,7 +137,7 @@ STATES = [
 
 @pytest.mark.parametrize("make", STATES, ids=lambda make: make.__name__)
 class TestARunThatRedisLost:
-    async def test_comes_back_as_it_was(self, world: World, make: Make) -> None:
+    async def test_is_restored_unchanged(self, world: World, make: Make) -> None:
         run_id = await make(world)
         await world.hints.moved([run_id])
         await world.archiver.archive_what_moved()
@@ -158,7 +158,7 @@ class TestARunThatRedisLost:
         again = await world.raw(run_id)
         assert {**again, "nodes": None} == {**raw, "nodes": None}
 
-    async def test_is_restored_and_completed_by_the_usual_duties(
+    async def test_is_restored_and_completed_by_the_regular_duties(
         self, world: World, make: Make
     ) -> None:
         run_id = await make(world)
@@ -185,7 +185,7 @@ class TestARunThatRedisLost:
         assert await world.restorer.restore() == 0
 
 
-async def test_a_run_that_came_back_keeps_no_more_than_it_might_before(world: World) -> None:
+async def test_a_restored_run_keeps_its_byte_limit(world: World) -> None:
     submit = (await world.accept(graph(DIAMOND)))._replace(max_bytes=30)
     await world.orchestrator.submit(submit)
     await world.do(submit.run_id, "a", "b")
@@ -200,7 +200,7 @@ async def test_a_run_that_came_back_keeps_no_more_than_it_might_before(world: Wo
 
 
 class TestRestoring:
-    async def test_what_was_accepted_and_never_made_is_made(self, world: World) -> None:
+    async def test_an_accepted_run_that_was_never_created_is_created(self, world: World) -> None:
         submit = await world.accept(graph(DIAMOND), {"x": 1})
         world.now += RECOVERY - 1
         assert await world.restorer.restore() == 0, "its maker may still be at it"
@@ -211,7 +211,7 @@ class TestRestoring:
         await world.archiver.archive_what_moved()
         await world.assert_archived(submit.run_id)
 
-    async def test_what_redis_knows_and_what_is_finished_is_left_alone(self, world: World) -> None:
+    async def test_runs_in_redis_and_finished_runs_are_not_restored(self, world: World) -> None:
         going_on, finished = [await world.begin(graph(DIAMOND)) for _ in range(2)]
         await world.orchestrator.apply([Cancel(finished)])
         await world.archiver.archive_what_moved()
@@ -221,7 +221,7 @@ class TestRestoring:
         assert await world.snapshots.known([going_on, finished]) == {going_on}
         assert await world.generation(going_on) == 1
 
-    async def test_two_at_once_make_one_run_of_it(self, world: World) -> None:
+    async def test_two_concurrent_restorers_restore_one_run(self, world: World) -> None:
         runs = [await half_done(world) for _ in range(5)]
         made = [(await world.accept(graph(DIAMOND))).run_id for _ in range(2)]
         await world.archiver.archive_what_moved()
@@ -234,7 +234,7 @@ class TestRestoring:
             await world.assert_archived(run_id)
         assert not await world.pipe.call("KEYS", "*restoring*")
 
-    async def test_one_that_dies_on_the_way_leaves_nothing_behind_that_stays(
+    async def test_a_restorer_that_dies_leaves_no_permanent_keys(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run_id = await half_done(world)
@@ -267,7 +267,7 @@ class TestRestoring:
         assert len(keys) >= 4
         assert {await world.pipe.call("TTL", key) for key in keys} == {-1}
 
-    async def test_a_worker_that_is_alive_may_still_report(self, world: World) -> None:
+    async def test_a_live_worker_may_still_report_to_a_restored_run(self, world: World) -> None:
         run_id = await running(world)
         token = (await world.load(run_id)).node("a").token
         await world.archiver.sweep()
@@ -281,7 +281,7 @@ class TestRestoring:
         run = await world.finish(run_id)
         assert run.node("a").attempt == 1
 
-    async def test_one_that_is_dead_loses_its_node_to_another(self, world: World) -> None:
+    async def test_a_dead_worker_loses_its_node_after_a_restore(self, world: World) -> None:
         run_id = await running(world)
         await world.archiver.sweep()
         await world.archiver.archive_what_moved()
@@ -290,7 +290,7 @@ class TestRestoring:
         run = await world.finish(run_id)
         assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
 
-    async def test_what_was_offered_before_the_loss_can_be_started_no_more(
+    async def test_a_start_published_before_the_loss_can_no_longer_start(
         self, world: World
     ) -> None:
         run_id = await queued(world)
@@ -302,7 +302,9 @@ class TestRestoring:
         run = await world.finish(run_id)
         assert run.node("a").output == {"of": "a"}
 
-    async def test_what_moved_without_an_event_is_found_out(self, world: World) -> None:
+    async def test_nodes_published_without_an_event_are_found_after_a_restore(
+        self, world: World
+    ) -> None:
         """A node that was held back, or waited, is published: nothing of that is in the log."""
         run_id = await held(world)
         waits = await parked(world)
@@ -321,7 +323,7 @@ class TestRestoring:
         for one in (run_id, waits):
             assert (await world.finish(one)).status is RunStatus.COMPLETED
 
-    async def test_what_is_published_is_counted_anew(self, world: World) -> None:
+    async def test_counters_are_recomputed_when_a_run_is_restored(self, world: World) -> None:
         """One that waited is published without a word, and the counts are archived with it."""
         nodes = {"a": {"resource_tag": "slow"}, "b": {}, "c": {"dependencies": ["b"]}}
         run_id = await world.begin(graph(nodes, max_concurrency=2))
@@ -341,7 +343,7 @@ class TestRestoring:
         run = await world.finish(run_id)
         assert (run.status, run.active) == (RunStatus.COMPLETED, 0)
 
-    async def test_a_run_that_is_there_is_not_put_back(self, world: World) -> None:
+    async def test_an_existing_run_is_not_restored(self, world: World) -> None:
         run_id = await half_done(world)
         await world.archiver.archive_what_moved()
         older = await world.archive.read(run_id)
@@ -360,7 +362,7 @@ class TestRestoring:
             ("RPUSH", "events", [1]),
         ],
     )
-    async def test_what_redis_lost_or_did_twice_of_a_run_on_its_way_back_is_written_again(
+    async def test_a_damaged_or_duplicated_part_of_a_restore_is_written_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch, verb: str, part: str, more: list[int]
     ) -> None:
         run_id = await half_done(world)
@@ -379,7 +381,7 @@ class TestRestoring:
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         assert not await world.pipe.call("KEYS", "*restoring*")
 
-    async def test_one_that_is_understood_no_more_is_not_in_the_way_of_others(
+    async def test_an_unreadable_archived_run_does_not_block_others(
         self, world: World, caplog: pytest.LogCaptureFixture
     ) -> None:
         odd = await world.begin(graph({"a": {}}, description="of another version"))
@@ -394,7 +396,7 @@ class TestRestoring:
         assert f"run {odd} cannot be restored" in caplog.text
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
 
-    async def test_rate_limits_hold_again(self, world: World) -> None:
+    async def test_rate_limits_are_restored(self, world: World) -> None:
         await world.records.set_limit("slow", 2.0, 3)
         await world.restorer.restore()
         assert await world.limits.all() == {"slow": (2.0, 3)}
@@ -402,7 +404,7 @@ class TestRestoring:
         await world.restorer.restore()
         assert await world.limits.all() == {"slow": (2.0, 3)}
 
-    async def test_rate_limits_hold_again_at_once_where_services_run(
+    async def test_rate_limits_are_restored_immediately_where_services_run(
         self, redis_url: str, postgres_url: str
     ) -> None:
         settings = Settings(redis_url=redis_url, database_url=postgres_url)
@@ -421,11 +423,11 @@ class TestRestoring:
                 while await limits.all() != {"slow": (0.5, 1)}:
                     await asyncio.sleep(0.02)
 
-    async def test_a_large_run_comes_back_in_pieces(
+    async def test_a_large_run_is_restored_in_parts(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(redis_snapshots, "PIECE", 7)
-        monkeypatch.setattr(redis_snapshots, "FEW", 3)
+        monkeypatch.setattr(redis_snapshots, "PIECE_SIZE", 7)
+        monkeypatch.setattr(redis_snapshots, "OUTPUT_PIECE_SIZE", 3)
         run_id = await world.begin(graph({f"n{i}": {} for i in range(40)}))
         await world.do(run_id, *(f"n{i}" for i in range(25)))
         await world.archiver.archive_what_moved()
@@ -440,7 +442,7 @@ def _no_script(name: str) -> str:
     raise LookupError(name)
 
 
-class TestBringingBack:
+class TestRestoringOnDemand:
     async def test_a_finished_run_that_redis_dropped_can_be_retried(self, world: World) -> None:
         run_id = await half_done(world)
         await world.orchestrator.apply([Cancel(run_id)])
@@ -462,7 +464,7 @@ class TestBringingBack:
         summary = await world.records.summary(run_id)
         assert (summary["status"], summary["epoch"]) == ("COMPLETED", 2)
 
-    async def test_one_that_goes_on_is_not_dropped_before_the_archive_has_heard_of_it(
+    async def test_a_run_that_continues_is_not_dropped_before_the_archive_has_its_changes(
         self, world: World
     ) -> None:
         run_id = await half_done(world)
@@ -476,7 +478,9 @@ class TestBringingBack:
         await world.archiver.retire()
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
 
-    async def test_one_that_nobody_moves_goes_again(self, world: World) -> None:
+    async def test_a_run_that_was_brought_back_but_not_changed_is_dropped_again(
+        self, world: World
+    ) -> None:
         run_id = await half_done(world)
         await world.orchestrator.apply([Cancel(run_id)])
         await world.archiver.archive_what_moved()
@@ -493,7 +497,7 @@ class TestBringingBack:
         assert await world.snapshots.known([run_id]) == set()
         assert (await world.records.summary(run_id))["status"] == "CANCELLED"
 
-    async def test_an_unfinished_or_unmade_one_goes_on(self, world: World) -> None:
+    async def test_an_unfinished_or_pending_run_continues(self, world: World) -> None:
         run_id, unmade = await half_done(world), (await world.accept(graph(DIAMOND))).run_id
         await world.archiver.archive_what_moved()
         await world.pipe.call("FLUSHALL")
@@ -501,7 +505,7 @@ class TestBringingBack:
             await world.restorer.bring_back(one)
             assert (await world.finish(one)).status is RunStatus.COMPLETED
 
-    async def test_an_unknown_one_is_not_found(self, world: World) -> None:
+    async def test_an_unknown_run_is_not_found_when_it_is_brought_back(self, world: World) -> None:
         with pytest.raises(NotFound, match="no run 'nobody' in Redis or in the archive"):
             await world.restorer.bring_back("nobody")
 
@@ -517,7 +521,7 @@ async def audited(world: World, run_id: str) -> list[str]:
     return audit(submit, await read(world.store, run_id, run.seq), run)
 
 
-class TestAnAtMostOnceNodeOfARunThatRedisLost:
+class TestARestoredAtMostOnceNode:
     async def test_is_not_started_again_if_it_was_published(self, world: World) -> None:
         """It had started, and the archive had not heard of that."""
         run_id = await world.begin(graph({"a": {**ONCE}, "b": {"dependencies": ["a"]}}))
@@ -559,7 +563,7 @@ class TestAnAtMostOnceNodeOfARunThatRedisLost:
         assert (run.status, run.node("b").attempt) == (RunStatus.COMPLETED, 1)
         assert await audited(world, run_id) == []
 
-    async def test_is_restored_in_every_phase_as_the_core_restores_it(self, world: World) -> None:
+    async def test_is_restored_in_every_phase_like_in_the_core(self, world: World) -> None:
         nodes = {name: {**ONCE, "resource_tag": name} for name in "abcd"}
         run_id = await world.begin(graph(nodes, max_concurrency=2))
         token = (await world.load(run_id)).node("a").token
@@ -573,7 +577,7 @@ class TestAnAtMostOnceNodeOfARunThatRedisLost:
         assert (await world.load(run_id)).snapshot() == expected.snapshot()
         assert await audited(world, run_id) == []
 
-    async def test_is_in_the_archive_before_a_worker_can_hear_of_it(self, world: World) -> None:
+    async def test_is_archived_before_a_worker_can_receive_it(self, world: World) -> None:
         sent: list[tuple[str, bool]] = []
 
         class Sender:
@@ -596,7 +600,7 @@ class TestAnAtMostOnceNodeOfARunThatRedisLost:
         assert [name for name, _ in sent] == ["a", "b", "c"]
         assert dict(sent)["b"]
 
-    async def test_is_sent_all_the_same_while_the_archive_is_away(self, world: World) -> None:
+    async def test_is_still_sent_while_the_archive_is_unavailable(self, world: World) -> None:
         asked: list[Sequence[str]] = []
         sent: list[str] = []
 

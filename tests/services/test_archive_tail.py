@@ -36,7 +36,9 @@ async def whole(world: World, run_id: str) -> list[RunSnapshot]:
     return [reading.snapshot async for some in readings for reading in some.values()]
 
 
-async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(world: World) -> None:
+async def test_an_unfinished_run_continues_from_the_older_state_and_hides_no_event(
+    world: World,
+) -> None:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a")
     await world.archiver.archive_what_moved()
@@ -56,7 +58,9 @@ async def test_an_unfinished_run_goes_on_from_there_and_hides_no_event(world: Wo
     assert (await world.raw(run_id))["events"][: len(archived)] != archived
 
 
-async def test_also_if_it_has_grown_past_the_archive_before_anybody_looks(world: World) -> None:
+async def test_a_run_that_outgrew_the_archive_before_the_check_is_archived_correctly(
+    world: World,
+) -> None:
     run_id = await world.begin(graph(DIAMOND))
     older = await everything(world)
     await world.do(run_id, "a")
@@ -71,7 +75,7 @@ async def test_also_if_it_has_grown_past_the_archive_before_anybody_looks(world:
 
 
 @pytest.mark.parametrize("again", [("b",), ("b", "c")], ids=["as far", "farther"])
-async def test_also_for_one_who_did_not_write_what_was_lost(
+async def test_an_archiver_that_did_not_write_the_lost_events_archives_correctly(
     world: World, again: tuple[str, ...]
 ) -> None:
     """It remembers an event that both logs have, and would go on from there."""
@@ -92,7 +96,9 @@ async def test_also_for_one_who_did_not_write_what_was_lost(
 
 
 @pytest.mark.parametrize("when", ["at once", "after more work", "after another end"])
-async def test_what_is_finished_in_the_archive_is_not_undone(world: World, when: str) -> None:
+async def test_a_run_that_is_finished_in_the_archive_is_not_reopened(
+    world: World, when: str
+) -> None:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a", "b")
     older = await everything(world)
@@ -118,7 +124,7 @@ async def test_what_is_finished_in_the_archive_is_not_undone(world: World, when:
     assert await world.snapshots.known([run_id]) == set()
 
 
-async def test_a_result_that_comes_late_after_that_is_archived(world: World) -> None:
+async def test_a_late_result_after_a_rollback_of_redis_is_archived(world: World) -> None:
     """Of a start that Redis has lost: the run is as it was archived, and has one event more."""
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a", "b")
@@ -137,7 +143,7 @@ async def test_a_result_that_comes_late_after_that_is_archived(world: World) -> 
     assert await world.snapshots.known([run_id]) == set()
 
 
-async def test_unless_a_later_epoch_was_opened(world: World) -> None:
+async def test_an_archived_end_gives_way_to_a_later_epoch(world: World) -> None:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a")
     older = await everything(world)
@@ -154,7 +160,7 @@ async def test_unless_a_later_epoch_was_opened(world: World) -> None:
     assert (run.status, run.epoch) == (RunStatus.COMPLETED, 2)
 
 
-async def test_two_who_notice_begin_one_generation(world: World) -> None:
+async def test_two_archivers_that_notice_a_rollback_start_one_generation(world: World) -> None:
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a")
     older = await everything(world)
@@ -172,7 +178,7 @@ async def test_two_who_notice_begin_one_generation(world: World) -> None:
     assert await world.generation(run_id) == 2
 
 
-async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(world: World) -> None:
+async def test_an_end_is_not_taken_as_archived_because_another_log_is_longer(world: World) -> None:
     """Somebody wrote what Redis then lost, after we had looked."""
     run_id = await world.begin(graph({"a": {}, "b": {}}))
     await world.archiver.archive_what_moved()
@@ -193,7 +199,7 @@ async def test_an_end_is_not_taken_for_archived_because_another_log_is_longer(wo
     assert (await world.records.summary(run_id))["status"] == "COMPLETED"
 
 
-async def test_of_a_run_that_was_restored_before(world: World) -> None:
+async def test_a_run_that_was_restored_before_is_archived_correctly(world: World) -> None:
     run_id = await half_done(world)
     await world.archiver.archive_what_moved()
     older = await everything(world)
@@ -211,7 +217,7 @@ async def test_of_a_run_that_was_restored_before(world: World) -> None:
     await world.assert_archived(run_id)
 
 
-async def test_who_still_writes_what_was_lost_does_no_harm(world: World) -> None:
+async def test_an_archiver_that_still_writes_lost_events_does_no_harm(world: World) -> None:
     """An archiver has read the end of a run, Redis loses everything, and then it writes."""
     run_id = await world.begin(graph(DIAMOND))
     await world.do(run_id, "a")
@@ -248,9 +254,7 @@ async def failed(world: World) -> str:
 
 
 @pytest.mark.parametrize("done", [(), ("a",)], ids=["at once", "half done"])
-async def test_a_retry_that_the_archive_knows_is_not_undone(
-    world: World, done: tuple[str, ...]
-) -> None:
+async def test_a_retry_in_the_archive_is_not_undone(world: World, done: tuple[str, ...]) -> None:
     run_id = await failed(world)
     older = await everything(world)
     await world.orchestrator.apply([Retry(run_id)])
@@ -271,7 +275,7 @@ async def test_a_retry_that_the_archive_knows_is_not_undone(
     await world.assert_archived(run_id)
 
 
-async def test_unless_it_was_retried_in_another_way_since(world: World) -> None:
+async def test_an_archived_retry_gives_way_to_another_later_retry(world: World) -> None:
     run_id = await failed(world)
     older = await everything(world)
     await world.orchestrator.apply([Retry(run_id)])
@@ -287,7 +291,7 @@ async def test_unless_it_was_retried_in_another_way_since(world: World) -> None:
     assert (await world.finish(run_id)).status is RunStatus.COMPLETED
 
 
-async def test_an_end_that_the_archive_lacks_is_no_lost_retry(world: World) -> None:
+async def test_an_end_that_the_archive_lacks_is_not_a_lost_retry(world: World) -> None:
     run_id = await half_done(world)
     await world.archiver.archive_what_moved()
     run = await world.finish(run_id)
@@ -299,7 +303,7 @@ async def test_an_end_that_the_archive_lacks_is_no_lost_retry(world: World) -> N
     await world.assert_archived(run_id)
 
 
-async def test_a_cancel_and_a_retry_that_were_answered_are_not_lost_with_redis(
+async def test_an_acknowledged_cancel_or_retry_survives_the_loss_of_redis(
     world: World, redis_url: str, postgres_url: str
 ) -> None:
     """Nobody is there but who asks: no archiver comes round."""
@@ -319,7 +323,7 @@ async def test_a_cancel_and_a_retry_that_were_answered_are_not_lost_with_redis(
 
 @pytest.mark.parametrize("loss", ["everything", "the end of its log"])
 @pytest.mark.parametrize("order", ["cancel", "retry"])
-async def test_an_order_that_redis_loses_before_it_is_kept_is_given_again(
+async def test_a_command_that_redis_loses_before_it_is_archived_is_repeated(
     world: World,
     redis_url: str,
     postgres_url: str,
@@ -353,7 +357,7 @@ async def test_an_order_that_redis_loses_before_it_is_kept_is_given_again(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-async def test_an_order_does_not_wait_for_an_archive_that_is_away(
+async def test_a_command_does_not_wait_for_an_unavailable_archive(
     world: World, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     async def fails(_: object) -> None:

@@ -58,7 +58,7 @@ async def blamed(at: int, problem: Exception) -> Sequence[str]:
 
 
 @pytest.mark.parametrize("bad", [{0}, {7}, {3, 4}, set(range(8))])
-async def test_those_that_fail_are_told_apart(bad: set[int]) -> None:
+async def test_the_failing_items_of_a_batch_are_found(bad: set[int]) -> None:
     async def work(items: Sequence[int]) -> Sequence[str]:
         if found := bad & set(items):
             raise ValueError(min(found))
@@ -69,7 +69,7 @@ async def test_those_that_fail_are_told_apart(bad: set[int]) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreError("away"), NotFound("gone"), OSError("interrupted")])
-async def test_a_store_that_is_away_is_nobodys_fault(error: Exception) -> None:
+async def test_an_unavailable_store_is_not_blamed_on_an_item(error: Exception) -> None:
     calls = 0
 
     async def work(items: Sequence[int]) -> Sequence[str]:
@@ -154,7 +154,7 @@ async def damage_definition(scene: Scene, text: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["gone", "of another kind", "nonsense"])
 @pytest.mark.parametrize("part", ["meta", "nodes", "deps", "out", "events"])
-async def test_a_damaged_run_stops_nobody_else(scene: Scene, part: str, how: str) -> None:
+async def test_a_damaged_run_does_not_stop_other_runs(scene: Scene, part: str, how: str) -> None:
     await scene.submit("bad")
     key = f"wf:{{bad}}:{part}"
     await scene.until(lambda: scene.call("EXISTS", "wf:{bad}:nodes"))
@@ -168,7 +168,7 @@ async def test_a_damaged_run_stops_nobody_else(scene: Scene, part: str, how: str
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"name": "w", "nodes": [], "of_tomorrow": 1}'])
-async def test_a_definition_that_cannot_be_read_stops_nobody_else(
+async def test_an_unreadable_definition_does_not_stop_other_runs(
     scene: Scene, redis_url: str, text: bytes
 ) -> None:
     await scene.submit("bad", RETRIED_LATER)
@@ -203,7 +203,7 @@ async def lost_and_failed_nodes_go_on(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("part", ["meta", "nodes", "events", "out"])
-async def test_a_damaged_run_is_not_in_the_way_of_the_archive(
+async def test_a_damaged_run_does_not_block_the_archive(
     world: World, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
     bad, ended, going_on = [await world.begin(archived_graph(DIAMOND)) for _ in range(3)]
@@ -228,7 +228,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_the_archive(
     assert (await world.finish(going_on)).status is RunStatus.COMPLETED
 
 
-async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
+async def test_a_damaged_run_does_not_block_a_scan_of_all_runs(
     redis_url: str,
 ) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
@@ -245,7 +245,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
         ]
 
 
-async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:
+async def test_a_parked_node_is_not_lost_if_an_old_wake_is_removed_late(redis_url: str) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
         agenda, now = parts.orchestrator.timers, parts.clock()
         wake = orchestrator.Wake("r", "a", Token(1, 1, 1))
@@ -265,7 +265,7 @@ def damaged(run_id: str, part: str = "events") -> list[tuple[str, ...]]:
     return [("DEL", key), ("SET", key, "junk")]
 
 
-async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> None:
+async def test_nodes_claimed_beside_a_damaged_run_belong_to_the_worker(stage: Stage) -> None:
     ids = ["r0", "r1", "bad", "r2"]
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
@@ -290,7 +290,7 @@ class Settled:
         pass
 
 
-async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) -> None:
+async def test_effects_decided_beside_a_damaged_run_are_carried_out(stage: Stage) -> None:
     ids = ["r0", "bad", "r1"]
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     await stage.parts.pipe.call("DEL", stream_of("output"))
@@ -304,7 +304,7 @@ async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) ->
     assert {read_task(fields).run_id for _, fields in found} == {"r0", "r1"}
 
 
-async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is_applied(
+async def test_results_in_one_message_with_an_inapplicable_result_are_applied(
     scene: Scene,
 ) -> None:
     store, clock = scene.parts.store, scene.parts.clock
@@ -320,13 +320,13 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
     assert await scene.call("LLEN", DEAD) == 1
 
 
-async def test_who_asks_for_nothing_is_answered(redis_url: str) -> None:
+async def test_an_empty_request_gets_an_empty_reply(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe:
         assert await asyncio.wait_for(pipe.send([]), 5) == []
         assert await pipe.call("PING") == b"PONG"
 
 
-async def test_of_nothing_nobody_is_to_blame() -> None:
+async def test_a_failure_of_an_empty_batch_is_raised() -> None:
     async def fails(items: Sequence[int]) -> Sequence[str]:
         raise ZeroDivisionError
 
@@ -368,7 +368,7 @@ def results(run_id: str, token: Token) -> list[list[str | bytes]]:
     return [[part for item in one.items() for part in item] for one in wrong]
 
 
-async def test_no_message_ends_an_orchestrator_or_lies_there_for_ever(scene: Scene) -> None:
+async def test_no_message_ends_an_orchestrator_or_stays_forever(scene: Scene) -> None:
     await scene.parts.store.create_many([Submit("r", RETRIED, {})], scene.parts.clock())
     token = await scene.token("r")
     (claimed,) = await scene.parts.store.apply(
@@ -390,7 +390,7 @@ async def is_settled(scene: Scene, stream: str, group: str) -> bool:
     return not waiting and not held
 
 
-async def test_no_message_ends_a_worker_or_lies_there_for_ever(scene: Scene) -> None:
+async def test_no_message_ends_a_worker_or_stays_forever(scene: Scene) -> None:
     ids = [f"r{at}" for at in range(150)]
     submits = [Submit(run_id, RETRIED, {}) for run_id in ids]
     await scene.parts.store.create_many(submits, scene.parts.clock())
@@ -417,7 +417,7 @@ async def test_no_message_ends_a_worker_or_lies_there_for_ever(scene: Scene) -> 
         assert await scene.status(run_id) in (RunStatus.COMPLETED, RunStatus.FAILED)
 
 
-async def test_a_result_that_a_script_cannot_apply_is_a_dead_letter(scene: Scene) -> None:
+async def test_a_result_that_a_script_cannot_apply_becomes_a_dead_letter(scene: Scene) -> None:
     """And those that came with it are applied."""
     await scene.parts.store.create_many([Submit("bad", RETRIED, {})], scene.parts.clock())
     await scene.call("DEL", "wf:{bad}:nodes")
@@ -433,7 +433,7 @@ async def test_a_result_that_a_script_cannot_apply_is_a_dead_letter(scene: Scene
     assert all("WRONGTYPE" in letter["reason"] for letter in letters)
 
 
-async def test_what_is_no_order_to_stop_is_passed_over(scene: Scene) -> None:
+async def test_a_malformed_stop_message_is_ignored(scene: Scene) -> None:
     long = graph({"a": []}, a={"handler": "sleep", "config": {"seconds": 60}})
     await scene.submit("r", long)
     await scene.until(lambda: is_running(scene))
@@ -453,7 +453,7 @@ async def is_running(scene: Scene) -> bool:
 @pytest.mark.parametrize(
     ("who", "duty"), [(RedisLeases, "renew"), (WorkerRegistry, "beat"), (StopBroadcast, "next")]
 )
-async def test_a_worker_does_not_outlive_a_duty_of_its_own(
+async def test_a_worker_ends_when_one_of_its_duties_fails(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, who: type, duty: str
 ) -> None:
     """One that renewed no leases any more would go on to claim, and lose all of it."""

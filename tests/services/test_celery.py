@@ -140,7 +140,7 @@ async def play(stage: Stage) -> AsyncIterator[Play]:
 # ── what a handler is given, and what becomes of what it gives ───────────────────────────
 
 
-async def test_params_inputs_progress_and_retries_are_as_anywhere(play: Play) -> None:
+async def test_celery_has_the_same_params_inputs_progress_and_retries(play: Play) -> None:
     run = await play.run(
         {"a": {}, "n": {"handler": "tells", "dependencies": ["a"], "config": {"of": "{{ a }}"}}},
         params={"p": 1},
@@ -157,7 +157,7 @@ async def test_a_plain_function_runs_in_the_thread_that_celery_may_interrupt(pla
     assert node(run).output == "thought"
 
 
-async def test_inputs_that_are_too_large_to_travel_are_fetched(play: Play) -> None:
+async def test_inputs_that_are_too_large_for_a_message_are_fetched(play: Play) -> None:
     parents = {f"p{i}": {"handler": "input", "config": {"x": "y" * 40_000}} for i in range(2)}
     run = await play.run({**parents, "n": {"handler": "output", "dependencies": [*parents]}})
     assert len(node(run).output["p1"]["x"]) == 40_000
@@ -175,7 +175,7 @@ async def test_inputs_that_are_too_large_to_travel_are_fetched(play: Play) -> No
         ("thinks", {"stubborn": True}),
     ],
 )
-async def test_a_soft_time_limit_is_the_timeout_of_its_node(
+async def test_a_soft_time_limit_is_the_timeout_of_the_node(
     play: Play, handler: str, config: dict[str, Any]
 ) -> None:
     """Whatever the handler is at: even one that lets nobody interrupt it has its node fail."""
@@ -198,7 +198,7 @@ def failed(error: Any) -> dict[str, Any]:
     return {"success": False, "error": error}
 
 
-async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(play: Play) -> None:
+async def test_a_handler_that_runs_longer_than_its_lease_keeps_the_lease(play: Play) -> None:
     run = await play.run({"n": {"handler": "thinks", "config": {"seconds": float(LEASE) * 2}}})
     assert run.status is RunStatus.COMPLETED
     assert len(await play.executed()) == 1
@@ -209,7 +209,7 @@ async def test_a_handler_that_takes_longer_than_its_lease_keeps_it(play: Play) -
 
 
 @pytest.mark.parametrize("handler", ["cleans_up", "looks", "thinks"])
-async def test_a_cancel_reaches_a_handler_that_runs(play: Play, stage: Stage, handler: str) -> None:
+async def test_a_cancel_reaches_a_running_handler(play: Play, stage: Stage, handler: str) -> None:
     await play.begin({"n": {"handler": handler, "config": {"seconds": 30}}})
     await until(play.executed)
     await play.parts.orchestrator.apply([Cancel(play.run_id)])
@@ -229,7 +229,7 @@ async def test_a_cancel_reaches_a_handler_that_runs(play: Play, stage: Stage, ha
 # ── messages that come twice, or are no messages ─────────────────────────────────────────
 
 
-async def test_a_duplicate_of_a_finished_node_answers_with_its_output(play: Play) -> None:
+async def test_a_duplicate_of_a_finished_node_returns_its_output(play: Play) -> None:
     await play.run({"n": {}})
     await until(play.answered)
     assert [told for _, _, told in await play.answered()] == [{"success": True}]
@@ -240,7 +240,7 @@ async def test_a_duplicate_of_a_finished_node_answers_with_its_output(play: Play
     assert len(await play.executed()) == 1
 
 
-async def test_a_duplicate_of_one_that_runs_is_skipped(play: Play) -> None:
+async def test_a_duplicate_of_a_running_node_is_skipped(play: Play) -> None:
     await play.begin({"n": {"config": {"seconds": 1}}})
     await until(play.executed)
     message = message_of(play, task_of(play, await play.parts.store.load(play.run_id)))
@@ -288,7 +288,7 @@ def message_of(play: Play, task: Task) -> bytes:
         },
     ],
 )
-async def test_what_is_no_task_is_a_dead_letter_and_the_next_is_served(
+async def test_a_malformed_task_becomes_a_dead_letter_and_the_next_task_runs(
     play: Play, fields: dict[str, Any]
 ) -> None:
     await play.pipe.call("DEL", DEAD)
@@ -302,7 +302,7 @@ async def test_what_is_no_task_is_a_dead_letter_and_the_next_is_served(
     assert (await play.run({"n": {}})).status is RunStatus.COMPLETED
 
 
-async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_lives(
+async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_survives(
     play: Play, stage: Stage, tmp_path: Path
 ) -> None:
     """A pickle that is read would leave a file."""
@@ -349,7 +349,7 @@ async def test_a_pickle_and_an_unknown_task_are_refused_and_the_worker_lives(
         pickle.dumps({"a": 1}),
     ],
 )
-async def test_nonsense_does_not_end_a_worker(
+async def test_a_malformed_message_does_not_end_a_worker(
     play: Play, stage: Stage, change: dict[str, Any] | bytes
 ) -> None:
     await play.pipe.call("DEL", DEAD)
@@ -378,7 +378,7 @@ TASK_OF_NOBODY = Task("nobody", "n", Token(1, 1, 1), "plain", {}, {}, {}, 1.0, p
 # ── who knows a handler ──────────────────────────────────────────────────────────────────
 
 
-async def test_a_node_that_no_worker_knows_waits_for_one_that_does(
+async def test_a_node_whose_handler_no_worker_has_waits_for_one(
     play: Play, stage: Stage, tmp_path: Path
 ) -> None:
     (tmp_path / "more.py").write_text(
@@ -396,7 +396,7 @@ async def test_a_node_that_no_worker_knows_waits_for_one_that_does(
 # ── limits ───────────────────────────────────────────────────────────────────────────────
 
 
-async def test_workers_share_a_rate_limit_and_park_what_is_above_it(play: Play) -> None:
+async def test_workers_share_a_rate_limit_and_park_the_nodes_above_it(play: Play) -> None:
     await play.parts.pipe.call("DEL", "wf:limit:slowly")
     began = play.parts.clock()
     run = await play.run({f"n{i}": {"resource_tag": "slowly"} for i in range(6)})
@@ -408,7 +408,9 @@ async def test_workers_share_a_rate_limit_and_park_what_is_above_it(play: Play) 
 # ── what others see of it ────────────────────────────────────────────────────────────────
 
 
-async def test_a_worker_says_what_it_knows_and_where_a_node_ran(play: Play, stage: Stage) -> None:
+async def test_a_worker_announces_its_handlers_and_a_node_names_its_worker(
+    play: Play, stage: Stage
+) -> None:
     pid = stage.worker.process.pid
     (one,) = [each for each in await WorkerRegistry(play.pipe).workers() if each["pid"] == pid]
     assert one["alive"]
@@ -420,7 +422,7 @@ async def test_a_worker_says_what_it_knows_and_where_a_node_ran(play: Play, stag
     assert int(child) in stage.worker.pool()
 
 
-async def test_what_waits_at_the_broker_is_counted_by_handler(play: Play, stage: Stage) -> None:
+async def test_messages_at_the_broker_are_counted_by_handler(play: Play, stage: Stage) -> None:
     async with watching(stage.settings, ["plain"]) as fleet:
         os.kill(stage.worker.process.pid, signal.SIGSTOP)
         try:

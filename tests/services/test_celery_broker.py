@@ -76,7 +76,7 @@ async def led(settings: Settings) -> AsyncIterator[ServiceParts]:
 # ── messages ─────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_message_is_like_one_that_celery_sends_itself(
+async def test_a_message_equals_one_that_celery_sends_itself(
     parts: ServiceParts, redis_url: str
 ) -> None:
     app = make_app(celery(redis_url))
@@ -110,13 +110,13 @@ async def test_a_message_has_the_fields_of_its_task_and_its_limits(redis_url: st
     assert message.id.startswith("run:node:1.2:")
 
 
-async def test_each_message_has_a_name_of_its_own(redis_url: str) -> None:
+async def test_each_message_has_its_own_name(redis_url: str) -> None:
     """Else one that was revoked would be thrown away however often it is published again."""
     made = Envelopes(make_app(celery(redis_url))).made([TASK_OF_A_RUN] * 50)
     assert len({message.id for message in made}) == 50
 
 
-async def test_the_beginnings_of_a_batch_are_one_group_of_celery(parts: ServiceParts) -> None:
+async def test_the_roots_of_a_batch_are_one_celery_group(parts: ServiceParts) -> None:
     await parts.orchestrator.submit_many([submission(f"r{i}") for i in range(20)])
     headers = [message["headers"] for message in await waiting(parts)]
     assert len(headers) == 20
@@ -126,7 +126,7 @@ async def test_the_beginnings_of_a_batch_are_one_group_of_celery(parts: ServiceP
     assert {one["timelimit"][1] for one in headers} == {300}
 
 
-async def test_nodes_of_one_run_are_no_group(parts: ServiceParts) -> None:
+async def test_nodes_of_one_run_are_not_a_group(parts: ServiceParts) -> None:
     await parts.orchestrator.submit(submission("r", 3))
     assert [message["headers"]["group"] for message in await waiting(parts)] == [None] * 3
 
@@ -155,7 +155,9 @@ async def test_a_queue_that_was_emptied_is_noticed_once(
         assert [await sender.lost() for _ in range(6)] == [[], [], [QUEUE], [], [], []]
 
 
-async def test_a_loss_is_noticed_though_others_wait(parts: ServiceParts, redis_url: str) -> None:
+async def test_a_loss_is_noticed_even_if_other_messages_wait(
+    parts: ServiceParts, redis_url: str
+) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 7)
         await parts.pipe.call("DEL", QUEUE)
@@ -163,7 +165,7 @@ async def test_a_loss_is_noticed_though_others_wait(parts: ServiceParts, redis_u
         assert [await sender.lost() for _ in range(5)] == [[], [], ["h"], [], []]
 
 
-async def test_a_few_that_workers_might_hold_are_waited_for_longer_and_not_often(
+async def test_a_few_messages_that_workers_might_hold_are_checked_later_and_rarely(
     parts: ServiceParts, redis_url: str
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
@@ -173,7 +175,7 @@ async def test_a_few_that_workers_might_hold_are_waited_for_longer_and_not_often
             assert [await sender.lost() for _ in looks] == looks
 
 
-async def test_a_long_backlog_is_not_doubled_for_a_few_that_are_missing(
+async def test_a_long_backlog_is_not_duplicated_for_a_few_missing_messages(
     parts: ServiceParts, redis_url: str
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
@@ -182,7 +184,9 @@ async def test_a_long_backlog_is_not_doubled_for_a_few_that_are_missing(
         assert [await sender.lost() for _ in range(8)] == [[]] * 8
 
 
-async def test_what_workers_took_is_not_lost(parts: ServiceParts, redis_url: str) -> None:
+async def test_messages_that_workers_took_do_not_count_as_lost(
+    parts: ServiceParts, redis_url: str
+) -> None:
     async with sender_of(parts, redis_url) as sender:
         await sender.send([TASK_OF_A_RUN] * 3)
         await parts.pipe.call("DEL", QUEUE)
@@ -192,9 +196,7 @@ async def test_what_workers_took_is_not_lost(parts: ServiceParts, redis_url: str
         assert await counts.waiting(parts.pipe) == {}
 
 
-async def test_messages_that_came_twice_hide_no_later_loss(
-    parts: ServiceParts, redis_url: str
-) -> None:
+async def test_duplicate_messages_hide_no_later_loss(parts: ServiceParts, redis_url: str) -> None:
     async with sender_of(parts, redis_url) as sender:
         for _ in range(5):
             await parts.pipe.call_many(counts.taken("h"))
@@ -204,7 +206,7 @@ async def test_messages_that_came_twice_hide_no_later_loss(
         assert [await sender.lost() for _ in range(3)] == [[], [], [QUEUE]]
 
 
-async def test_the_oldest_that_waits_is_known_by_its_place(
+async def test_the_time_of_the_oldest_waiting_message_follows_from_its_position(
     parts: ServiceParts, redis_url: str
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
@@ -254,7 +256,7 @@ async def test_a_queue_that_was_emptied_is_published_again_while_its_run_moves(
                     await asyncio.sleep(0.05)
 
 
-async def test_what_a_broker_cannot_take_is_kept_until_it_can(redis_url: str) -> None:
+async def test_messages_that_the_broker_cannot_take_are_kept_until_it_can(redis_url: str) -> None:
     with RedisServer() as broker:
         async with AsyncExitStack() as stack:
             settings = celery(redis_url, broker_url=broker.url)
@@ -302,7 +304,7 @@ async def test_runs_end_over_rabbitmq(redis_url: str, rabbitmq_url: str, tmp_pat
 # ── the doctor ───────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_broker_that_is_away_is_told_with_what_would_help(redis_url: str) -> None:
+async def test_an_unreachable_broker_is_reported_with_a_fix(redis_url: str) -> None:
     for url in (f"redis://127.0.0.1:{free_port()}", f"amqp://127.0.0.1:{free_port()}//"):
         (found,) = await broker_findings(celery(redis_url, broker_url=url))
         assert not found.ok
@@ -315,7 +317,7 @@ async def test_a_broker_that_is_away_is_told_with_what_would_help(redis_url: str
     assert await broker_findings(Settings(redis_url=redis_url)) == []
 
 
-async def test_a_broker_that_may_throw_messages_away_is_told() -> None:
+async def test_a_broker_that_may_evict_messages_is_reported() -> None:
     with RedisServer(settings={"maxmemory-policy": "allkeys-lru"}) as server:
         (found,) = await broker_findings(celery(server.url))
     assert not found.ok
@@ -325,7 +327,7 @@ async def test_a_broker_that_may_throw_messages_away_is_told() -> None:
 # ── the connection of a process of the pool ──────────────────────────────────────────────
 
 
-def test_a_blocking_connection_answers_as_the_other_does(redis_url: str) -> None:
+def test_a_blocking_connection_gives_the_same_replies(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     assert done(pipe.call("PING")) == b"PONG"
     pipe.enqueue([("INCR", "n"), ("INCR", "n")])
@@ -343,7 +345,7 @@ def test_a_blocking_connection_answers_as_the_other_does(redis_url: str) -> None
     pipe.close()
 
 
-def test_a_blocking_connection_that_broke_asks_again() -> None:
+def test_a_broken_blocking_connection_sends_again() -> None:
     with RedisServer() as server:
         pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("SET", "a", "1"))
@@ -353,7 +355,7 @@ def test_a_blocking_connection_that_broke_asks_again() -> None:
         pipe.close()
 
 
-def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: str) -> None:
+def test_send_nowait_is_sent_immediately_and_costs_no_roundtrip(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     done(pipe.call("PING"))
     pipe.send_nowait([("RPUSH", "told", "a")])
@@ -369,7 +371,7 @@ def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: s
     pipe.close()
 
 
-def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
+def test_send_nowait_over_a_broken_connection_is_sent_again() -> None:
     with RedisServer() as server:
         pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("PING"))
@@ -386,7 +388,7 @@ def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
         pipe.close()
 
 
-def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
+def test_a_refused_send_nowait_is_sent_again(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     done(pipe.call("SET", "told", "in the way"))
     pipe.send_nowait([("RPUSH", "told", "a")])
@@ -399,14 +401,14 @@ def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
     pipe.close()
 
 
-def test_a_redis_that_is_away_is_told_after_a_while() -> None:
+def test_an_unreachable_redis_is_reported_after_its_patience() -> None:
     pipe = SyncRedis(f"redis://127.0.0.1:{free_port()}", patience=0.1)
     with pytest.raises(RedisUnreachable):
         done(pipe.call("PING"))
     pipe.close()
 
 
-def test_work_that_waits_is_not_for_a_blocking_connection() -> None:
+def test_a_pending_awaitable_is_refused_by_a_blocking_connection() -> None:
     async def waits() -> None:
         await asyncio.get_running_loop().create_future()
 

@@ -46,7 +46,7 @@ def new_stage(nursery: Nursery, tmp_path: Path) -> Iterator[NewStage]:
         nursery.clear()
 
 
-async def test_what_a_dead_worker_or_process_of_its_pool_ran_starts_again_within_its_lease(
+async def test_nodes_of_a_dead_worker_or_pool_process_start_again_within_the_lease(
     new_stage: NewStage,
 ) -> None:
     faults = ["a worker dies", "a process of a pool dies"]
@@ -60,7 +60,7 @@ async def test_what_a_dead_worker_or_process_of_its_pool_ran_starts_again_within
         assert statistics.median(stage.recovery.workers) < LEASE + 5 + SLACK
 
 
-async def test_every_run_ends_right_though_messages_processes_and_the_broker_come_to_harm(
+async def test_every_run_ends_correctly_under_message_process_and_broker_faults(
     new_stage: NewStage, tmp_path: Path
 ) -> None:
     async with new_stage() as stage:
@@ -75,7 +75,7 @@ async def test_every_run_ends_right_though_messages_processes_and_the_broker_com
         assert not stage.canary.exists()
 
 
-async def test_a_handler_that_ignores_its_soft_limit_has_timed_out_and_its_process_is_killed(
+async def test_a_handler_that_ignores_its_soft_limit_times_out_and_its_process_is_killed(
     new_stage: NewStage,
 ) -> None:
     nodes = [{"id": "n", "handler": "cling", "timeout_seconds": 1, "config": {"seconds": 600}}]

@@ -50,7 +50,7 @@ async def ended(parts: ServiceParts, run_id: str) -> Any:
     return await asyncio.wait_for(parts.store.wait(run_id), 40)
 
 
-async def test_a_worker_that_is_told_to_end_finishes_what_runs_and_takes_no_more(
+async def test_a_terminated_worker_finishes_its_running_nodes_and_takes_no_more(
     redis_url: str, tmp_path: Path
 ) -> None:
     settings = Settings(redis_url=redis_url, transport="celery", lease_seconds=2)
@@ -75,7 +75,7 @@ async def test_a_worker_that_is_told_to_end_finishes_what_runs_and_takes_no_more
     assert "node.lost" not in events
 
 
-async def test_a_cancel_is_heard_at_once_and_what_does_not_finish_in_the_end_is_handed_back(
+async def test_a_cancel_is_received_immediately_and_nodes_that_outlast_the_drain_are_handed_back(
     redis_url: str, tmp_path: Path
 ) -> None:
     """With leases so long that nobody would learn of either by one that runs out."""
@@ -126,9 +126,7 @@ async def test_celery_itself_starts_inspects_and_scales_a_worker(
     assert "dovetail.execute_node" in worker.told()
 
 
-async def test_a_pool_of_threads_and_one_without_processes_work_too(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_thread_pool_and_a_solo_pool_work_too(redis_url: str, tmp_path: Path) -> None:
     """There Celery has no time limits; nodes have theirs all the same."""
     settings = Settings(redis_url=redis_url, transport="celery", lease_seconds=2)
     async with led(settings) as parts:
@@ -157,7 +155,7 @@ async def test_a_pool_of_threads_and_one_without_processes_work_too(
         ((SCRIPT, "orchestrator"), {"PYTHONPATH": "HERE"}, "pip install 'dovetail[celery]'"),
     ],
 )
-def test_what_cannot_work_is_said_at_the_start(
+def test_an_impossible_setup_is_reported_at_the_start(
     redis_url: str, tmp_path: Path, command: tuple[str, ...], env: dict[str, str], words: str
 ) -> None:
     (tmp_path / "celery.py").write_text(

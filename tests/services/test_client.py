@@ -26,7 +26,7 @@ def until(file: str) -> dict[str, Any]:
     return {"id": "a", "handler": "until", "config": {"file": file}}
 
 
-async def test_the_calls_are_those_of_the_embedded_engine(hands: Hands) -> None:
+async def test_the_methods_are_those_of_the_embedded_engine(hands: Hands) -> None:
     async with Dovetail(hands.redis_url) as dt, asyncio.timeout(SECONDS):
         made = await dt.register(flow("calls"))
         assert (made.version, made.created) == (1, True)
@@ -66,7 +66,7 @@ async def test_a_run_is_followed_cancelled_and_retried(hands: Hands) -> None:
         assert (await dt.wait(run.run_id)).status == "COMPLETED"
 
 
-async def test_handlers_that_are_given_are_known_and_run_elsewhere(hands: Hands) -> None:
+async def test_given_handlers_are_known_and_run_on_workers(hands: Hands) -> None:
     @handler("mine_alone", max_retries=4)
     async def mine_alone(config: Any, ctx: Any) -> None:
         raise AssertionError("nothing runs here")
@@ -82,7 +82,7 @@ async def test_handlers_that_are_given_are_known_and_run_elsewhere(hands: Hands)
             await dt.get_run("f" * 32)
 
 
-async def test_who_leaves_the_block_while_waiting_is_told(hands: Hands) -> None:
+async def test_a_waiting_call_on_redis_gets_an_error_when_the_client_closes(hands: Hands) -> None:
     async with Dovetail(hands.redis_url) as dt:
         run = await dt.trigger(flow("left", {"id": "a", "handler": "sleep", "config": LONG}))
         waiting = asyncio.ensure_future(dt.wait(run.run_id))
@@ -96,7 +96,7 @@ async def test_who_leaves_the_block_while_waiting_is_told(hands: Hands) -> None:
 LONG = {"seconds": 60}
 
 
-async def test_a_redis_that_is_away_is_told_without_its_password(hands: Hands) -> None:
+async def test_an_unreachable_redis_is_reported_without_its_password(hands: Hands) -> None:
     url = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
     assert "hunter2" not in repr(Dovetail(url))
     with pytest.raises(DovetailError, match="Redis cannot be reached") as told:
@@ -105,7 +105,7 @@ async def test_a_redis_that_is_away_is_told_without_its_password(hands: Hands) -
     assert "hunter2" not in str(told.value)
 
 
-def test_the_environment_alone_moves_nobody_to_redis(
+def test_the_environment_alone_does_not_select_redis(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_REDIS_URL", hands.redis_url)

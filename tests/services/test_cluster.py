@@ -199,7 +199,7 @@ def slot(key: bytes) -> int:
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["redis alone", "with an archive"])
-async def test_the_whole_life_of_runs_is_refused_nothing_by_a_cluster(
+async def test_a_cluster_refuses_no_command_of_a_full_run_lifecycle(
     cluster: RedisServer, postgres_server: Databases, archive: bool
 ) -> None:
     cluster.flush()
@@ -218,7 +218,7 @@ async def test_the_whole_life_of_runs_is_refused_nothing_by_a_cluster(
         assert refused <= HARMLESS
 
 
-async def test_every_command_names_keys_of_one_slot(
+async def test_every_command_has_keys_of_one_slot(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked of a Redis alone, where only a blocking read may cover several streams."""
@@ -252,7 +252,7 @@ async def test_every_command_names_keys_of_one_slot(
     assert several["EVALSHA"] > 20, "a life that runs no script proves nothing"
 
 
-def test_scripts_make_up_no_key_themselves() -> None:
+def test_scripts_build_no_keys_themselves() -> None:
     """A cluster must know from the call which slot a script is for."""
     for file in resources.files("dovetail.stores.redis").joinpath("lua").iterdir():
         text = re.sub(r"--.*", "", file.read_text())

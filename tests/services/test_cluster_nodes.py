@@ -52,7 +52,7 @@ def empty(nodes: RedisCluster) -> RedisCluster:
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["redis alone", "with an archive"])
-async def test_the_whole_life_of_runs_over_three_nodes(
+async def test_a_full_run_lifecycle_works_on_three_nodes(
     empty: RedisCluster, postgres_server: Databases, archive: bool
 ) -> None:
     database = postgres_server.new_database() if archive else None
@@ -66,7 +66,7 @@ async def test_the_whole_life_of_runs_over_three_nodes(
     assert all(int(node.ask("DBSIZE")) for node in empty.nodes), "each has something of it"
 
 
-async def test_runs_go_on_while_slots_move(empty: RedisCluster) -> None:
+async def test_runs_continue_while_slots_move(empty: RedisCluster) -> None:
     settings = Settings(redis_url=empty.url, drain_seconds=1)
     async with asyncio.timeout(SECONDS), services(settings) as commands:
         batches = [await commands.batch(STEPS, [{}] * 200)]
@@ -94,7 +94,7 @@ async def all_is_well(commands: Commands, batches: list[dict[str, Any]]) -> Coun
     return attempts
 
 
-async def test_runs_go_on_when_a_node_dies_and_its_replica_takes_over() -> None:
+async def test_runs_continue_when_a_node_dies_and_its_replica_takes_over() -> None:
     with RedisCluster(replicas=True) as cluster:
         settings = Settings(redis_url=cluster.nodes[1].url, drain_seconds=1, **QUICK)
         async with asyncio.timeout(SECONDS), services(settings) as commands:
@@ -109,7 +109,7 @@ async def test_runs_go_on_when_a_node_dies_and_its_replica_takes_over() -> None:
             await all_is_well(commands, batches)
 
 
-async def test_a_script_is_loaded_and_a_scan_goes_through_all_of_them(empty: RedisCluster) -> None:
+async def test_scripts_are_loaded_and_scans_run_on_all_nodes(empty: RedisCluster) -> None:
     async with PipelinedRedis(empty.url) as pipe:
         assert not pipe.keeps_order
         keys = [f"key {n}".encode() for n in range(300)]
@@ -132,7 +132,7 @@ async def test_a_script_is_loaded_and_a_scan_goes_through_all_of_them(empty: Red
         assert (await pipe.server()).count(b"run_id:") == 3
 
 
-async def test_a_key_is_looked_for_where_redis_would(empty: RedisCluster) -> None:
+async def test_the_slot_of_a_key_is_computed_as_in_redis(empty: RedisCluster) -> None:
     node = empty.nodes[0]
     for key in ("key", "wf:{id}:meta", "{}x", "a{b", "a{b}c{d}", "{{x}}", "wf:batch:{ä}:all"):
         assert str(slot_of(key.encode())) == node.ask("CLUSTER", "KEYSLOT", key), key
@@ -151,11 +151,11 @@ async def test_a_key_is_looked_for_where_redis_would(empty: RedisCluster) -> Non
         (b"*3\r\n$4\r\nXADD\r\n$1\r\nk\r\n$1\r\n*\r\n", b"k"),
     ],
 )
-def test_where_the_key_of_a_command_stands(command: Any, key: bytes | None) -> None:
+def test_the_key_of_each_command_is_found(command: Any, key: bytes | None) -> None:
     assert key_of(command) == key
 
 
-def test_who_has_what_is_known_if_every_slot_is_somebodys() -> None:
+def test_a_slot_map_is_accepted_only_if_every_slot_has_an_owner() -> None:
     whole = [[0, 9999, [b"h", 1, b"id"], [b"r", 9, b"id"]], [10000, SLOTS - 1, [None, 2, b"id"]]]
     found = slot_owners(whole, ("asked", 7))
     assert found is not None

@@ -80,7 +80,7 @@ def test_validate_knows_the_handlers_that_workers_announced(asking: Asking) -> N
     assert asking.json("validate", good)[0]["valid"] is True
 
 
-def test_handlers_lists_what_workers_have_announced(asking: Asking) -> None:
+def test_handlers_lists_the_handlers_that_workers_announced(asking: Asking) -> None:
     found = {one["name"]: one for one in asking.json("handlers")}
     assert set(found["greet"]) == {"name", "max_retries", "secrets", "version", "workers"}
     assert (found["greet"]["version"], found["greet"]["secrets"]) == (1, False)
@@ -95,7 +95,7 @@ def test_handlers_lists_what_workers_have_announced(asking: Asking) -> None:
     assert "greet" not in here, "of this machine"
 
 
-def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
+def test_a_workflow_is_registered_and_triggered_and_its_run_is_shown(
     asking: Asking, hands: Hands
 ) -> None:
     path = asking.write("inquired", "needs")
@@ -138,7 +138,7 @@ def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(asking: Asking, ha
     assert "COMPLETED" in asking.dispatch_effects("runs", "watch", made["run_id"]).out
 
 
-def test_ctrl_c_ends_a_look_and_not_the_run(asking: Asking, hands: Hands) -> None:
+def test_ctrl_c_ends_a_watch_but_not_the_run(asking: Asking, hands: Hands) -> None:
     asking("workflows", "register", asking.write("looked", "until"))
     run_id = asking.json("trigger", "looked")["run_id"]
     looking = asking.shell.start("runs", "watch", run_id, **hands.env)
@@ -154,7 +154,9 @@ def test_ctrl_c_ends_a_look_and_not_the_run(asking: Asking, hands: Hands) -> Non
     hands.touch("looked")
 
 
-def test_a_batch_is_run_by_the_services_and_gone_on_with(asking: Asking, hands: Hands) -> None:
+def test_the_services_run_a_batch_and_the_same_command_continues_it(
+    asking: Asking, hands: Hands
+) -> None:
     words = ["batch", asking.write("lines", "needs"), "--items", "items.jsonl"]
     asking.shell.write("items.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(20)))
     assert "20 failed" in asking.dispatch_effects(*words, code=1).out
@@ -163,7 +165,7 @@ def test_a_batch_is_run_by_the_services_and_gone_on_with(asking: Asking, hands: 
     assert json.loads(again.out)["counts"] == {"COMPLETED": 20}
 
 
-def test_ctrl_c_ends_a_batch_and_none_of_its_runs(asking: Asking, hands: Hands) -> None:
+def test_ctrl_c_ends_a_batch_command_but_none_of_its_runs(asking: Asking, hands: Hands) -> None:
     words = ["batch", asking.write("held", "until"), "--items", "items.jsonl"]
     asking.shell.write("items.jsonl", '{"n": 1}\n' * 3)
     running = asking.shell.start(*words, **hands.env)
@@ -182,20 +184,22 @@ def test_ctrl_c_ends_a_batch_and_none_of_its_runs(asking: Asking, hands: Hands) 
 HELD = ("--workflow", "held")
 
 
-def test_nothing_is_there_yet(asking: Asking, redis_url: str, monkeypatch: Any) -> None:
+def test_the_read_commands_work_before_the_first_run(
+    asking: Asking, redis_url: str, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("DOVETAIL_REDIS_URL", redis_url)
     assert asking("runs", "list").out == "no run here yet\n"
     assert "dovetail trigger NAME makes one" in asking("runs", "show", code=1).err
     assert asking.json("workflows", "list") == {"items": [], "next_cursor": None}
 
 
-def test_limits_are_those_of_all_workers(asking: Asking) -> None:
+def test_limits_apply_to_all_workers(asking: Asking) -> None:
     asking("limits", "set", "cli_tag", "2.5", "3")
     limit = {"tag": "cli_tag", "rate_per_second": 2.5, "burst": 3}
     assert limit in asking.json("limits", "list")["items"]
 
 
-def test_a_redis_that_is_away_is_told_in_one_line(
+def test_an_unreachable_redis_is_reported_in_one_line(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_REDIS_URL", f"redis://:hunter2@127.0.0.1:{free_port()}/0")
@@ -204,7 +208,7 @@ def test_a_redis_that_is_away_is_told_in_one_line(
     assert "hunter2" not in done.err
 
 
-def test_run_is_embedded_wherever_the_others_ask(hands: Hands, tmp_path: Path) -> None:
+def test_run_is_embedded_even_if_redis_is_configured(hands: Hands, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     flow = FLOW.format(name="here", handler="output")
     shell.write("here.yaml", flow.replace(", config: {file: here}", ""))

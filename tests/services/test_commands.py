@@ -69,7 +69,7 @@ async def ids(commands: Commands, **wanted: Any) -> list[str]:
 
 
 @BOTH
-async def test_workflows_have_versions_aliases_and_an_end(commands: Commands) -> None:
+async def test_workflows_have_versions_and_aliases_and_can_be_deleted(commands: Commands) -> None:
     assert await commands.register(flow("kept")) == ("kept", 1, True)
     assert await commands.register(flow("kept")) == ("kept", 1, False)
     assert await commands.register(flow("kept", description="more")) == ("kept", 2, True)
@@ -85,7 +85,9 @@ async def test_workflows_have_versions_aliases_and_an_end(commands: Commands) ->
 
 
 @BOTH
-async def test_a_workflow_stays_while_a_run_of_it_goes_on(commands: Commands, hands: Hands) -> None:
+async def test_a_workflow_is_not_deleted_while_it_has_an_unfinished_run(
+    commands: Commands, hands: Hands
+) -> None:
     await commands.register(flow("busy", until("busy")))
     run_id = (await commands.trigger("busy")).run_id
     with pytest.raises(Conflict, match="1 run not finished yet"):
@@ -97,7 +99,7 @@ async def test_a_workflow_stays_while_a_run_of_it_goes_on(commands: Commands, ha
 
 
 @BOTH
-async def test_handlers_are_known_if_a_worker_announced_them(commands: Commands) -> None:
+async def test_handlers_are_known_after_a_worker_announced_them(commands: Commands) -> None:
     nodes = [{"id": "a", "handler": "greet"}, {"id": "b", "handler": "ghost"}]
     with pytest.raises(InvalidDefinition) as caught:
         await commands.register(flow("f", *nodes))
@@ -112,7 +114,7 @@ async def test_handlers_are_known_if_a_worker_announced_them(commands: Commands)
 
 
 @BOTH
-async def test_a_run_is_made_done_and_read(commands: Commands) -> None:
+async def test_a_run_is_created_executed_and_read(commands: Commands) -> None:
     nodes = [
         {"id": "a", "handler": "input"},
         {"id": "b", "handler": "greet", "dependencies": ["a"], "config": {"name": "{{ a.n }}"}},
@@ -145,7 +147,9 @@ async def test_a_run_is_made_done_and_read(commands: Commands) -> None:
 
 
 @BOTH
-async def test_what_goes_on_is_seen_as_it_is(commands: Commands, hands: Hands) -> None:
+async def test_a_running_run_is_shown_with_its_current_state(
+    commands: Commands, hands: Hands
+) -> None:
     run_id = (await commands.trigger(flow("seen", until("seen")))).run_id
     await started(hands, run_id)
     assert await ids(commands, workflow="seen", status="RUNNING") == [run_id]
@@ -161,7 +165,7 @@ async def test_what_goes_on_is_seen_as_it_is(commands: Commands, hands: Hands) -
 
 
 @BOTH
-async def test_a_cancel_reaches_the_handler_and_a_retry_goes_on(
+async def test_a_cancel_reaches_the_handler_and_a_retry_continues_the_run(
     commands: Commands, hands: Hands
 ) -> None:
     name = "never-seen"
@@ -184,7 +188,7 @@ async def test_a_cancel_reaches_the_handler_and_a_retry_goes_on(
 
 
 @BOTH
-async def test_what_is_not_there_is_told(commands: Commands) -> None:
+async def test_an_unknown_id_is_reported_by_every_command(commands: Commands) -> None:
     for question in (
         commands.get_run("f" * 32),
         commands.get_run("f" * 32, nodes=False),
@@ -209,7 +213,7 @@ async def test_what_is_not_there_is_told(commands: Commands) -> None:
 
 
 @BOTH
-async def test_a_key_is_for_one_request(commands: Commands) -> None:
+async def test_a_key_belongs_to_one_request(commands: Commands) -> None:
     await commands.register(flow("keyed"))
     first = await commands.trigger("keyed", {"x": 1}, idempotency_key="k")
     again = await commands.trigger("keyed", {"x": 1}, idempotency_key="k")
@@ -237,7 +241,7 @@ asyncio.run(main())
 
 
 @BOTH
-async def test_fifty_at_once_from_two_processes_make_one_run(
+async def test_fifty_concurrent_requests_from_two_processes_create_one_run(
     commands: Commands, hands: Hands, tmp_path: Path
 ) -> None:
     await commands.register(flow("crowd"))
@@ -309,7 +313,7 @@ async def accepted_by_who_dies(
         'batch("left", [{"x": n} for n in range(3)])',
     ],
 )
-async def test_what_its_maker_died_over_is_made(
+async def test_a_run_whose_trigger_process_died_is_created(
     commands: Commands, hands: Hands, tmp_path: Path, call: str
 ) -> None:
     await commands.register(flow("left"))
@@ -334,7 +338,7 @@ async def test_what_its_maker_died_over_is_made(
         'batch("asked", [{"x": n} for n in range(3)], idempotency_key="k")',
     ],
 )
-async def test_it_is_made_at_once_by_whoever_is_asked_again(
+async def test_a_repeated_trigger_immediately_creates_the_pending_run(
     commands: Commands, hands: Hands, tmp_path: Path, call: str
 ) -> None:
     await commands.register(flow("asked", max_concurrency=len(call)))  # one for each call
@@ -363,7 +367,7 @@ async def test_it_is_made_at_once_by_whoever_is_asked_again(
         'batch("NAME", [{"x": n} for n in range(3)], idempotency_key="k")',
     ],
 )
-async def test_it_is_made_as_it_was_asked_for_first(
+async def test_a_pending_run_is_created_from_the_first_request(
     commands: Commands, hands: Hands, tmp_path: Path, call: str, becomes: dict[str, Any]
 ) -> None:
     name = f"{call[:5]}-{next(iter(becomes))}"  # one for each call
@@ -388,7 +392,7 @@ async def test_it_is_made_as_it_was_asked_for_first(
 
 
 @BOTH
-async def test_a_batch_is_made_whole_and_counted(commands: Commands, hands: Hands) -> None:
+async def test_a_batch_is_created_completely_and_counted(commands: Commands, hands: Hands) -> None:
     needs = {"id": "a", "handler": "needs", "config": {"file": "{{ params.file }}"}}
     await commands.register(flow("batched", needs))
     with pytest.raises(InvalidParams) as caught:
@@ -415,7 +419,7 @@ async def test_a_batch_is_made_whole_and_counted(commands: Commands, hands: Hand
 
 
 @BOTH
-async def test_a_place_in_a_batch_is_taken_once(commands: Commands) -> None:
+async def test_an_item_of_a_batch_is_taken_once(commands: Commands) -> None:
     await commands.learn_handlers()
     checked = commands.validate(flow("placed"))
     batch_id = (await commands.open_batch(checked, 2, idempotency_key="b"))["batch_id"]
@@ -442,7 +446,7 @@ async def test_a_batch_of_five_hundred_costs_few_roundtrips(commands: Commands) 
 
 
 @BOTH
-async def test_rate_limits_are_everybodys(commands: Commands, hands: Hands) -> None:
+async def test_rate_limits_are_shared_by_all_processes(commands: Commands, hands: Hands) -> None:
     assert (await commands.rate_limit("new"))["rate_per_second"] == 10.0
     await commands.set_rate_limit("shared", 2.5, 3)
     with pytest.raises(InvalidParams):
@@ -494,7 +498,7 @@ QUESTIONS: list[Any] = [
 
 
 @ARCHIVED
-async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
+async def test_a_run_in_the_archive_is_accepted_even_if_redis_then_fails(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: Any) -> None:
@@ -510,7 +514,7 @@ async def test_what_is_in_the_archive_is_accepted_though_redis_fails_then(
 
 
 @ARCHIVED
-async def test_who_was_not_told_of_the_archive_is_told(hands: Hands) -> None:
+async def test_a_process_without_the_archive_setting_is_refused(hands: Hands) -> None:
     async with asyncio.timeout(10), PipelinedRedis(hands.redis_url) as pipe:
         while not await pipe.call("EXISTS", ARCHIVE):  # an orchestrator says so when it begins
             await asyncio.sleep(0.01)
@@ -520,7 +524,7 @@ async def test_who_was_not_told_of_the_archive_is_told(hands: Hands) -> None:
 
 
 @ARCHIVED
-async def test_without_the_archive_nothing_is_accepted_and_runs_are_still_read(
+async def test_without_the_archive_no_run_is_accepted_but_runs_are_still_read(
     commands: Commands, hands: Hands
 ) -> None:
     run = await run_of(commands, flow("before"))

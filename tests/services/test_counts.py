@@ -186,7 +186,7 @@ async def run(commands: Commands, nodes: dict[str, list[str]]) -> str:
 
 
 @pytest.mark.parametrize(("shape", "nodes"), [("fan", fan(FAN)), ("chain", chain(CHAIN))])
-async def test_the_roundtrips_of_a_node_are_few(
+async def test_a_node_needs_few_roundtrips(
     bench: Bench, commands: Commands, shape: str, nodes: dict[str, list[str]]
 ) -> None:
     idle = await bench.idle_rate()
@@ -205,7 +205,7 @@ async def test_the_roundtrips_of_a_node_are_few(
     assert best <= ROUNDTRIPS_PER_NODE[shape]
 
 
-async def test_a_run_is_read_twice_for_the_lists(bench: Bench, commands: Commands) -> None:
+async def test_a_run_is_read_twice_for_the_run_index(bench: Bench, commands: Commands) -> None:
     """To see whether it is still new, and still at its end, once it was listed so."""
     await commands.register(workflow({"only": []}))
     best = float("inf")
@@ -220,7 +220,7 @@ async def test_a_run_is_read_twice_for_the_lists(bench: Bench, commands: Command
     assert best <= READS_PER_RUN
 
 
-async def test_many_results_of_one_run_are_as_plain_as_few(
+async def test_many_results_of_one_run_take_the_same_fast_path_as_few(
     bench: Bench, commands: Commands
 ) -> None:
     """However many an orchestrator finds: the script of all rules costs more."""
@@ -248,7 +248,7 @@ async def told(bench: Bench) -> int:
     return len(found) + sum((len(own) - 2) // 2 for more in behind for own in more)
 
 
-async def test_a_node_takes_little_memory_beyond_its_output(
+async def test_a_node_takes_little_memory_besides_its_output(
     bench: Bench, commands: Commands
 ) -> None:
     before = bench.info("used_memory_dataset")
@@ -259,9 +259,7 @@ async def test_a_node_takes_little_memory_beyond_its_output(
     assert taken / FAN <= BYTES_PER_NODE
 
 
-async def test_a_node_that_waits_for_a_worker_takes_little_memory(
-    bench: Bench, commands: Commands
-) -> None:
+async def test_a_queued_node_takes_little_memory(bench: Bench, commands: Commands) -> None:
     """Everything at once: its state, its event, its message."""
     listed = [{"id": f"n{i}", "handler": "sleep"} for i in range(FAN)]
     stopped = {"name": "stopped", "nodes": listed}
@@ -279,7 +277,7 @@ async def test_a_node_that_waits_for_a_worker_takes_little_memory(
         await asyncio.sleep(0.01)
 
 
-async def test_after_many_runs_and_retention_redis_is_as_it_was(
+async def test_after_many_runs_and_retention_redis_has_its_initial_size(
     bench: Bench, commands: Commands
 ) -> None:
     diamond = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}

@@ -29,7 +29,7 @@ from ..core.walk import graph
 from .halfway import CONDITIONAL, FLOW, LONG_AGO, Stage
 
 
-async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
+async def test_a_run_that_was_created_but_not_published_continues(stage: Stage) -> None:
     await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     assert await stage.tasks() == []
@@ -37,7 +37,9 @@ async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_the_run_was_made_and_not_published_and_made_again_by_another(stage: Stage) -> None:
+async def test_a_run_that_was_created_but_not_published_continues_when_it_is_created_again(
+    stage: Stage,
+) -> None:
     await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     await stage.living.submit(Submit("r", FLOW, {}))
@@ -46,7 +48,9 @@ async def test_the_run_was_made_and_not_published_and_made_again_by_another(stag
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_the_run_was_made_and_not_listed_and_made_again_by_another(stage: Stage) -> None:
+async def test_a_run_that_was_created_but_not_listed_is_listed_when_it_is_created_again(
+    stage: Stage,
+) -> None:
     records = RedisRecords(stage.parts.pipe)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     assert (await records.list_runs())["items"] == []
@@ -55,7 +59,7 @@ async def test_the_run_was_made_and_not_listed_and_made_again_by_another(stage: 
     assert run["run_id"] == "r"
 
 
-async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:
+async def test_a_result_that_was_read_but_not_applied_is_applied(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     result = Complete("r", "a", task.token, 1)
@@ -76,7 +80,7 @@ async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:
     assert (await pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == 0
 
 
-async def test_a_result_was_applied_and_its_children_not_published(stage: Stage) -> None:
+async def test_the_children_of_an_applied_result_are_published_after_a_crash(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     result = Complete("r", "a", task.token, 1)
@@ -86,7 +90,7 @@ async def test_a_result_was_applied_and_its_children_not_published(stage: Stage)
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_a_result_was_applied_and_settled_and_its_children_not_published(
+async def test_the_children_of_an_applied_and_settled_result_are_published_after_a_crash(
     stage: Stage,
 ) -> None:
     """Which nobody does in this order; but messages may be lost, too."""
@@ -97,7 +101,7 @@ async def test_a_result_was_applied_and_settled_and_its_children_not_published(
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_a_condition_was_left_to_decide(
+async def test_an_undecided_condition_is_decided_after_a_crash(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit(CONDITIONAL)
@@ -115,7 +119,7 @@ async def test_a_condition_was_left_to_decide(
     assert (run.status, run.node("b").output) == (RunStatus.COMPLETED, 1)
 
 
-async def test_two_conditions_were_left_to_decide_by_two_that_died(
+async def test_two_conditions_left_undecided_by_two_crashes_are_decided(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = graph(
@@ -139,7 +143,7 @@ async def test_two_conditions_were_left_to_decide_by_two_that_died(
     assert (run.node("c").output, run.node("d").reason) == (1, "condition_false")
 
 
-async def test_a_failure_was_applied_and_its_next_attempt_not_put_down(stage: Stage) -> None:
+async def test_a_failure_whose_retry_was_not_scheduled_is_retried(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
@@ -149,7 +153,7 @@ async def test_a_failure_was_applied_and_its_next_attempt_not_put_down(stage: St
     assert (run.status, run.node("a").attempt) == (RunStatus.COMPLETED, 2)
 
 
-async def test_a_node_was_woken_and_not_published(stage: Stage) -> None:
+async def test_a_node_that_was_woken_but_not_published_is_published(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
@@ -162,14 +166,16 @@ async def test_a_node_was_woken_and_not_published(stage: Stage) -> None:
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_a_run_had_ended_and_was_still_on_the_list(stage: Stage) -> None:
+async def test_an_ended_run_that_is_still_active_in_the_index_is_removed(stage: Stage) -> None:
     await stage.submit()
     await stage.store.apply([Cancel("r")], stage.parts.clock())
     await stage.is_forgotten()
     assert await stage.timers.idle(stage.parts.clock() + 3600, 10) == []
 
 
-async def test_a_run_was_retried_before_its_end_was_taken_off_the_list(stage: Stage) -> None:
+async def test_a_run_retried_before_its_end_was_removed_from_the_index_continues(
+    stage: Stage,
+) -> None:
     await stage.submit()
     ended = stage.parts.clock()
     await stage.store.apply([Cancel("r")], ended)
@@ -178,7 +184,7 @@ async def test_a_run_was_retried_before_its_end_was_taken_off_the_list(stage: St
     assert [run_id for run_id, _ in await stage.timers.idle(ended + 60, 10)] == ["r"]
 
 
-async def test_what_only_waits_for_a_worker_is_not_sent_again(stage: Stage) -> None:
+async def test_a_node_that_only_waits_for_a_worker_is_not_published_again(stage: Stage) -> None:
     """Else a long backlog would grow by itself."""
     await stage.living.submit(Submit("r", FLOW, {}))
     await stage.living.reconcile_run("r", stage.parts.clock(), {})
@@ -188,7 +194,7 @@ async def test_what_only_waits_for_a_worker_is_not_sent_again(stage: Stage) -> N
     assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
 
 
-async def test_a_retry_was_applied_and_nothing_published(stage: Stage) -> None:
+async def test_a_retry_that_was_applied_but_not_published_continues(stage: Stage) -> None:
     await stage.submit()
     await stage.living.apply([Cancel("r")])
     await stage.store.apply([Retry("r")], stage.parts.clock())
@@ -198,7 +204,7 @@ async def test_a_retry_was_applied_and_nothing_published(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 200])
-async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unsettled(
+async def test_an_orchestrator_that_dies_while_it_applies_leaves_the_result_unsettled(
     stage: Stage, redis_url: str, monkeypatch: pytest.MonkeyPatch, copies: int
 ) -> None:
     task = await stage.submit()
@@ -216,7 +222,7 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
     assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == copies
 
 
-async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_often(
+async def test_nodes_handed_back_are_queued_immediately_and_never_count_as_crashes(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
@@ -235,7 +241,7 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
     assert await stage.listed() == {}
 
 
-async def test_what_a_worker_wanted_to_hand_back_when_it_died_is_queued_at_once(
+async def test_a_node_whose_worker_died_during_the_hand_back_is_queued_immediately(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
@@ -281,7 +287,7 @@ class _GivenAndLost(_Given):
         raise StoreError("away")
 
 
-async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(stage: Stage) -> None:
+async def test_a_claimed_node_runs_even_if_data_read_with_it_is_lost(stage: Stage) -> None:
     task = await stage.submit()
     inbox = cast(Any, _GivenAndLost(task))
     task_source = QueueTaskSource(
@@ -293,7 +299,7 @@ async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(sta
     assert await task_source.take(1) == [task]
 
 
-async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
+async def test_a_claim_granted_to_a_worker_that_is_leaving_is_handed_back(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
@@ -314,7 +320,7 @@ async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
     assert again.token.attempt == 2
 
 
-async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
+async def test_the_index_of_active_runs_is_rebuilt_after_it_was_lost(stage: Stage) -> None:
     ids = [f"r{i}" for i in range(30)]
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
     await stage.living.apply([Cancel(run_id) for run_id in ids[:10]])
@@ -326,7 +332,7 @@ async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
     assert found == {**dict.fromkeys(ids[10:], pytest.approx(now)), "r29": LONG_AGO}
 
 
-async def test_many_runs_were_made_and_not_published(
+async def test_many_runs_that_were_created_but_not_published_continue(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
@@ -337,7 +343,7 @@ async def test_many_runs_were_made_and_not_published(
     assert {task.run_id for task in await stage.tasks()} == set(ids)
 
 
-async def test_a_result_was_applied_and_the_answer_lost(
+async def test_a_result_whose_reply_was_lost_is_applied_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()

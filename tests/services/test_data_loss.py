@@ -50,7 +50,7 @@ def named_by(message: str, policy: str) -> bool:
     ),
     accept=st.booleans(),
 )
-def test_one_server_that_evicts_refuses_the_start_unless_loss_is_accepted(
+def test_a_redis_that_evicts_refuses_the_start_unless_loss_is_accepted(
     policies: dict[str, str | None], accept: bool
 ) -> None:
     evicting = [policy for policy in policies.values() if policy in EVICTING]
@@ -75,7 +75,7 @@ async def test_no_service_starts_on_a_redis_that_evicts(evicting: RedisServer, p
     assert policy in warned[0]
 
 
-async def test_where_config_is_forbidden_the_policy_is_read_from_info() -> None:
+async def test_if_config_is_forbidden_the_eviction_policy_is_read_from_info() -> None:
     with RedisServer(settings={"maxmemory-policy": "allkeys-lru"}) as server:
         server.ask("ACL", "SETUSER", "default", "-config")
         with pytest.raises(RedisError, match="allkeys-lru"):
@@ -94,7 +94,7 @@ async def test_where_config_is_forbidden_the_policy_is_read_from_info() -> None:
         ({"appendfsync": "always"}, None),
     ],
 )
-async def test_a_redis_that_may_forget_is_warned_of_at_each_start_without_postgresql(
+async def test_a_redis_that_may_lose_data_gives_a_warning_at_each_start_without_postgresql(
     conf: dict[str, str], words: str | None
 ) -> None:
     with RedisServer(settings=conf) as server:
@@ -109,7 +109,7 @@ async def test_a_redis_that_may_forget_is_warned_of_at_each_start_without_postgr
         assert kept == []
 
 
-async def test_the_client_is_refused_too(evicting: RedisServer) -> None:
+async def test_the_client_is_refused_on_a_redis_that_evicts(evicting: RedisServer) -> None:
     evicting.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     with pytest.raises(StoreError) as refused:
         async with Dovetail(evicting.url):
@@ -130,7 +130,7 @@ async def test_the_client_is_refused_too(evicting: RedisServer) -> None:
     ],
     ids=["serve", "orchestrator", "worker", "celery's worker", "celery itself"],
 )
-def test_a_process_that_is_refused_exits_with_1_and_the_fix(
+def test_a_refused_process_exits_with_1_and_the_fix(
     evicting: RedisServer, tmp_path: Path, words: tuple[str, ...], more: dict[str, str]
 ) -> None:
     evicting.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
@@ -148,7 +148,7 @@ def test_a_process_that_is_refused_exits_with_1_and_the_fix(
     assert "Traceback" not in done.stderr
 
 
-async def test_a_policy_that_changes_while_services_run_is_warned_of_once() -> None:
+async def test_a_policy_that_changes_at_runtime_gives_one_warning() -> None:
     with RedisServer() as server:
         warned: list[Any] = []
         async with PipelinedRedis(server.url) as pipe:

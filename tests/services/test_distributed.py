@@ -127,7 +127,9 @@ async def ended(parts: ServiceParts, run_id: str, seconds: float = PATIENCE) -> 
     return await asyncio.wait_for(parts.store.wait(run_id), seconds)
 
 
-async def test_many_runs_over_two_of_each(services: Services, redis_url: str) -> None:
+async def test_many_runs_complete_on_two_processes_of_each_service(
+    services: Services, redis_url: str
+) -> None:
     for kind in ("orchestrator", "orchestrator", "worker", "worker"):
         services.start(kind)
     async with parts_of(redis_url) as parts:
@@ -142,7 +144,7 @@ async def test_many_runs_over_two_of_each(services: Services, redis_url: str) ->
     assert len(services.executions()) == 4 * len(ids)
 
 
-async def test_a_condition_is_decided_where_the_run_is_applied(
+async def test_a_condition_is_decided_by_the_orchestrator_that_applies_the_result(
     services: Services, redis_url: str
 ) -> None:
     nodes = {
@@ -158,7 +160,7 @@ async def test_a_condition_is_decided_where_the_run_is_applied(
         assert (run.node("b").status, run.node("d").output) == ("SKIPPED", {"n": 3})
 
 
-async def test_a_node_of_many_large_parents_gets_them_all(
+async def test_a_node_with_many_large_parents_gets_all_their_outputs(
     services: Services, redis_url: str
 ) -> None:
     services.start("orchestrator")
@@ -176,7 +178,7 @@ async def test_a_node_of_many_large_parents_gets_them_all(
         )
 
 
-async def test_a_workers_death_costs_its_lease_and_no_run(
+async def test_the_death_of_a_worker_costs_its_lease_but_no_run(
     services: Services, redis_url: str
 ) -> None:
     services.start("orchestrator")
@@ -196,7 +198,9 @@ async def test_a_workers_death_costs_its_lease_and_no_run(
     assert sorted(services.executions()) == ["r a 1 1", "r a 1 2", "r b 1 1"]
 
 
-async def test_an_orchestrators_death_strands_nothing(services: Services, redis_url: str) -> None:
+async def test_the_death_of_an_orchestrator_leaves_no_run_unfinished(
+    services: Services, redis_url: str
+) -> None:
     doomed = services.start("orchestrator")
     services.start("worker")
     async with parts_of(redis_url) as parts:
@@ -217,7 +221,7 @@ async def test_an_orchestrators_death_strands_nothing(services: Services, redis_
             assert (await ended(parts, run_id)).status is RunStatus.COMPLETED
 
 
-async def test_workers_tell_that_they_live_and_hold_one_rate_together(
+async def test_workers_send_heartbeats_and_share_one_rate_limit(
     services: Services, redis_url: str
 ) -> None:
     for kind in ("orchestrator", "worker", "worker"):
@@ -244,7 +248,7 @@ async def test_lost_task_streams_are_published_again(services: Services, redis_u
         assert run.status is RunStatus.COMPLETED
 
 
-async def test_a_run_that_is_not_there_is_forgotten_and_stops_nobody(redis_url: str) -> None:
+async def test_an_index_entry_without_a_run_is_removed_and_blocks_nothing(redis_url: str) -> None:
     async with parts_of(redis_url) as parts:
         agenda = parts.orchestrator.timers
         await agenda.moved(["ghost"], 1.0)  # its maker died before it was made
@@ -255,7 +259,7 @@ async def test_a_run_that_is_not_there_is_forgotten_and_stops_nobody(redis_url: 
         assert await agenda.expired(parts.clock() + 3600, 10) == []
 
 
-async def test_who_could_not_ask_for_long_gives_workers_a_moment_to_say_that_they_live(
+async def test_an_orchestrator_that_was_cut_off_for_long_gives_workers_time_to_renew(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -273,7 +277,7 @@ async def test_who_could_not_ask_for_long_gives_workers_a_moment_to_say_that_the
             assert (await store.load("r")).node("a").crashes == lost
 
 
-async def test_a_cancel_reaches_a_handler_that_runs(services: Services, redis_url: str) -> None:
+async def test_a_cancel_reaches_a_running_handler(services: Services, redis_url: str) -> None:
     services.start("orchestrator")
     services.start("worker")
     async with parts_of(redis_url) as parts:
@@ -293,7 +297,7 @@ async def executed(services: Services, *lines: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_handler_that_blocks_the_event_loop_costs_no_node_its_lease(
+async def test_a_handler_that_blocks_the_event_loop_loses_no_lease(
     services: Services, redis_url: str
 ) -> None:
     services.start("orchestrator")
@@ -317,7 +321,7 @@ async def test_a_handler_that_blocks_the_event_loop_costs_no_node_its_lease(
     assert sorted(services.executions()) == ["r beside 1 1", "r block 1 1", "r done 1 1"]
 
 
-async def test_a_handler_that_blocks_the_event_loop_beyond_its_timeout_loses_its_worker_everything(
+async def test_a_handler_that_blocks_the_loop_beyond_its_timeout_loses_all_leases_of_its_worker(
     services: Services, redis_url: str
 ) -> None:
     services.start("orchestrator")
@@ -337,7 +341,7 @@ async def test_a_handler_that_blocks_the_event_loop_beyond_its_timeout_loses_its
         assert alive == [False, True]
 
 
-async def test_what_a_sleeping_worker_says_too_late_changes_nothing(
+async def test_a_late_result_of_a_sleeping_worker_changes_nothing(
     services: Services, redis_url: str
 ) -> None:
     services.start("orchestrator")

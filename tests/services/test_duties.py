@@ -71,7 +71,7 @@ async def gone(commands: Commands, run_id: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_without_an_archive_old_runs_are_forgotten_with_all_their_keys(
+async def test_without_an_archive_old_runs_are_deleted_with_all_their_keys(
     redis_url: str,
 ) -> None:
     async with everything(Settings(redis_url=redis_url, retention_days=1e-6)) as commands:
@@ -85,7 +85,7 @@ async def test_without_an_archive_old_runs_are_forgotten_with_all_their_keys(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_store_that_was_away_ends_no_duty(
+async def test_an_unavailable_store_ends_no_duty(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real, failures = RedisRecords.expire, 2
@@ -106,7 +106,7 @@ async def test_a_store_that_was_away_ends_no_duty(
 
 
 @pytest.mark.parametrize("error", [RedisError("gone"), NotFound("no run 'x' in Redis")])
-async def test_what_a_duty_among_others_meets_is_told_by_its_cause(
+async def test_an_error_in_a_group_of_duties_is_logged_by_its_cause(
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -137,7 +137,7 @@ async def test_a_bug_in_a_duty_ends_the_orchestrator(
     assert told.value.subgroup(ZeroDivisionError) is not None
 
 
-async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redis_url: str) -> None:
+async def test_a_stopping_orchestrator_leaves_no_result_unapplied(redis_url: str) -> None:
     settings = Settings(redis_url=redis_url)
     stopping = asyncio.Event()
     async with (
@@ -158,7 +158,7 @@ async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redi
             await commands.wait_batch(made["batch_id"])
 
 
-async def test_a_worker_that_crashed_says_so(
+async def test_a_crashed_worker_reports_its_error(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def tasks(self: distributed.StreamInbox, limit: int) -> None:
@@ -171,7 +171,7 @@ async def test_a_worker_that_crashed_says_so(
             await asyncio.wait_for(at_work.crashed, SECONDS)
 
 
-async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() -> None:
+async def test_a_result_that_redis_lost_at_a_crash_is_sent_again() -> None:
     """It was answered before it was written, and then Redis died."""
     with RedisServer() as server:
         settings = Settings(redis_url=server.url)
@@ -193,7 +193,7 @@ async def test_a_result_that_redis_lost_with_the_end_of_its_log_is_told_again() 
     assert [node.attempt for node in run.nodes] == [1]
 
 
-async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_lease(
+async def test_a_live_worker_is_not_lost_if_redis_was_down_for_longer_than_a_lease(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(orchestrator, "REAP_SECONDS", 0.05)  # sooner than anybody renews
@@ -218,7 +218,7 @@ async def test_who_lives_is_not_lost_because_redis_was_away_for_longer_than_a_le
     assert "answers again after a restart" in caplog.text
 
 
-async def test_who_lives_is_not_lost_because_the_orchestrators_were_away_as_well(
+async def test_a_live_worker_is_not_lost_if_the_orchestrators_were_down_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     renew = RedisLeases.renew

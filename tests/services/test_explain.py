@@ -47,7 +47,7 @@ async def codes(commands: Commands, run_id: str) -> dict[str, str]:
     return {node["id"]: node["code"] for node in (await commands.explain(run_id))["nodes"]}
 
 
-async def test_a_queued_node_waits_for_a_worker_that_is_alive_and_has_its_handler(
+async def test_a_queued_node_waits_for_a_live_worker_with_its_handler(
     commands: Commands, fleet: WorkerRegistry
 ) -> None:
     nodes = {"a": {}, "b": {"handler": "fail"}, "c": {"dependencies": ["a"]}}
@@ -69,7 +69,7 @@ async def test_a_queued_node_waits_for_a_worker_that_is_alive_and_has_its_handle
     assert await codes(commands, run_id) == asleep, "what is remembered of it starts nothing"
 
 
-async def test_every_other_wait_is_told_as_it_is_in_redis(
+async def test_every_other_wait_is_explained_from_redis(
     commands: Commands, fleet: WorkerRegistry
 ) -> None:
     await fleet.beat(WORKER)
@@ -100,7 +100,7 @@ async def test_every_other_wait_is_told_as_it_is_in_redis(
     assert told["f"]["details"] == {"max_concurrency": 3, "active": 3}
 
 
-async def test_a_run_that_has_finished_has_nothing_to_explain(commands: Commands) -> None:
+async def test_a_finished_run_has_nothing_to_explain(commands: Commands) -> None:
     run_id = await begin(commands, {"a": {}})
     started = await start(commands, run_id, "a")
     await commands.store.apply([Complete(*started, {})], commands.clock())

@@ -39,7 +39,7 @@ def clock() -> Clock:
     return Clock()
 
 
-async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_announced(
+async def test_the_backlog_covers_local_and_announced_handlers(
     pipe: PipelinedRedis, clock: Clock
 ) -> None:
     fleet = ServicesHealth(pipe, ["output"], clock)
@@ -52,7 +52,7 @@ async def test_what_waits_is_counted_over_the_handlers_known_here_and_those_anno
     assert await fleet.backlog() == 3
 
 
-async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_knows_none(
+async def test_announced_handlers_stay_known_while_an_emptied_redis_has_none(
     pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers = Handlers({}, WorkerRegistry(pipe))
@@ -68,7 +68,7 @@ async def test_handlers_that_were_announced_are_known_while_an_emptied_redis_kno
     assert not handlers.retries
 
 
-async def test_whether_a_handler_takes_secrets_is_known_as_its_worker_announced_it(
+async def test_the_secrets_declaration_of_a_handler_comes_from_its_worker(
     pipe: PipelinedRedis,
 ) -> None:
     fleet = WorkerRegistry(pipe)
@@ -93,7 +93,7 @@ async def test_whether_a_handler_takes_secrets_is_known_as_its_worker_announced_
     assert "the worker that announced it does not say so" in problem.message
 
 
-async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away() -> None:
+async def test_a_caller_with_a_short_patience_learns_quickly_that_redis_is_down() -> None:
     with RedisServer() as server:
         async with PipelinedRedis(server.url, patience=0.2) as pipe, asyncio.timeout(20):
             server.kill()
@@ -108,7 +108,9 @@ async def test_whoever_asks_with_little_patience_is_told_soon_that_redis_is_away
                     continue
 
 
-async def test_many_who_ask_at_once_cost_one_question(pipe: PipelinedRedis, clock: Clock) -> None:
+async def test_many_concurrent_health_checks_cost_one_request(
+    pipe: PipelinedRedis, clock: Clock
+) -> None:
     fleet = ServicesHealth(pipe, ["output", "input"], clock)
     before = pipe.roundtrips
     await asyncio.gather(*(fleet.backlog() for _ in range(100)))
@@ -122,7 +124,7 @@ async def test_many_who_ask_at_once_cost_one_question(pipe: PipelinedRedis, cloc
     assert pipe.commands - before == 2
 
 
-async def test_a_redis_that_is_away_is_waited_for_once_a_while(
+async def test_an_unreachable_redis_is_checked_only_now_and_then(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)

@@ -115,7 +115,7 @@ def family(*children: str, **config: Any) -> dict[str, Any]:
     return nodes
 
 
-async def test_one_request_with_many_large_outputs_costs_what_its_handlers_read(
+async def test_a_request_with_many_large_outputs_costs_only_the_inputs_that_handlers_read(
     redis_url: str,
 ) -> None:
     children = [*(f"idle{at}" for at in range(6)), "one", "async_one"]
@@ -141,7 +141,7 @@ async def output_of(place: Place, run_id: str, name: str) -> Any:
     return run.node(name).output
 
 
-async def test_a_handler_that_reads_beyond_the_limit_fails_and_others_go_on(
+async def test_a_handler_that_reads_beyond_the_limit_fails_and_others_continue(
     redis_url: str,
 ) -> None:
     parents = {f"p{at}": {"handler": "input"} for at in range(8)}
@@ -179,7 +179,7 @@ async def test_a_handler_that_reads_beyond_the_limit_fails_and_others_go_on(
         assert run.node(name).attempt <= 1, "it would fail again"
 
 
-async def test_templates_and_conditions_that_read_much_within_the_limit_are_rendered(
+async def test_templates_and_conditions_that_read_large_values_within_the_limit_are_rendered(
     redis_url: str,
 ) -> None:
     parents = {f"p{at}": {"handler": "input"} for at in range(8)}
@@ -197,7 +197,7 @@ async def test_templates_and_conditions_that_read_much_within_the_limit_are_rend
     assert run.node("names").output == dict.fromkeys(parents, BYTES)
 
 
-async def test_small_inputs_travel_and_cost_no_read(redis_url: str) -> None:
+async def test_small_inputs_are_sent_with_the_task_and_cost_no_read(redis_url: str) -> None:
     nodes = {
         "a": {"handler": "input"},
         "b": {"handler": "output", "dependencies": ["a"]},
@@ -234,7 +234,9 @@ async def test_the_cache_gives_each_run_its_own_data(redis_url: str) -> None:
     assert attempts == [[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
-async def test_what_was_made_with_a_secret_is_found_by_workers_that_have_it(redis_url: str) -> None:
+async def test_an_output_made_with_a_secret_is_found_by_workers_that_have_the_secret(
+    redis_url: str,
+) -> None:
     """Orchestrators have none."""
     nodes = {
         "a": {
@@ -264,7 +266,7 @@ async def test_what_was_made_with_a_secret_is_found_by_workers_that_have_it(redi
     assert found == [1, 1, 2, 2, 1, 1]
 
 
-async def test_what_large_parents_have_is_part_of_the_key_too(redis_url: str) -> None:
+async def test_the_outputs_of_large_parents_are_part_of_the_cache_key(redis_url: str) -> None:
     """More than is read with a node that is published."""
     parents = {f"p{at}": {"handler": "input", "config": {"at": at}} for at in range(7)}
     nodes = {
@@ -283,7 +285,9 @@ async def test_what_large_parents_have_is_part_of_the_key_too(redis_url: str) ->
     assert [run.node("some").attempt for run in runs] == [1, 1, 0]
 
 
-async def test_a_version_that_workers_announce_decides_what_is_found(redis_url: str) -> None:
+async def test_the_announced_version_of_a_handler_decides_which_cached_output_is_found(
+    redis_url: str,
+) -> None:
     settings = Settings(redis_url=redis_url)
     nodes = {"a": {"handler": "made", "cache": {"ttl_seconds": 60}}}
     found = []
@@ -303,7 +307,7 @@ async def test_a_version_that_workers_announce_decides_what_is_found(redis_url: 
     assert found == [(1, 1), (2, 1), (2, 0)]
 
 
-async def test_what_is_asked_for_of_a_run_that_is_gone_is_an_error_that_says_so(
+async def test_reading_inputs_of_a_missing_run_is_a_clear_error(
     redis_url: str,
 ) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
@@ -312,7 +316,7 @@ async def test_what_is_asked_for_of_a_run_that_is_gone_is_an_error_that_says_so(
             await parts.store.input_sizes(task)
 
 
-async def test_a_pool_of_celery_reads_what_its_handlers_ask_for_within_the_limit(
+async def test_a_celery_pool_reads_the_requested_inputs_within_the_limit(
     redis_url: str, tmp_path: Path
 ) -> None:
     settings = Settings(redis_url=redis_url, transport="celery", max_input_bytes=1_000_000)

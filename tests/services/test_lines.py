@@ -100,7 +100,7 @@ async def it(redis_url: str) -> AsyncIterator[Services]:
         yield made
 
 
-async def test_a_cancelled_run_leaves_no_bookings_behind(it: Services) -> None:
+async def test_a_cancelled_run_leaves_no_reservations(it: Services) -> None:
     await it.commands.set_rate_limit("five", 5, 1)
     cancelled = await it.go(100, "five")
     await it.parked(cancelled, 95)
@@ -109,7 +109,7 @@ async def test_a_cancelled_run_leaves_no_bookings_behind(it: Services) -> None:
     assert it.most_at_once(5) <= 1
 
 
-async def test_nor_does_a_run_that_failed(it: Services) -> None:
+async def test_a_failed_run_leaves_no_reservations(it: Services) -> None:
     await it.commands.set_rate_limit("two", 2, 1)
     failed = await it.go(40, "two", {"id": "bad", "handler": "breaks"})
     assert (await it.commands.wait(failed)).status == "FAILED"
@@ -117,7 +117,7 @@ async def test_nor_does_a_run_that_failed(it: Services) -> None:
     assert it.most_at_once(2) <= 1
 
 
-async def test_nor_does_an_epoch_that_was_retried(it: Services) -> None:
+async def test_a_retried_epoch_leaves_no_reservations(it: Services) -> None:
     await it.commands.set_rate_limit("two", 2, 1)
     run_id = await it.go(4, "two")
     for _ in range(12):  # one after the other: none starts on what the one before had booked
@@ -128,7 +128,7 @@ async def test_nor_does_an_epoch_that_was_retried(it: Services) -> None:
     assert it.most_at_once(2) <= 1
 
 
-async def test_a_run_that_waits_behind_a_cancelled_one_moves_up(it: Services) -> None:
+async def test_a_run_parked_behind_a_cancelled_run_moves_up(it: Services) -> None:
     await it.commands.set_rate_limit("five", 5, 1)
     first = await it.go(100, "five")
     await it.parked(first, 80)  # not all: one starts every 0.2 s, also while this waits
@@ -140,7 +140,7 @@ async def test_a_run_that_waits_behind_a_cancelled_one_moves_up(it: Services) ->
     assert await it.commands.verify(behind) == []
 
 
-async def test_a_limit_that_is_raised_holds_for_those_who_wait_and_those_who_come(
+async def test_a_raised_limit_applies_to_parked_and_new_nodes(
     it: Services,
 ) -> None:
     await it.commands.set_rate_limit("up", 0.05, 1)
@@ -153,7 +153,7 @@ async def test_a_limit_that_is_raised_holds_for_those_who_wait_and_those_who_com
     assert it.most_at_once(20) <= 3
 
 
-async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed(it: Services) -> None:
+async def test_setting_a_limit_frees_a_tag_that_a_service_had_slowed(it: Services) -> None:
     slowed = await it.go(1, "svc", max_retries=1, config={"slow": 600.0})
     while not it.started.get(slowed):
         await asyncio.sleep(0.02)
@@ -164,7 +164,7 @@ async def test_a_limit_that_is_set_frees_a_tag_that_a_service_had_slowed(it: Ser
     assert await it.took(waits) < MOVED_UP_SECONDS
 
 
-async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) -> None:
+async def test_a_parked_node_missing_from_the_queue_is_found_by_the_sweep(stage: Stage) -> None:
     task = await stage.submit(graph({"a": []}, a={"resource_tag": "api"}))
     until = stage.parts.clock() + 600
     await stage.living.apply([Park("r", "a", task.token, until)])
@@ -175,9 +175,7 @@ async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) ->
     ]
 
 
-async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(
-    it: Services, redis_url: str
-) -> None:
+async def test_in_a_complete_queue_each_node_is_parked_once(it: Services, redis_url: str) -> None:
     await it.commands.set_rate_limit("calm", 10, 2)
     run_id = await it.go(40, "calm")
     assert await it.took(run_id) > 3

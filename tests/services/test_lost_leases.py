@@ -30,7 +30,7 @@ from ..core.walk import graph
 from .halfway import FLOW, LEASE, LONG_AGO, LONGEST_LEASE, Stage
 
 
-async def test_a_worker_had_claimed_and_not_answered(stage: Stage) -> None:
+async def test_a_node_whose_worker_claimed_it_and_died_starts_again(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
     await asyncio.sleep(LEASE)
@@ -85,7 +85,7 @@ async def test_a_lost_worker_is_logged_with_its_nodes(
     assert re.fullmatch(rf"lost worker \S+: {told}", line)
 
 
-async def test_what_may_start_once_is_not_taken_for_poison(stage: Stage) -> None:
+async def test_an_at_most_once_node_is_not_a_dead_letter(stage: Stage) -> None:
     await stage.living.submit(Submit("r", graph({"a": []}, a={"delivery": "at_most_once"}), {}))
     await lost(stage, 1)
     run = await stage.store.load("r")
@@ -93,7 +93,7 @@ async def test_what_may_start_once_is_not_taken_for_poison(stage: Stage) -> None
     assert await letters(stage) == []
 
 
-async def test_a_worker_had_claimed_and_the_run_is_on_no_list(stage: Stage) -> None:
+async def test_a_claimed_node_of_a_run_without_an_index_entry_is_reaped(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
     await stage.parts.pipe.call("DEL", LEASES)
@@ -103,7 +103,7 @@ async def test_a_worker_had_claimed_and_the_run_is_on_no_list(stage: Stage) -> N
     assert (await stage.drive()).node("a").attempt == 2
 
 
-async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_asked_for_it(
+async def test_a_node_of_a_dead_worker_is_reaped_on_time_even_if_another_worker_requests_it(
     stage: Stage,
 ) -> None:
     """It died before it was done with the message, so that another worker reads that as well."""
@@ -129,7 +129,7 @@ async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_a
     assert (await stage.drive()).node("a").attempt == 2
 
 
-async def test_many_leases_of_a_run_end_at_once(
+async def test_many_leases_of_one_run_expire_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
@@ -146,7 +146,7 @@ async def test_many_leases_of_a_run_end_at_once(
     assert [node.attempt for node in run.nodes] == [1, *[2] * 7]
 
 
-async def test_leases_of_many_runs_end_at_once(
+async def test_leases_of_many_runs_expire_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In some of them nothing runs any more, and in one somebody renews it just now."""
@@ -179,7 +179,7 @@ async def test_leases_of_many_runs_end_at_once(
     assert await stage.listed() == {"r9": renewed}
 
 
-async def test_what_is_never_reaped_keeps_nobody_else_waiting(
+async def test_a_run_that_cannot_be_reaped_does_not_delay_other_runs(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 2)
@@ -203,7 +203,7 @@ async def test_what_is_never_reaped_keeps_nobody_else_waiting(
     assert sorted(await stage.listed()) == ids[:5]
 
 
-async def test_of_two_workers_on_a_run_the_one_that_died_is_missed_and_the_other_is_not(
+async def test_of_two_workers_on_a_run_only_the_dead_one_is_reaped(
     stage: Stage,
 ) -> None:
     """Whoever of them came first, and though the one that lives has been renewed since."""
@@ -226,7 +226,7 @@ async def test_of_two_workers_on_a_run_the_one_that_died_is_missed_and_the_other
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
-async def test_a_claim_that_comes_while_somebody_looks_keeps_the_run_on_the_list(
+async def test_a_claim_during_a_check_keeps_the_run_in_the_lease_index(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
@@ -248,7 +248,7 @@ async def test_a_claim_that_comes_while_somebody_looks_keeps_the_run_on_the_list
     assert (await stage.drive()).node("a").crashes == 1
 
 
-async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
+async def test_a_postponed_check_that_never_happened_is_done_two_leases_later(stage: Stage) -> None:
     """Another one does, two leases later."""
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
@@ -262,7 +262,7 @@ async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreError, NotFound, asyncio.CancelledError])
-async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_next(
+async def test_an_orchestrator_that_fails_after_postponing_a_check_leaves_it_to_the_next(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     task = await stage.submit()
@@ -280,7 +280,7 @@ async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_nex
     assert (await stage.drive()).node("a").crashes == 1
 
 
-async def test_who_looks_leaves_a_look_that_another_has_put_off_later(stage: Stage) -> None:
+async def test_a_check_does_not_remove_a_later_postponement(stage: Stage) -> None:
     await stage.submit()
     await stage.timers.lease(["r"], LONG_AGO)
     await stage.timers.put_off(["r"], 2 * LONG_AGO)
@@ -292,7 +292,7 @@ async def test_who_looks_leaves_a_look_that_another_has_put_off_later(stage: Sta
     assert await stage.listed() == {}
 
 
-async def test_renewals_write_nothing_to_the_list_and_a_death_after_them_is_missed_in_time(
+async def test_renewals_do_not_write_to_the_lease_index_and_a_later_death_is_noticed_on_time(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
@@ -311,7 +311,7 @@ async def test_renewals_write_nothing_to_the_list_and_a_death_after_them_is_miss
     assert (await stage.drive()).node("a").crashes == 1
 
 
-async def test_who_has_not_heard_all_results_looks_at_nobody(
+async def test_an_orchestrator_with_unread_results_reaps_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
@@ -329,7 +329,7 @@ async def test_who_has_not_heard_all_results_looks_at_nobody(
     assert await stage.listed() == listed
 
 
-async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:
+async def test_the_lease_index_may_lag_behind_a_renewed_lease(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     await stage.timers.lease(["r"], LONG_AGO)
@@ -340,7 +340,7 @@ async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stag
     assert (await stage.drive()).node("a").crashes == 0
 
 
-async def test_a_run_that_has_ended_is_on_no_list(stage: Stage) -> None:
+async def test_an_ended_run_is_in_no_index(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     await stage.living.apply_results([Complete("r", "a", task.token, 1)])
@@ -350,7 +350,7 @@ async def test_a_run_that_has_ended_is_on_no_list(stage: Stage) -> None:
     assert await stage.timers.idle(math.inf, 10) == []
 
 
-async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list_of_leases(
+async def test_a_run_retried_before_its_end_was_recorded_stays_in_the_lease_index(
     stage: Stage,
 ) -> None:
     await stage.submit()
@@ -363,7 +363,7 @@ async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list
     assert list(await stage.listed()) == ["r"]
 
 
-async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
+async def test_a_lease_is_known_even_if_its_run_was_evicted_by_another_run_of_the_same_call(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scope, "MAX_CACHED_RUNS", 1)
@@ -376,7 +376,7 @@ async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_
     assert [start for start, _ in await stage.store.running(["r", "s"])] == starts
 
 
-async def test_only_what_runs_is_found_to_run(stage: Stage) -> None:
+async def test_only_running_nodes_are_reported_as_running(stage: Stage) -> None:
     task = await stage.submit()
     assert await stage.store.running(["r", "ghost"]) == []
     await stage.claim(task)

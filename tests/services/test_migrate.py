@@ -13,7 +13,7 @@ __all__ = ["command", "shell"]
 Command = Callable[..., Outcome]
 
 
-def test_tables_are_made_and_a_second_time_changes_nothing(
+def test_migrate_creates_the_tables_and_a_second_time_changes_nothing(
     command: Command, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", postgres_url)
@@ -22,13 +22,13 @@ def test_tables_are_made_and_a_second_time_changes_nothing(
         assert (done.code, done.out) == (0, "PostgreSQL has the tables of this version\n")
 
 
-def test_without_a_database_it_says_what_is_not_set(command: Command) -> None:
+def test_migrate_without_a_database_names_the_missing_setting(command: Command) -> None:
     done = command("migrate")
     assert done.code == 2
     assert "DOVETAIL_DATABASE_URL is not set" in done.err
 
 
-def test_a_database_that_is_not_there_is_an_error(
+def test_migrate_with_an_unreachable_database_is_an_error(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOVETAIL_DATABASE_URL", "postgresql://x@127.0.0.1:1/x")

@@ -20,7 +20,7 @@ SECONDS = 60.0
 FLOW = {"name": "pooled", "nodes": [{"id": "a", "handler": "greet"}]}
 
 
-async def test_every_trigger_is_answered_and_one_that_failed_is_found_by_its_key(
+async def test_every_trigger_gets_a_reply_and_a_failed_one_is_found_by_its_key(
     postgres_server: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     database = postgres_server.new_database()

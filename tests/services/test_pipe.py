@@ -25,20 +25,22 @@ async def pipe(redis_url: str) -> AsyncIterator[PipelinedRedis]:
         yield opened
 
 
-async def test_what_is_asked_in_one_turn_travels_in_one_go(pipe: PipelinedRedis) -> None:
+async def test_commands_of_one_loop_turn_are_sent_in_one_roundtrip(pipe: PipelinedRedis) -> None:
     before = pipe.roundtrips
     answers = await asyncio.gather(*(pipe.call("INCR", "n") for _ in range(100)))
     assert answers == list(range(1, 101))
     assert pipe.roundtrips == before + 1
 
 
-async def test_an_answer_of_any_size_arrives_whole(pipe: PipelinedRedis) -> None:
+async def test_a_reply_of_any_size_arrives_complete(pipe: PipelinedRedis) -> None:
     text = b"x" * 3_000_000
     await pipe.call("SET", "k", text)
     assert await pipe.call("GET", "k") == text
 
 
-async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: PipelinedRedis) -> None:
+async def test_a_refused_command_raises_and_other_commands_of_the_batch_do_not(
+    pipe: PipelinedRedis,
+) -> None:
     await pipe.call("SET", "k", "text")
     wrong, right = await asyncio.gather(
         pipe.call("LPUSH", "k", 1), pipe.call("GET", "k"), return_exceptions=True
@@ -47,7 +49,7 @@ async def test_a_refused_command_raises_and_its_neighbours_do_not(pipe: Pipeline
     assert right == b"text"
 
 
-async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: PipelinedRedis) -> None:
+async def test_a_cancelled_call_takes_no_reply_of_another(pipe: PipelinedRedis) -> None:
     given_up = asyncio.ensure_future(pipe.call("SET", "a", 1))
     other = asyncio.ensure_future(pipe.call("ECHO", "mine"))
     await asyncio.sleep(0)
@@ -64,7 +66,7 @@ async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: Pipel
         await pipe.call_script("return redis.call('LPUSH', KEYS[1], 1)", ["n"], [])
 
 
-async def test_who_waits_for_what_is_done_together_finds_all_of_it(
+async def test_a_blocked_reader_sees_a_transaction_completely(
     pipe: PipelinedRedis, redis_url: str
 ) -> None:
     added = [("XADD", "s", "*", "n", n) for n in range(20)]
@@ -78,7 +80,9 @@ async def test_who_waits_for_what_is_done_together_finds_all_of_it(
     assert [number for number, _ in found] == ids
 
 
-async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: PipelinedRedis) -> None:
+async def test_in_a_transaction_only_the_refused_command_has_no_effect(
+    pipe: PipelinedRedis,
+) -> None:
     counting = [("INCR", "n")] * 3
     assert await pipe.transaction([*counting, ("GET", "n")]) == [1, 2, 3, b"3"]
     with pytest.raises(RedisError, match="INCR"):  # nothing of it was queued
@@ -90,7 +94,7 @@ async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: Pipel
     assert await pipe.call("GET", "n") == b"9"
 
 
-async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_comes_after_it(
+async def test_delayed_commands_are_sent_with_the_next_and_trailing_ones_after_it(
     pipe: PipelinedRedis,
 ) -> None:
     before = pipe.roundtrips
@@ -102,14 +106,14 @@ async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_come
     assert pipe.roundtrips == before + 2
 
 
-async def test_patience_ends(pipe: PipelinedRedis) -> None:
+async def test_a_delayed_command_is_sent_at_its_deadline(pipe: PipelinedRedis) -> None:
     patient = pipe.send([("INCR", "n")], delay=60)
     other = pipe.send([("INCR", "n")], delay=0.001)
     async with asyncio.timeout(5):
         assert (await patient, await other) == ([1], [2])
 
 
-async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
+async def test_a_redis_that_dies_and_restarts_is_only_a_delay() -> None:
     with RedisServer(fsync="always") as server:
         async with PipelinedRedis(server.url) as pipe:
             await pipe.call("SET", "k", "kept")
@@ -121,7 +125,7 @@ async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
             assert await pipe.call_script("return 7", [], []) == 7
 
 
-async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
+async def test_many_commands_refused_by_a_loading_redis_wait_together(
     pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pause for all: each with one of its own would take minutes of a batch."""
@@ -189,7 +193,7 @@ class Doorman:
 
 
 @pytest.mark.parametrize("answer", [b"-WRONGPASS invalid password\r\n", b""])
-async def test_a_connection_that_is_not_let_in_is_closed(
+async def test_a_connection_that_is_refused_is_closed(
     answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one is left open with every try, for as long as a password is not the right one."""
@@ -212,7 +216,7 @@ async def test_a_connection_that_is_not_let_in_is_closed(
             await asyncio.sleep(0.001)
 
 
-async def test_the_same_of_one_that_waits_for_each_answer() -> None:
+async def test_a_blocking_connection_that_is_refused_is_closed() -> None:
     doorman = Doorman(b"-WRONGPASS invalid password\r\n")
     server = await asyncio.start_server(doorman.take, "127.0.0.1", 0)
     url = f"redis://:wrong@127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
@@ -226,7 +230,7 @@ async def test_the_same_of_one_that_waits_for_each_answer() -> None:
         waiting.close()
 
 
-async def test_a_redis_that_is_not_there_is_told_in_words() -> None:
+async def test_an_unreachable_redis_is_reported_in_words() -> None:
     with RedisServer() as server:
         url = server.url
     with pytest.raises(StoreError, match="cannot be reached"):
@@ -234,7 +238,7 @@ async def test_a_redis_that_is_not_there_is_told_in_words() -> None:
             pass
 
 
-async def test_a_closed_pipe_answers_nobody_and_says_so(redis_url: str) -> None:
+async def test_a_closed_connection_fails_every_call_with_an_error(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe:
         blocked = asyncio.ensure_future(pipe.call("BLPOP", "nothing", 30))
         await asyncio.sleep(0.05)
@@ -256,7 +260,7 @@ async def test_a_connection_has_the_name_that_its_url_gives_it(redis_url: str) -
     blocking.close()
 
 
-async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> None:
+async def test_the_timeout_of_a_silent_connection_comes_from_the_url(redis_url: str) -> None:
     url = f"{redis_url}?socket_timeout=3&socket_connect_timeout=1&socket_keepalive=true"
     async with PipelinedRedis(url) as pipe:
         assert 2 < pipe._silence_timer.when() - pipe._loop.time() <= 3
@@ -268,7 +272,7 @@ async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> Non
     blocking.close()
 
 
-async def test_an_idle_connection_is_asked_whether_it_lives(redis_url: str) -> None:
+async def test_an_idle_connection_is_pinged(redis_url: str) -> None:
     url = f"{redis_url}?health_check_interval=0.01"
     async with PipelinedRedis(url) as pipe:
         before = pipe.commands

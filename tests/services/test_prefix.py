@@ -92,7 +92,7 @@ def table(server: RedisServer) -> dict[str, tuple[int, int]]:
         }
 
 
-def test_the_keys_of_every_command_that_is_sent_are_known(
+def test_the_keys_of_every_sent_command_are_known(
     table: dict[str, tuple[int, int]],
 ) -> None:
     commands = (words_of_the_source() - NOT_COMMANDS) & set(table)
@@ -107,7 +107,7 @@ def test_the_keys_of_every_command_that_is_sent_are_known(
     assert commands <= known, "add them to the tables in redis_client/pipelined.py"
 
 
-def test_redis_has_the_same_words_for_keys(table: dict[str, tuple[int, int]]) -> None:
+def test_redis_agrees_on_the_positions_of_keys(table: dict[str, tuple[int, int]]) -> None:
     for names, expected in (
         (pipelined.KEY_IS_FIRST, (1, 1)),
         (pipelined.ALL_ARE_KEYS, (1, -1)),
@@ -116,7 +116,7 @@ def test_redis_has_the_same_words_for_keys(table: dict[str, tuple[int, int]]) ->
         assert {name: table[name] for name in names} == dict.fromkeys(names, expected)
 
 
-def test_a_command_that_is_not_known_is_refused() -> None:
+def test_an_unknown_command_is_refused() -> None:
     with pytest.raises(UnknownKeyPositions, match="SUNIONSTORE"):
         KeyPrefix("p:").add(("SUNIONSTORE", "a", "b"))
     with pytest.raises(UnknownKeyPositions, match="RENAME"):
@@ -139,11 +139,11 @@ def test_a_command_that_is_not_known_is_refused() -> None:
         (("PING",), ("PING",)),
     ],
 )  # fmt: skip
-def test_a_prefix_is_put_before_every_key_and_nothing_else(command: Any, expected: Any) -> None:
+def test_a_prefix_is_added_to_every_key_and_nothing_else(command: Any, expected: Any) -> None:
     assert KeyPrefix("p:").add(command) == expected
 
 
-def test_keys_that_share_a_slot_share_one_with_any_prefix() -> None:
+def test_keys_of_one_slot_share_a_slot_with_any_prefix() -> None:
     def slot(key: str) -> int:
         return slot_of(str(KeyPrefix(PREFIX).key(key)).encode())
 
@@ -155,7 +155,7 @@ def test_keys_that_share_a_slot_share_one_with_any_prefix() -> None:
 # ── the setting ──────────────────────────────────────────────────────────────────────────
 
 
-def test_the_setting_holds_for_the_redis_url_and_a_broker_in_redis() -> None:
+def test_the_prefix_setting_applies_to_redis_and_to_a_broker_in_redis() -> None:
     environ = {
         "DOVETAIL_REDIS_URL": "redis://h/1?client_name=x",
         "DOVETAIL_BROKER_URL": "rediss://b",
@@ -170,12 +170,12 @@ def test_the_setting_holds_for_the_redis_url_and_a_broker_in_redis() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["a b", "{x}", "x" * 65, "*"])
-def test_a_prefix_that_would_not_work_is_refused(prefix: str) -> None:
+def test_an_invalid_prefix_is_refused(prefix: str) -> None:
     with pytest.raises(SettingsError, match=r"DOVETAIL_REDIS_PREFIX.*1 to 64 letters"):
         load_settings(environ={"DOVETAIL_REDIS_PREFIX": prefix})
 
 
-def test_two_prefixes_are_one_too_many() -> None:
+def test_two_prefixes_are_refused() -> None:
     environ = {"DOVETAIL_REDIS_URL": "redis://h?key_prefix=a:", "DOVETAIL_REDIS_PREFIX": "b:"}
     with pytest.raises(SettingsError, match="DOVETAIL_REDIS_URL: its option key_prefix is 'a:'"):
         load_settings(environ=environ)
@@ -184,7 +184,7 @@ def test_two_prefixes_are_one_too_many() -> None:
 # ── connections ──────────────────────────────────────────────────────────────────────────
 
 
-async def test_both_connections_put_it_before_their_keys(
+async def test_both_kinds_of_connection_add_the_prefix(
     server: RedisServer, connection: redis.Redis
 ) -> None:
     url = f"{server.url}?key_prefix={PREFIX}"
@@ -227,7 +227,7 @@ async def services(urls: dict[str, str], **more: Any) -> AsyncIterator[Any]:
         yield await stack.enter_async_context(commanding(settings["api"]))
 
 
-async def test_a_workflow_runs_under_the_users_that_the_page_has(
+async def test_a_workflow_runs_with_the_acl_users_of_the_page(
     server: RedisServer, connection: redis.Redis
 ) -> None:
     users = users_of_the_page()
@@ -261,7 +261,7 @@ async def test_a_workflow_runs_under_the_users_that_the_page_has(
         mine.get("theirs")
 
 
-async def test_celery_has_the_prefix_before_its_keys_too(
+async def test_celery_adds_the_prefix_to_its_keys(
     server: RedisServer, connection: redis.Redis, redis_url: str, tmp_path: Path
 ) -> None:
     assert f"`{' '.join(CELERY)}`" in (ROOT / "docs" / "services.md").read_text()

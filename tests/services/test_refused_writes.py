@@ -117,7 +117,7 @@ async def followed(parts: ServiceParts, run_id: str) -> None:
 # ── the connection ───────────────────────────────────────────────────────────────────────
 
 
-async def test_what_was_refused_is_asked_again_and_done_once(
+async def test_a_refused_command_is_sent_again_and_done_once(
     full: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with PipelinedRedis(full.url) as pipe, asyncio.timeout(SECONDS):
@@ -144,7 +144,7 @@ async def test_what_was_refused_is_asked_again_and_done_once(
     assert f"refuses what it is asked: {full.refusal} " in told
 
 
-async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
+async def test_a_script_is_refused_before_its_first_write_or_not_at_all(
     full: Refusing,
 ) -> None:
     """Else to ask it again would not be safe."""
@@ -165,7 +165,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
             assert there == ((1, 0) if done else (0, 1))
 
 
-async def test_what_redis_6_says_of_a_script_is_understood(
+async def test_the_oom_error_of_a_redis_6_script_is_recognized(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = PipelinedRedis.send
@@ -187,7 +187,7 @@ async def test_what_redis_6_says_of_a_script_is_understood(
     assert refusals == []
 
 
-async def test_who_asks_for_a_run_is_told_soon_and_has_made_none(
+async def test_a_trigger_fails_quickly_and_creates_no_run_while_redis_refuses_writes(
     full: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "ASKING_SECONDS", LITTLE_PATIENCE)
@@ -217,7 +217,9 @@ async def quiet(config: dict[str, Any], ctx: Context) -> int:
     return ctx.attempt
 
 
-async def test_a_worker_keeps_its_handlers_and_their_results(full: Refusing) -> None:
+async def test_a_worker_keeps_its_handlers_and_results_while_redis_refuses_writes(
+    full: Refusing,
+) -> None:
     nodes = [
         {"id": "chatty", "handler": "chatty"},
         {"id": "ends", "handler": "quiet", "config": {"seconds": 1.0}},
@@ -247,7 +249,7 @@ async def test_a_worker_keeps_its_handlers_and_their_results(full: Refusing) -> 
     assert [node.attempt for node in run.nodes] == [1, 1, 1]
 
 
-async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> None:
+async def test_results_are_delivered_after_redis_refused_writes_for_long(full: Refusing) -> None:
     """Redis refuses for longer than anybody waits for it."""
     async with (
         connected(Settings(redis_url=full.url), patience=LITTLE_PATIENCE) as parts,
@@ -278,7 +280,7 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
 # ── an orchestrator ──────────────────────────────────────────────────────────────────────
 
 
-async def test_results_that_were_read_just_then_are_applied_soon(full: Refusing) -> None:
+async def test_results_read_while_writes_were_refused_are_applied_soon(full: Refusing) -> None:
     settings = Settings(redis_url=full.url)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
@@ -293,7 +295,7 @@ async def test_results_that_were_read_just_then_are_applied_soon(full: Refusing)
 
 
 @pytest.mark.parametrize("crash", ["before", "after"])
-async def test_what_could_not_be_applied_is_taken_up_again_soon(
+async def test_results_that_could_not_be_applied_are_applied_soon(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     """Whatever the reason, and also if it was applied and nothing could follow."""
@@ -332,7 +334,7 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     assert failures == []
 
 
-async def test_workers_are_given_a_moment_when_writes_are_taken_again(
+async def test_workers_get_a_moment_to_renew_when_writes_are_accepted_again(
     full: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They could not renew their leases, though all could be read."""
@@ -356,7 +358,7 @@ async def test_workers_are_given_a_moment_when_writes_are_taken_again(
             assert (await parts.store.load("r")).node("a").crashes == lost
 
 
-async def test_no_stream_of_tasks_is_taken_for_lost(full: Refusing) -> None:
+async def test_no_task_stream_is_taken_as_lost(full: Refusing) -> None:
     async with PipelinedRedis(full.url) as pipe:
         sender = StreamSender(pipe)
         sender._sent_to.add("h")

@@ -113,7 +113,7 @@ async def scene(redis_url: str) -> AsyncIterator[Scene]:
 # ── it is told ───────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_node_that_somebody_completed_by_hand_is_told_as_damage(scene: Scene) -> None:
+async def test_a_node_completed_by_hand_is_reported_as_damage(scene: Scene) -> None:
     run_id = await scene.begin()
     assert (await scene.commands.explain(run_id))["damage"] == []
     await scene.set_node(run_id, 0, "C")
@@ -125,9 +125,7 @@ async def test_a_node_that_somebody_completed_by_hand_is_told_as_damage(scene: S
     assert await scene.commands.verify(run_id)
 
 
-async def test_the_doctor_names_what_is_damaged_and_what_to_do(
-    scene: Scene, redis_url: str
-) -> None:
+async def test_the_doctor_names_damaged_runs_and_the_fix(scene: Scene, redis_url: str) -> None:
     whole, edited, unread = [await scene.begin() for _ in range(3)]
     await scene.set_node(edited, 0, "C")
     await scene.call("HSET", keys_of(unread)[1], "0", "junk")
@@ -139,7 +137,7 @@ async def test_the_doctor_names_what_is_damaged_and_what_to_do(
     assert f"dovetail runs repair {edited[:6]}" in told
 
 
-async def test_one_damaged_run_does_not_hide_the_others_of_a_list(scene: Scene) -> None:
+async def test_one_damaged_run_does_not_hide_the_others_in_a_list(scene: Scene) -> None:
     whole, unread = await scene.begin(), await scene.begin()
     await scene.call("HSET", keys_of(unread)[0], "epoch", "x", "params", "{")
     listed = {run["run_id"]: run for run in (await scene.commands.list_runs())["items"]}
@@ -147,7 +145,7 @@ async def test_one_damaged_run_does_not_hide_the_others_of_a_list(scene: Scene) 
     assert listed[unread]["error"]["type"] == "run_damaged"
 
 
-async def test_a_change_that_every_count_agrees_with_is_found_by_the_log(scene: Scene) -> None:
+async def test_a_consistent_change_is_detected_by_the_log(scene: Scene) -> None:
     run_id = await scene.begin()
     text = await scene.call("HGET", keys_of(run_id)[1], 0)
     await scene.call("HSET", keys_of(run_id)[1], 0, text.replace(b"|1|0|0|1|", b"|1|2|1|3|"))
@@ -155,7 +153,7 @@ async def test_a_change_that_every_count_agrees_with_is_found_by_the_log(scene: 
     assert "node 'a' is kept with attempt 2, the log makes it 0" in told["damage"]
 
 
-async def test_no_run_that_goes_on_is_taken_for_damaged(scene: Scene) -> None:
+async def test_no_running_run_is_reported_as_damaged(scene: Scene) -> None:
     run_id = await scene.begin(max_concurrency=1, on_failure="continue")
     for step in range(9):
         assert await scene.commands.damage(run_id) == []
@@ -235,7 +233,7 @@ async def test_a_run_without_its_definition_can_be_cancelled(redis_url: str) -> 
 # ── it is rebuilt ────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_run_is_rebuilt_from_its_log_and_ends_as_it_would_have(scene: Scene) -> None:
+async def test_a_run_is_rebuilt_from_its_log_and_has_the_same_end(scene: Scene) -> None:
     run_id = await scene.begin()
     await scene.set_node(run_id, 0, "C")
     told = await scene.commands.repair(run_id, dry_run=True)
@@ -251,7 +249,7 @@ async def test_a_run_is_rebuilt_from_its_log_and_ends_as_it_would_have(scene: Sc
     assert await scene.commands.verify(run_id) == []
 
 
-async def test_a_start_that_is_kept_stays_its_workers(scene: Scene) -> None:
+async def test_a_start_that_survived_stays_with_its_worker(scene: Scene) -> None:
     run_id = await scene.begin()
     await scene.do(run_id, "a")
     await scene.start(run_id, "b")
@@ -262,7 +260,7 @@ async def test_a_start_that_is_kept_stays_its_workers(scene: Scene) -> None:
     assert decision.changed
 
 
-async def test_a_start_whose_token_was_overwritten_is_lost_and_not_run_twice_at_once(
+async def test_a_start_whose_token_was_overwritten_is_lost_and_does_not_run_twice_at_once(
     scene: Scene,
 ) -> None:
     run_id = await scene.begin()
@@ -279,7 +277,7 @@ async def test_a_start_whose_token_was_overwritten_is_lost_and_not_run_twice_at_
     assert (await scene.hot.apply([Complete(run_id, "a", token, 1)], 1.0))[0].changed == []
 
 
-async def test_what_moves_while_it_is_repaired_is_not_undone(
+async def test_a_change_during_a_repair_is_not_undone(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = await scene.begin()
@@ -301,7 +299,7 @@ async def test_what_moves_while_it_is_repaired_is_not_undone(
 
 
 @pytest.mark.parametrize("how", ["gone", "of another kind", "junk", "a gap", "another story"])
-async def test_a_log_that_is_damaged_itself_is_refused(scene: Scene, how: str) -> None:
+async def test_a_damaged_log_is_refused(scene: Scene, how: str) -> None:
     run_id = await scene.begin()
     await scene.do(run_id, "a")
     log = keys_of(run_id)[5]
@@ -321,7 +319,7 @@ async def test_a_log_that_is_damaged_itself_is_refused(scene: Scene, how: str) -
     assert (await scene.commands.cancel(run_id)).finished
 
 
-async def test_an_output_that_is_lost_is_told_and_not_made_up(scene: Scene) -> None:
+async def test_a_lost_output_is_reported_and_not_invented(scene: Scene) -> None:
     run_id = await scene.begin()
     await scene.do(run_id, "a")
     await scene.call("DEL", keys_of(run_id)[3])
@@ -367,7 +365,7 @@ async def _damage(scene: Scene, run_id: str, edits: list[Any]) -> None:
     limit=st.sampled_from([None, 1]),
     edits=st.lists(EDITS, min_size=1, max_size=4),
 )
-def test_whatever_was_damaged_is_rebuilt_and_the_run_ends_as_it_would_have(
+def test_any_damaged_run_is_rebuilt_and_has_the_same_end(
     redis_url: str, steps: int, limit: int | None, edits: list[Any]
 ) -> None:
     async def tried() -> None:
@@ -401,7 +399,7 @@ def test_whatever_was_damaged_is_rebuilt_and_the_run_ends_as_it_would_have(
 
 
 @pytest.mark.parametrize("part", ["events", "meta", "nodes"])
-async def test_what_redis_has_lost_of_a_log_comes_from_the_archive(
+async def test_log_entries_that_redis_lost_come_from_the_archive(
     redis_url: str, postgres_url: str, part: str
 ) -> None:
     settings = Settings(redis_url=redis_url, database_url=postgres_url)

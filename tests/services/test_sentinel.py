@@ -58,7 +58,7 @@ def take_over(sentinel: NamingSentinel, gone: RedisServer, next_one: RedisServer
 # ── connections ──────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_connection_goes_to_the_server_that_leads_and_then_to_the_next(
+async def test_a_connection_follows_the_master(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     one, other = pair
@@ -72,7 +72,9 @@ async def test_a_connection_goes_to_the_server_that_leads_and_then_to_the_next(
             assert pipe.where.endswith(f":{other.port}")
 
 
-async def test_a_thread_finds_the_next_server_too(pair: tuple[RedisServer, RedisServer]) -> None:
+async def test_a_blocking_connection_follows_the_master(
+    pair: tuple[RedisServer, RedisServer],
+) -> None:
     one, other = pair
     with NamingSentinel(one.port) as sentinel:
         pipe = SyncRedis(sentinel.url())
@@ -83,7 +85,7 @@ async def test_a_thread_finds_the_next_server_too(pair: tuple[RedisServer, Redis
         pipe.close()
 
 
-async def test_a_server_that_does_not_lead_is_not_believed(
+async def test_a_server_that_is_not_the_master_is_rejected(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     """A sentinel may name a server before it leads, or one that leads no longer."""
@@ -106,7 +108,7 @@ async def test_a_server_that_does_not_lead_is_not_believed(
         await waiting.__aexit__()
 
 
-async def test_a_server_that_becomes_a_replica_is_left(
+async def test_a_connection_leaves_a_server_that_becomes_a_replica(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     one, other = pair
@@ -119,7 +121,7 @@ async def test_a_server_that_becomes_a_replica_is_left(
             assert other.ask("GET", "k") == "v"
 
 
-async def test_who_waits_in_a_server_that_becomes_a_replica_waits_in_the_next(
+async def test_a_blocking_read_moves_to_the_new_master(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     one, other = pair
@@ -137,7 +139,7 @@ async def test_who_waits_in_a_server_that_becomes_a_replica_waits_in_the_next(
             assert await asyncio.wait_for(read, SECONDS) == [b"list", b"x"]
 
 
-async def test_sentinels_are_asked_one_after_the_other_with_their_own_password(
+async def test_sentinels_are_tried_in_order_with_their_own_password(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     one, _ = pair
@@ -151,7 +153,7 @@ async def test_sentinels_are_asked_one_after_the_other_with_their_own_password(
             await PipelinedRedis(hosts).__aenter__()
 
 
-async def test_a_service_that_no_sentinel_knows_is_told_with_the_one_that_may_be_meant(
+async def test_an_unknown_service_name_is_reported_with_a_suggestion(
     pair: tuple[RedisServer, RedisServer],
 ) -> None:
     with (
@@ -221,7 +223,7 @@ async def triggered(commands: Commands, flow: dict[str, Any] = FLOW) -> str:
                 await asyncio.sleep(0.1)
 
 
-async def test_a_run_that_a_lagging_replica_never_got_is_restored_from_postgresql(
+async def test_a_run_that_a_lagging_replica_lacks_is_restored_from_postgresql(
     pair: tuple[RedisServer, RedisServer], postgres_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = pair
@@ -249,7 +251,7 @@ async def test_a_run_that_a_lagging_replica_never_got_is_restored_from_postgresq
     assert "restored from PostgreSQL" in caplog.text
 
 
-async def test_services_go_on_when_three_sentinels_let_the_replica_take_over(
+async def test_services_continue_when_three_sentinels_promote_the_replica(
     tmp_path: Path, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over streams and over Celery, each in a database of its own: one failover for both."""

@@ -14,7 +14,7 @@ from dovetail.core.events import Token
 from dovetail.core.transitions import Complete
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
-from dovetail.stores.redis.workers import MOST_OPENED, WorkerFacts, WorkerRegistry
+from dovetail.stores.redis.workers import MAX_READ_MESSAGES, WorkerFacts, WorkerRegistry
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import (
     FEWEST_MESSAGES,
@@ -79,7 +79,7 @@ async def settled(inbox: StreamInbox, found: Sequence[Received], post: Post) -> 
     await post.pipe.call("PING")  # what is settled travels with whatever comes next
 
 
-async def test_tasks_of_a_quick_handler_travel_together_and_arrive_as_they_were_sent(
+async def test_tasks_of_a_fast_handler_share_messages_and_arrive_unchanged(
     post: Post,
 ) -> None:
     sent = [
@@ -98,7 +98,7 @@ async def test_tasks_of_a_quick_handler_travel_together_and_arrive_as_they_were_
     assert await post.length() == 11 + -(-139 // MOST_TASKS_PACKED)
 
 
-async def test_no_two_of_them_share_what_they_are_given(post: Post) -> None:
+async def test_tasks_of_one_message_share_no_mutable_values(post: Post) -> None:
     await post.sender.send(tasks(128, params={"p": [1]}))
     found = [task for _, task in await (await post.hire("w")).tasks(128)]
     for task in found[::2]:
@@ -108,18 +108,18 @@ async def test_no_two_of_them_share_what_they_are_given(post: Post) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2 * FEWEST_MESSAGES - 1])
-async def test_few_have_a_message_each(post: Post, count: int) -> None:
+async def test_a_few_tasks_get_one_message_each(post: Post, count: int) -> None:
     await post.sender.send(tasks(count))
     assert await post.length() == count
 
 
 @pytest.mark.parametrize("count", [2 * FEWEST_MESSAGES, 64, 100, 1000])
-async def test_there_are_messages_for_many_workers(post: Post, count: int) -> None:
+async def test_there_are_enough_messages_for_many_workers(post: Post, count: int) -> None:
     await post.sender.send(tasks(count))
     assert FEWEST_MESSAGES <= await post.length() < count
 
 
-async def test_a_handler_that_nobody_found_quick_has_a_message_for_each_task(post: Post) -> None:
+async def test_a_handler_without_a_known_speed_gets_one_message_per_task(post: Post) -> None:
     await post.sender.send(tasks(100, handler="other"))
     assert await post.pipe.call("XLEN", stream_of("other")) == 100
 
@@ -138,7 +138,7 @@ async def test_a_message_is_settled_with_the_last_of_its_tasks(post: Post) -> No
     assert await post.length() == FEWEST_MESSAGES - 1
 
 
-async def test_of_a_worker_that_died_over_a_message_another_takes_all_of_it(post: Post) -> None:
+async def test_all_tasks_of_a_message_of_a_dead_worker_are_reclaimed(post: Post) -> None:
     await post.sender.send(tasks(128))
     dead = await post.hire("dead")
     begun = await dead.tasks(5)
@@ -163,7 +163,7 @@ async def test_of_a_worker_that_died_over_a_message_another_takes_all_of_it(post
         *('[[null,"1.1.5","{}","{}","n",{},1]]', '[["r","1.1.5",{},"{}","n",{},1]]'),
     ],
 )
-async def test_a_message_whose_further_tasks_are_none_is_a_dead_letter(
+async def test_a_message_with_malformed_further_tasks_becomes_a_dead_letter(
     post: Post, more: str
 ) -> None:
     (good,) = tasks(1)
@@ -175,7 +175,7 @@ async def test_a_message_whose_further_tasks_are_none_is_a_dead_letter(
     assert await post.length() == 0
 
 
-async def test_further_tasks_are_found_wherever_they_stand_in_their_message(post: Post) -> None:
+async def test_further_tasks_are_found_at_any_position_of_their_message(post: Post) -> None:
     (good,) = tasks(1)
     more = '[["r","1.1.5","{}","{}","n",{},1]]'
     await post.pipe.call("XADD", STREAM, "*", "more", more, *task_fields(good))
@@ -183,7 +183,7 @@ async def test_further_tasks_are_found_wherever_they_stand_in_their_message(post
     assert found == ["run", "r"]
 
 
-async def test_what_is_left_over_of_a_read_is_filled_up_with_the_next(post: Post) -> None:
+async def test_leftover_tasks_of_a_read_are_filled_up_from_the_next(post: Post) -> None:
     await post.sender.send(tasks(6000))
     inbox = await post.hire("w")
     given = []
@@ -194,7 +194,7 @@ async def test_what_is_left_over_of_a_read_is_filled_up_with_the_next(post: Post
     assert given == [90] * 66 + [60]
 
 
-async def test_who_has_something_does_not_wait_for_more(
+async def test_a_worker_with_leftover_tasks_does_not_wait_for_more(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "BLOCK_MILLISECONDS", 60_000)
@@ -205,7 +205,7 @@ async def test_who_has_something_does_not_wait_for_more(
     assert len(first) + len(rest) == 4 * FEWEST_MESSAGES
 
 
-async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) -> None:
+async def test_waiting_work_is_counted_in_tasks_not_in_messages(post: Post) -> None:
     await post.sender.send(tasks(1000))
     await post.sender.send(tasks(3))
     await post.sender.send(tasks(100, handler="other"))
@@ -215,15 +215,15 @@ async def test_what_waits_is_counted_in_tasks_and_not_in_messages(post: Post) ->
     assert waiting == {"h": 1003, "other": 100, "odd": 5, "none": 0}
 
 
-async def test_of_a_long_stream_it_is_counted_about_how_many_wait(post: Post) -> None:
-    count = 2 * MOST_OPENED * MOST_TASKS_PACKED
+async def test_the_number_of_waiting_tasks_in_a_long_stream_is_estimated(post: Post) -> None:
+    count = 2 * MAX_READ_MESSAGES * MOST_TASKS_PACKED
     await post.sender.send(tasks(7))
     await post.sender.send(tasks(count))
     waiting = await WorkerRegistry(post.pipe).waiting(["h"])
     assert waiting["h"] == pytest.approx(count, rel=0.1)
 
 
-async def test_who_has_room_for_few_reads_few_messages(post: Post) -> None:
+async def test_a_worker_with_few_free_slots_reads_few_messages(post: Post) -> None:
     await post.sender.send(tasks(1000))
     inbox = await post.hire("w")
     await settled(inbox, await inbox.tasks(2), post)  # this one could not know how many there are
@@ -258,22 +258,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_worker_says_which_handler_takes_but_a_moment_for_many(post: Post) -> None:
+async def test_a_worker_reports_which_handlers_are_fast(post: Post) -> None:
     assert await worked_off(post, tasks(20)) == ["h"]
 
 
 @pytest.mark.usefixtures("patient")
-async def test_of_few_results_nobody_can_tell(post: Post) -> None:
+async def test_a_few_results_do_not_show_that_a_handler_is_fast(post: Post) -> None:
     assert await worked_off(post, tasks(3)) == []
 
 
 @pytest.mark.usefixtures("patient")
-async def test_of_several_handlers_nobody_can_tell_which_is_quick(post: Post) -> None:
+async def test_mixed_results_do_not_show_which_handler_is_fast(post: Post) -> None:
     both = [*tasks(20), *tasks(20, run_id="r2", handler="other")]
     assert await worked_off(post, both) == []
 
 
-async def test_a_handler_that_takes_longer_is_quick_no_more(
+async def test_a_handler_that_becomes_slow_is_no_longer_fast(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "QUICK_SECONDS", 60.0)
@@ -289,14 +289,14 @@ async def test_a_handler_that_takes_longer_is_quick_no_more(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_was_quick_long_ago_is_not_believed(
+async def test_an_old_measurement_of_a_fast_handler_does_not_count(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "QUICK_FOR_SECONDS", 0.0)
     assert await worked_off(post, tasks(20)) == []
 
 
-async def test_who_sends_learns_from_live_workers_which_handlers_are_quick(
+async def test_a_sender_learns_the_fast_handlers_from_live_workers(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "LEARN_SECONDS", 0.0)
@@ -335,7 +335,7 @@ async def keeping(post: Post) -> tuple[StreamInbox, list[Received]]:
     return inbox, begun
 
 
-async def test_what_cannot_begin_here_is_for_others(
+async def test_tasks_that_cannot_start_here_are_shared_with_other_workers(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slots are taken by what is slow after all."""
@@ -350,7 +350,7 @@ async def test_what_cannot_begin_here_is_for_others(
     await post.emptied()
 
 
-async def test_what_could_not_be_sent_again_is_not_settled(
+async def test_tasks_that_could_not_be_sent_again_are_not_settled(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
@@ -369,21 +369,23 @@ async def test_what_could_not_be_sent_again_is_not_settled(
     assert await post.pending() == before  # so others find it after a lease
 
 
-async def test_what_would_take_long_one_after_the_other_is_for_others(post: Post) -> None:
+async def test_tasks_that_would_take_long_in_sequence_are_shared_with_other_workers(
+    post: Post,
+) -> None:
     keeper, _ = await keeping(post)
     keeper._pace = stream_inbox.LONG_SECONDS / 108
     await keeper.share_once()
     assert await post.length() == 108
 
 
-async def test_what_can_begin_soon_is_kept(post: Post) -> None:
+async def test_tasks_that_can_start_soon_are_kept(post: Post) -> None:
     keeper, _ = await keeping(post)
     await keeper.share_once()
     assert await post.length() == await post.pending() == FEWEST_MESSAGES
     assert len(await keeper.tasks(1000)) == 108
 
 
-async def test_it_is_kept_while_others_have_something_to_read(
+async def test_tasks_are_kept_while_other_workers_have_messages_to_read(
     post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would have to wait behind all of that."""
@@ -395,7 +397,7 @@ async def test_it_is_kept_while_others_have_something_to_read(
     assert len(await keeper.tasks(1000)) == 108
 
 
-async def test_a_worker_that_leaves_lets_others_have_what_it_did_not_begin(post: Post) -> None:
+async def test_a_leaving_worker_returns_the_tasks_that_it_did_not_start(post: Post) -> None:
     keeper, begun = await keeping(post)
     await keeper.close()
     found = await (await post.hire("other")).tasks(1000)

@@ -103,7 +103,7 @@ async def taken(yard: Yard, name: str, *, settle: bool = True) -> StreamInbox:
 # --- consumers -----------------------------------------------------------------------------------
 
 
-async def test_a_consumer_that_was_idle_for_long_is_none_any_more(yard: Yard) -> None:
+async def test_a_consumer_that_was_idle_for_long_is_removed(yard: Yard) -> None:
     for name in ("dead1", "dead2"):
         await taken(yard, name)
     await yard.sender.lost()  # which leaves its mark
@@ -115,7 +115,7 @@ async def test_a_consumer_that_was_idle_for_long_is_none_any_more(yard: Yard) ->
     assert await yard.sender.lost() == [], "the mark is where it was"
 
 
-async def test_one_that_holds_something_stays_and_another_takes_it_over(yard: Yard) -> None:
+async def test_a_consumer_with_pending_messages_stays_until_another_takes_them(yard: Yard) -> None:
     await yard.serve("alive")
     await taken(yard, "dead", settle=False)
     await yard.remains().clear()
@@ -130,7 +130,7 @@ async def test_one_that_holds_something_stays_and_another_takes_it_over(yard: Ya
     assert "dead" not in await yard.consumers()
 
 
-async def test_one_that_reads_something_in_that_very_moment_keeps_it(
+async def test_a_consumer_that_reads_during_its_removal_keeps_its_message(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await yard.serve("somebody else")
@@ -150,7 +150,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
     assert await yard.pending() == 1
 
 
-async def test_one_that_is_alive_stays_however_idle_it_is(yard: Yard) -> None:
+async def test_a_live_consumer_stays_even_if_it_is_idle(yard: Yard) -> None:
     await yard.serve("idle")
     await taken(yard, "idle")
     await yard.remains().clear()
@@ -158,7 +158,7 @@ async def test_one_that_is_alive_stays_however_idle_it_is(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
-async def test_one_that_was_dismissed_and_is_alive_goes_on_as_before(
+async def test_a_live_consumer_that_was_removed_continues_as_before(
     yard: Yard, is_waiting: bool
 ) -> None:
     inbox = await taken(yard, "slow")
@@ -187,7 +187,7 @@ async def test_one_that_was_dismissed_and_is_alive_goes_on_as_before(
 # --- messages ------------------------------------------------------------------------------------
 
 
-async def test_messages_of_runs_that_have_ended_go_where_nobody_serves_them(yard: Yard) -> None:
+async def test_messages_of_ended_runs_without_a_serving_worker_are_removed(yard: Yard) -> None:
     ended, going_on, retried = [await yard.run() for _ in range(3)]
     await yard.store.apply([Cancel(ended), Cancel(retried)], 2.0)
     await yard.store.apply([Retry(retried)], 3.0)
@@ -206,7 +206,7 @@ async def test_messages_of_runs_that_have_ended_go_where_nobody_serves_them(yard
     assert len(await inbox.tasks(10)) == 1
 
 
-async def test_a_message_of_several_goes_with_the_last_run_that_it_is_of(yard: Yard) -> None:
+async def test_a_message_of_several_runs_is_removed_with_the_last_of_them(yard: Yard) -> None:
     runs = [await yard.run() for _ in range(16)]
     await yard.send(*runs)
     assert await yard.length() < len(runs)
@@ -217,21 +217,21 @@ async def test_a_message_of_several_goes_with_the_last_run_that_it_is_of(yard: Y
     assert await yard.length() == 0
 
 
-async def test_where_somebody_serves_them_they_are_left_to_that_one(yard: Yard) -> None:
+async def test_messages_with_a_serving_worker_are_left_to_it(yard: Yard) -> None:
     await yard.serve("alive")
     await yard.send("gone")
     await yard.remains().clear()
     assert await yard.length() == 1
 
 
-async def test_what_is_no_task_is_left_to_who_reads_it(yard: Yard) -> None:
+async def test_a_malformed_message_is_left_to_its_reader(yard: Yard) -> None:
     await yard.pipe.call("XADD", STREAM, "*", "x", "nonsense")
     await yard.pipe.call("SET", stream_of("no stream"), "x")
     await yard.remains().clear()
     assert await yard.length() == 1
 
 
-async def test_a_long_stream_is_looked_through_bit_by_bit_and_again(
+async def test_a_long_stream_is_scanned_in_parts_and_again(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_remains, "READ_TOGETHER", 5)
@@ -252,7 +252,9 @@ async def test_a_long_stream_is_looked_through_bit_by_bit_and_again(
 # --- the duty ------------------------------------------------------------------------------------
 
 
-async def test_an_orchestrator_clears_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_orchestrator_collects_garbage(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(distributed, "GC_SECONDS", 0.05)
     monkeypatch.setattr(distributed, "GC_PAUSE_RATIO", 0)
     settings = Settings(redis_url=redis_url, lease_seconds=0.01)

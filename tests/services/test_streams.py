@@ -67,14 +67,14 @@ async def ends(redis_url: str) -> AsyncIterator[Ends]:
         yield Ends(pipe, inbox, StreamReader(results, pipe, "orchestrators", "o1"))
 
 
-async def test_a_task_arrives_as_it_was_sent(ends: Ends) -> None:
+async def test_a_task_arrives_unchanged(ends: Ends) -> None:
     await ends.sender.send([TASK])
     ((_, task),) = await ends.inbox.tasks(10)
     assert task == TASK
     assert task.inputs() == {"parent": {"y": 1.5}}
 
 
-async def test_tasks_that_are_alike_arrive_as_each_of_them_was_sent(ends: Ends) -> None:
+async def test_similar_tasks_each_arrive_unchanged(ends: Ends) -> None:
     plain = Task("run", "a", TOKEN, "h", {}, {"p": 1}, {"x": 1}, 300.0, None, (), None, 0)
     family = [plain._replace(node_id=f"n{i}", config={"i": i}, place=i) for i in range(3)]
     others = [
@@ -95,7 +95,7 @@ async def test_tasks_that_are_alike_arrive_as_each_of_them_was_sent(ends: Ends) 
         assert [task for task in found if task.handler == handler] == of_it
 
 
-async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
+async def test_too_large_inputs_are_not_sent_with_the_task(ends: Ends) -> None:
     large = TASK._replace(source={"parent": "x" * MOST_INPUTS})
     await ends.sender.send([large])
     ((_, task),) = await ends.inbox.tasks(10)
@@ -116,13 +116,13 @@ async def test_inputs_that_are_too_large_do_not_travel(ends: Ends) -> None:
         ),
     ],
 )
-async def test_a_result_arrives_as_it_was_sent(ends: Ends, result: Any) -> None:
+async def test_a_result_arrives_unchanged(ends: Ends, result: Any) -> None:
     await ends.inbox.send([result])
     (message,) = await ends.results.read([RESULTS], 10)
     assert message.content == result
 
 
-async def test_a_settled_message_is_gone_for_good(ends: Ends) -> None:
+async def test_a_settled_message_is_gone(ends: Ends) -> None:
     await ends.sender.send([TASK] * 3)
     found = await ends.inbox.tasks(10)
     await ends.inbox.acknowledge([message for message, _ in found])
@@ -133,7 +133,7 @@ async def test_a_settled_message_is_gone_for_good(ends: Ends) -> None:
     assert (await ends.pipe.call("XPENDING", stream_of("h"), WORKERS))[0] == 0
 
 
-async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -> None:
+async def test_messages_of_a_dead_consumer_are_claimed_by_another(ends: Ends) -> None:
     await ends.sender.send([TASK])
     await ends.inbox.tasks(10)
     other = StreamReader(ends.pipe, ends.pipe, WORKERS, "w2")
@@ -142,7 +142,7 @@ async def test_what_a_dead_consumer_had_read_is_claimed_by_another(ends: Ends) -
 
 
 @pytest.mark.parametrize("held", [0, 1])
-async def test_what_was_settled_and_not_deleted_does_not_lie_there_for_ever(
+async def test_a_settled_message_that_was_not_deleted_is_deleted_later(
     ends: Ends, held: int
 ) -> None:
     """Who settled it died in between."""
@@ -159,7 +159,7 @@ async def test_what_was_settled_and_not_deleted_does_not_lie_there_for_ever(
     assert len(left) == held + 1, "what nobody has read stays"
 
 
-async def test_what_another_group_has_not_read_stays(ends: Ends) -> None:
+async def test_a_message_that_another_group_has_not_read_stays(ends: Ends) -> None:
     await ends.sender.send([TASK])
     ((message, _),) = await ends.inbox.tasks(10)
     await ends.pipe.call("XGROUP", "CREATE", stream_of("h"), "auditors", "0")
@@ -168,7 +168,7 @@ async def test_what_another_group_has_not_read_stays(ends: Ends) -> None:
     assert await ends.pipe.call("XLEN", stream_of("h")) == 1
 
 
-async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_again(
+async def test_messages_whose_delivery_was_lost_are_read_after_redis_has_loaded_its_data(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = Complete("run", "node", TOKEN, 1)
@@ -194,7 +194,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
     assert [message.content for message in await same.read([RESULTS], 10)] == [result]
 
 
-async def test_all_that_a_dead_worker_had_read_is_begun_without_a_pause(
+async def test_all_messages_of_a_dead_worker_start_without_a_pause(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "LOOK_SECONDS", 60.0)
@@ -234,7 +234,7 @@ async def test_all_that_a_dead_worker_had_read_is_begun_without_a_pause(
         [b"\x80\x04\x95", b"a pickle"],
     ],
 )
-async def test_what_is_no_task_is_a_dead_letter_and_the_next_one_is_served(
+async def test_a_malformed_task_becomes_a_dead_letter_and_the_next_one_is_served(
     ends: Ends, fields: list[str | bytes]
 ) -> None:
     await ends.pipe.call("XADD", stream_of("h"), "*", *fields)
@@ -258,7 +258,7 @@ async def test_a_deleted_stream_is_opened_again(ends: Ends) -> None:
     assert [task for _, task in found] == [TASK]
 
 
-async def test_an_order_to_stop_reaches_who_listens(ends: Ends, redis_url: str) -> None:
+async def test_a_stop_message_reaches_its_listeners(ends: Ends, redis_url: str) -> None:
     old, new = Stop("old", "node", TOKEN), Stop("new", "node", TOKEN)
     await ends.sender.stop(old)
     async with PipelinedRedis(redis_url) as listening:
@@ -275,14 +275,14 @@ def numbered(count: int) -> list[Task]:
     return [PLAIN._replace(node_id=f"n{n}", place=n) for n in range(count)]
 
 
-async def test_a_worker_that_waits_is_given_all_that_was_sent_together(ends: Ends) -> None:
+async def test_a_waiting_worker_gets_all_tasks_that_were_sent_together(ends: Ends) -> None:
     taking = asyncio.ensure_future(ends.inbox.tasks(100))
     await blocked(ends.pipe)
     await ends.sender.send(numbered(30))
     assert [task for _, task in await taking] == numbered(30)
 
 
-async def test_an_orchestrator_that_waits_is_given_all_that_was_reported_together(
+async def test_a_waiting_orchestrator_gets_all_results_that_were_sent_together(
     ends: Ends,
 ) -> None:
     reading = asyncio.ensure_future(ends.results.read([RESULTS], 100))
@@ -306,7 +306,7 @@ def many_results() -> list[Any]:
     return told
 
 
-async def test_many_results_travel_in_few_messages_and_arrive_as_they_were_told(
+async def test_many_results_share_few_messages_and_arrive_unchanged(
     ends: Ends,
 ) -> None:
     told = many_results()
@@ -319,7 +319,7 @@ async def test_many_results_travel_in_few_messages_and_arrive_as_they_were_told(
     assert (await ends.pipe.call("XPENDING", RESULTS, "orchestrators"))[0] == 0
 
 
-async def test_few_results_have_a_message_each(ends: Ends) -> None:
+async def test_a_few_results_get_one_message_each(ends: Ends) -> None:
     told = [Complete("run", f"n{n}", TOKEN, n) for n in range(7)]
     await ends.inbox.send(told)
     found = await ends.results.read([RESULTS], 100)
@@ -335,7 +335,7 @@ async def test_few_results_have_a_message_each(ends: Ends) -> None:
         *(f'[["r","1.1.5","n",{NESTED}]]', f'[[{NESTED},"1.1.5","n",1]]'),
     ],
 )
-async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
+async def test_a_message_with_malformed_further_results_becomes_a_dead_letter(
     ends: Ends, more: str
 ) -> None:
     good = Complete("run", "n", TOKEN, 1)
@@ -346,7 +346,7 @@ async def test_a_message_whose_further_results_are_none_is_a_dead_letter(
     assert await ends.pipe.call("XLEN", RESULTS) == 0
 
 
-async def test_of_results_that_are_sent_at_once_each_is_sent_again_if_redis_refused_it(
+async def test_each_result_that_redis_refused_is_sent_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Handlers that wait end by themselves, and each reports while others do."""
@@ -369,7 +369,7 @@ async def test_of_results_that_are_sent_at_once_each_is_sent_again_if_redis_refu
     assert sorted(one.node for one in found) == ["n0", "n1", "n2", "n3"]
 
 
-async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
+async def test_the_latest_results_are_sent_again_if_redis_may_have_lost_them(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = many_results()
@@ -387,7 +387,7 @@ async def test_what_was_told_last_is_told_again_if_redis_may_have_lost_it(
     )
 
 
-async def test_what_is_kept_of_what_was_told_is_bounded(
+async def test_the_results_kept_for_sending_again_are_bounded(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_inbox, "MOST_TOLD_BYTES", 100_000)
@@ -401,7 +401,7 @@ async def test_what_is_kept_of_what_was_told_is_bounded(
 
 
 @pytest.mark.parametrize("field", [{}, {"hints": "{}"}])
-async def test_an_output_that_is_nested_too_deep_is_a_dead_letter(
+async def test_a_too_deeply_nested_output_becomes_a_dead_letter(
     ends: Ends, field: dict[str, str]
 ) -> None:
     """It can be read, and not be written again: whoever applied it would end over it."""
@@ -429,7 +429,7 @@ def failed(error: str, **more: str) -> list[str]:
         ("[1]", "error", "[1]"),
     ],
 )
-async def test_an_error_has_a_type_and_a_message_whoever_tells_it(
+async def test_every_received_error_has_a_type_and_a_message(
     ends: Ends, told: str, kind: str, message: str
 ) -> None:
     await ends.pipe.call("XADD", RESULTS, "*", *failed(told))
@@ -448,7 +448,7 @@ async def test_an_error_has_a_type_and_a_message_whoever_tells_it(
         failed("{}", hints="[]"),
     ],
 )
-async def test_a_failure_that_cannot_be_applied_is_a_dead_letter(
+async def test_a_failure_that_cannot_be_applied_becomes_a_dead_letter(
     ends: Ends, given: list[str]
 ) -> None:
     await ends.pipe.call("XADD", RESULTS, "*", *given)
@@ -456,7 +456,7 @@ async def test_a_failure_that_cannot_be_applied_is_a_dead_letter(
     assert await ends.pipe.call("LLEN", DEAD) == 1
 
 
-async def test_results_travel_together_however_deep_an_output_may_be(ends: Ends) -> None:
+async def test_results_share_messages_for_any_depth_of_their_outputs(ends: Ends) -> None:
     deepest: Any = []
     for _ in range(MAX_DEPTH - 1):
         deepest = [deepest]
@@ -465,7 +465,7 @@ async def test_results_travel_together_however_deep_an_output_may_be(ends: Ends)
     assert [message.content for message in await ends.results.read([RESULTS], 100)] == results
 
 
-async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:
+async def test_a_task_of_every_handler_arrives(ends: Ends) -> None:
     both = [PLAIN, PLAIN._replace(handler="other")]
     await ends.sender.send(both * 5)
     taken = []
@@ -474,7 +474,7 @@ async def test_a_task_of_each_handler_arrives(ends: Ends) -> None:
     assert sorted(task.handler for task in taken) == ["h"] * 5 + ["other"] * 5
 
 
-async def test_what_was_read_and_never_opened_is_for_others(
+async def test_messages_that_were_read_but_not_opened_are_returned_to_other_workers(
     ends: Ends, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of it was asked for, some was made ready for the next time, and one is no task."""

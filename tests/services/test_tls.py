@@ -193,7 +193,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-async def test_only_those_connect_who_trust_each_other(
+async def test_a_connection_needs_mutual_trust(
     stage: Stage, case: Case, way: Callable[[str], Awaitable[None]]
 ) -> None:
     stage.serve(stage.expired if case.expired else stage.valid, asks_clients=case.asks_clients)
@@ -205,7 +205,7 @@ async def test_only_those_connect_who_trust_each_other(
         await way(url)
 
 
-async def test_certificates_that_were_renewed_are_used_at_the_next_connection(
+async def test_renewed_certificates_are_used_at_the_next_connection(
     stage: Stage, tmp_path: Path
 ) -> None:
     stage.serve(stage.valid, asks_clients=True)
@@ -223,20 +223,20 @@ async def test_certificates_that_were_renewed_are_used_at_the_next_connection(
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
-async def test_a_file_that_is_missing_is_named(stage: Stage, option: str) -> None:
+async def test_a_missing_certificate_file_is_named(stage: Stage, option: str) -> None:
     with pytest.raises(RedisError, match=f"no file /none.pem, which {option} names"):
         await pipelined(stage.url({option: "/none.pem"}))
     with pytest.raises(RedisError, match=f"no file /none.pem, which {option} names"):
         await blocking(stage.url({option: "/none.pem"}))
 
 
-async def test_a_key_that_does_not_belong_to_its_certificate_is_told(stage: Stage) -> None:
+async def test_a_key_that_does_not_match_its_certificate_is_reported(stage: Stage) -> None:
     wrong = {"ssl_certfile": str(stage.client.certificate), "ssl_keyfile": str(stage.valid.key)}
     with pytest.raises(RedisError, match=r"ssl_certfile, ssl_keyfile: .* cannot be used"):
         await pipelined(stage.url(wrong))
 
 
-async def test_a_node_of_a_cluster_is_verified_by_its_own_name(stage: Stage) -> None:
+async def test_a_cluster_node_is_verified_by_its_own_name(stage: Stage) -> None:
     stage.serve(stage.valid)
     url = stage.url({"ssl_ca_certs": str(stage.authority.certificate)}, host="localhost")
     async with PipelinedRedis(url, node=(HOST, stage.port)) as node:
@@ -245,7 +245,7 @@ async def test_a_node_of_a_cluster_is_verified_by_its_own_name(stage: Stage) -> 
         await PipelinedRedis(url, node=("localhost", stage.port)).__aenter__()
 
 
-def test_the_redis_of_an_app_is_trusted_as_the_app_trusts_its_broker() -> None:
+def test_redis_is_verified_with_the_broker_settings_of_the_app() -> None:
     import ssl
     from types import SimpleNamespace
 

@@ -54,7 +54,7 @@ some = st.lists(
 
 
 @given(alive=some, mine=st.sampled_from(["streams", "celery"]))
-def test_only_a_live_service_with_another_transport_is_in_the_way(
+def test_only_a_live_service_with_another_transport_is_a_conflict(
     alive: list[AnnouncedService], mine: str
 ) -> None:
     others = {one.transport for one in alive} - {mine}
@@ -67,7 +67,7 @@ def test_only_a_live_service_with_another_transport_is_in_the_way(
     assert (mixture(alive) is not None) == (len({one.transport for one in alive}) == 2)
 
 
-async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(
+async def test_a_service_with_another_transport_cannot_join_while_the_first_is_alive(
     pipe: PipelinedRedis,
 ) -> None:
     services = ServiceRegistry(pipe)
@@ -82,7 +82,7 @@ async def test_one_with_another_transport_cannot_join_while_the_first_is_alive(
     await services.join(late)
 
 
-async def test_one_that_fell_silent_is_in_nobodys_way(pipe: PipelinedRedis) -> None:
+async def test_a_silent_service_is_no_conflict(pipe: PipelinedRedis) -> None:
     await ServiceRegistry(pipe, heartbeat_timeout=0.05).join(CELERY)
     async with asyncio.timeout(10):
         while await ServiceRegistry(pipe).alive():
@@ -90,7 +90,7 @@ async def test_one_that_fell_silent_is_in_nobodys_way(pipe: PipelinedRedis) -> N
     await ServiceRegistry(pipe).join(AnnouncedService("streams", "api", "x"))
 
 
-async def test_a_service_is_seen_while_it_works_and_again_after_redis_was_emptied(
+async def test_a_service_is_registered_while_it_works_and_again_after_redis_was_emptied(
     pipe: PipelinedRedis,
 ) -> None:
     async with asyncio.timeout(20), announced(pipe, CELERY, heartbeat_timeout=15, pause=0.02):
@@ -101,7 +101,7 @@ async def test_a_service_is_seen_while_it_works_and_again_after_redis_was_emptie
     assert await ServiceRegistry(pipe).alive() == []
 
 
-async def test_an_orchestrator_an_api_and_a_start_are_refused(
+async def test_an_orchestrator_an_api_server_and_a_start_are_refused(
     pipe: PipelinedRedis, redis_url: str
 ) -> None:
     await ServiceRegistry(pipe).join(CELERY)
@@ -115,7 +115,7 @@ async def test_an_orchestrator_an_api_and_a_start_are_refused(
             pass
 
 
-async def test_a_client_may_look_but_asks_for_nothing_that_no_worker_would_see(
+async def test_a_client_with_another_transport_may_read_but_not_trigger(
     pipe: PipelinedRedis, redis_url: str
 ) -> None:
     streams = Settings(redis_url=redis_url)
@@ -132,7 +132,7 @@ async def test_a_client_may_look_but_asks_for_nothing_that_no_worker_would_see(
             await commands.retry(run.run_id)
 
 
-async def test_the_doctor_tells_of_it(pipe: PipelinedRedis, redis_url: str) -> None:
+async def test_the_doctor_reports_mixed_transports(pipe: PipelinedRedis, redis_url: str) -> None:
     async def found() -> tuple[bool, str]:
         (only,) = [f for f in await reach(Settings(redis_url=redis_url)) if f.check == "transport"]
         return only.ok, only.message
@@ -157,7 +157,7 @@ async def test_the_doctor_tells_of_it(pipe: PipelinedRedis, redis_url: str) -> N
         (("worker",), "streams"),
     ],
 )
-async def test_a_process_that_is_refused_exits_with_1_and_names_both(
+async def test_a_refused_process_exits_with_1_and_names_both_transports(
     pipe: PipelinedRedis, redis_url: str, tmp_path: Path, words: tuple[str, ...], transport: str
 ) -> None:
     other = "streams" if transport == "celery" else "celery"

@@ -72,7 +72,7 @@ async def meddle(store: RedisStore, run_id: str, random: Random, clock: count[in
         await store.apply(moves, now)
 
 
-async def test_whatever_many_do_to_a_run_at_once_obeys_the_rules(redis_url: str) -> None:
+async def test_any_concurrent_transitions_of_a_run_obey_the_rules(redis_url: str) -> None:
     random = Random(4)
     async with AsyncExitStack() as stack:
         pipes = [await stack.enter_async_context(PipelinedRedis(redis_url)) for _ in range(6)]
@@ -99,7 +99,7 @@ def decided_late(events: list[Event]) -> int:
     )
 
 
-async def test_two_verdicts_that_are_pending_at_once_are_both_given(redis_url: str) -> None:
+async def test_two_conditions_that_are_pending_at_once_are_both_decided(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe, PipelinedRedis(redis_url) as other:
         slow, quick = RedisStore(pipe), RedisStore(other)
         ask = {
@@ -160,7 +160,7 @@ async def flaky(config: dict[str, Any], ctx: Any) -> dict[str, Any]:
     return {}
 
 
-async def test_a_run_that_orchestrator_and_worker_have_driven_is_verified(redis_url: str) -> None:
+async def test_a_run_driven_by_an_orchestrator_and_a_worker_is_verified(redis_url: str) -> None:
     settings = Settings(redis_url=redis_url, drain_seconds=1)
     registry = builtin_registry(settings)
     registry.add(describe(flaky, name="flaky"))
@@ -197,7 +197,7 @@ async def driven(commands: Commands) -> RunState:
     return await commands.store.load(run_id)
 
 
-async def test_a_run_that_goes_on_is_verified_as_it_is(commands: Commands) -> None:
+async def test_an_unfinished_run_is_verified(commands: Commands) -> None:
     run = await driven(commands)
     assert not run.finished
     assert await commands.verify(run.id) == []
@@ -215,7 +215,7 @@ async def test_a_run_that_goes_on_is_verified_as_it_is(commands: Commands) -> No
         ("node.queued", {3: 1}, "the log has node.queued of 'b' (attempt 0)"),
     ],
 )
-async def test_an_event_in_redis_that_was_changed_is_found_out(
+async def test_a_changed_event_in_redis_is_detected(
     commands: Commands, redis_url: str, kind: str, change: dict[int, Any], sentence: str
 ) -> None:
     run = await driven(commands)
@@ -230,7 +230,7 @@ async def test_an_event_in_redis_that_was_changed_is_found_out(
     assert sentence in difference
 
 
-async def test_an_event_that_redis_lost_is_found_out(commands: Commands, redis_url: str) -> None:
+async def test_an_event_that_redis_lost_is_detected(commands: Commands, redis_url: str) -> None:
     run = await driven(commands)
     log = keys_of(run.id)[5]
     async with PipelinedRedis(redis_url) as pipe:
@@ -246,9 +246,7 @@ async def test_an_event_that_redis_lost_is_found_out(commands: Commands, redis_u
     assert run.seq > 10
 
 
-async def test_a_state_in_redis_that_was_changed_is_found_out(
-    commands: Commands, redis_url: str
-) -> None:
+async def test_a_changed_state_in_redis_is_detected(commands: Commands, redis_url: str) -> None:
     run = await driven(commands)
     nodes = keys_of(run.id)[1]
     async with PipelinedRedis(redis_url) as pipe:
@@ -271,7 +269,7 @@ async def world(redis_url: str, postgres_url: str) -> AsyncIterator[World]:
         yield made
 
 
-async def test_a_run_that_redis_has_dropped_is_verified_from_the_archive(
+async def test_a_run_that_redis_dropped_is_verified_from_the_archive(
     world: World, redis_url: str, postgres_url: str
 ) -> None:
     ask = {"condition": "{{ a.of == 'nobody' }}"}
@@ -300,7 +298,7 @@ async def test_a_run_that_redis_has_dropped_is_verified_from_the_archive(
         assert "the rules make it node.skipped of 'b'" in difference
 
 
-async def test_a_run_that_was_accepted_and_not_made_has_nothing_to_verify_yet(
+async def test_an_accepted_run_that_was_not_created_has_nothing_to_verify_yet(
     world: World, redis_url: str, postgres_url: str
 ) -> None:
     accepted = await world.accept(graph({"a": []}))

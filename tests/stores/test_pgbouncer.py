@@ -30,7 +30,7 @@ def bouncer(
     postgres_server.drop_database(url)
 
 
-async def test_it_is_noticed_and_a_direct_connection_is_none(
+async def test_pgbouncer_is_detected_and_a_direct_connection_is_not(
     bouncer: PgBouncerServer, postgres_server: Databases
 ) -> None:
     async with PostgresPool(bouncer.url) as behind, PostgresPool(postgres_server.url) as direct:
@@ -38,7 +38,9 @@ async def test_it_is_noticed_and_a_direct_connection_is_none(
         assert (behind.is_pooled, direct.is_pooled) == (True, False)
 
 
-async def test_every_statement_of_many_at_once_succeeds(bouncer: PgBouncerServer) -> None:
+async def test_all_concurrent_statements_succeed_through_pgbouncer(
+    bouncer: PgBouncerServer,
+) -> None:
     """Prepared in one session and executed in another, a third of them would fail."""
     async with PostgresPool(bouncer.url, connections=3) as pool:
 
@@ -52,7 +54,7 @@ async def test_every_statement_of_many_at_once_succeeds(bouncer: PgBouncerServer
             await asyncio.gather(*(all_kinds(number) for number in range(20)))
 
 
-async def test_time_outs_hold_in_each_transaction(bouncer: PgBouncerServer) -> None:
+async def test_timeouts_hold_in_each_transaction(bouncer: PgBouncerServer) -> None:
     async with PostgresPool(bouncer.url, connections=2) as pool:
         for _ in range(4):
             limit = await pool.transact(lambda c: c.fetchval("SHOW statement_timeout"))
@@ -60,13 +62,15 @@ async def test_time_outs_hold_in_each_transaction(bouncer: PgBouncerServer) -> N
             assert (limit, idle) == ("10s", "15s")
 
 
-async def test_the_doctor_says_that_there_is_one(bouncer: PgBouncerServer) -> None:
+async def test_the_doctor_reports_pgbouncer(bouncer: PgBouncerServer) -> None:
     async with PostgresPool(bouncer.url, connections=1) as pool:
         findings: list[DoctorFinding] = await PostgresRecords(pool).doctor()
     assert ("pooler", True) in [(finding.check, finding.ok) for finding in findings]
 
 
-def test_reviews_of_documents_are_kept_through_it(bouncer: PgBouncerServer, tmp_path: Path) -> None:
+def test_reviews_of_documents_are_stored_through_pgbouncer(
+    bouncer: PgBouncerServer, tmp_path: Path
+) -> None:
     shelf = reviews_postgres.PostgresShelf(bouncer.url, tmp_path)
     try:
         for _ in range(10):

@@ -126,7 +126,7 @@ async def made_by(archive: PostgresArchive, run_id: str) -> str:
 
 
 class TestWriting:
-    async def test_what_is_read_is_what_was_written(
+    async def test_a_written_snapshot_is_read_back_unchanged(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -139,7 +139,7 @@ class TestWriting:
         assert await archive.write(written) == ArchiveState(1, 3, False)
         assert await archive.read(run_id) == replace(written, content=STORED.content)
 
-    async def test_writing_again_changes_nothing(
+    async def test_writing_a_snapshot_again_changes_nothing(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -157,7 +157,7 @@ class TestWriting:
         assert await made_by(archive, run_id) == "1.6"
         assert (await records.summary(run_id))["status"] == "COMPLETED"
 
-    async def test_a_piece_of_the_log_continues_what_is_kept(
+    async def test_a_part_of_the_log_continues_the_stored_log(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -166,7 +166,7 @@ class TestWriting:
         assert await archive.write(snapshot(run_id, 6, first=4)) == ArchiveState(1, 6, False)
         assert await log_of(archive, run_id) == [f"1.{seq}" for seq in range(1, 7)]
 
-    async def test_a_gap_is_told_and_nothing_is_taken(
+    async def test_a_gap_in_the_log_is_reported_and_nothing_is_stored(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -176,7 +176,7 @@ class TestWriting:
         assert await made_by(archive, run_id) == "1.2"
         assert await log_of(archive, run_id) == ["1.1", "1.2"]
 
-    async def test_nodes_that_are_not_told_of_stay_as_they_were(
+    async def test_nodes_that_a_snapshot_does_not_mention_stay_unchanged(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -188,7 +188,7 @@ class TestWriting:
         assert read.nodes == {0: "C|1.2", 1: "R|x"}
         assert read.outputs == {0: b'"1.2"'}
 
-    async def test_a_node_that_was_reset_has_no_output_any_more(
+    async def test_a_reset_node_has_no_output(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -212,7 +212,7 @@ class TestWriting:
         error = {"type": "t", "message": "\0", "node": "second"}
         assert (await records.summary(run_id))["error"] == error
 
-    async def test_a_run_that_was_never_accepted_needs_its_definition(
+    async def test_a_run_without_an_acceptance_record_needs_its_definition(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = os.urandom(16).hex()
@@ -228,7 +228,7 @@ class TestWriting:
         assert (await records.summary(run_id))["version"] == 7
         assert read.meta["definition"] == sha
 
-    async def test_an_event_that_is_no_line_is_refused(
+    async def test_an_event_with_a_line_break_is_refused(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -251,7 +251,7 @@ class TestWriting:
             await archive.write_many([snapshot(runs[0], 2), snapshot(runs[0], 3)])
         assert await archive.write_many([]) == {}
 
-    async def test_a_run_of_ten_thousand_nodes_is_kept_in_pieces(
+    async def test_a_run_of_ten_thousand_nodes_is_stored_in_parts(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -264,7 +264,7 @@ class TestWriting:
         await archive.write(large)
         assert await archive.read(run_id) == replace(large, content=STORED.content)
 
-    async def test_archivers_that_write_at_once_end_with_the_newest(
+    async def test_concurrent_archivers_end_with_the_newest_state(
         self, postgres_url: str, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         runs = [(await accepted(records)).run_id for _ in range(5)]
@@ -287,7 +287,7 @@ class TestWriting:
 
 
 class TestGenerations:
-    async def test_a_head_is_where_the_shown_log_ends(
+    async def test_a_head_is_the_end_of_the_visible_log(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -319,7 +319,7 @@ class TestGenerations:
         assert shown == ["1.1", "1.2", "1.3", "2.4"]
 
     @pytest.mark.parametrize("last", [5, 6, 8])
-    async def test_a_log_that_lost_events_since_it_was_compared_is_not_mixed_with_them(
+    async def test_a_log_that_lost_events_since_the_comparison_is_not_mixed_with_them(
         self, archive: PostgresArchive, records: PostgresRecords, last: int
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -342,7 +342,7 @@ class TestGenerations:
         assert read is not None
         assert read.events == whole
 
-    async def test_what_the_one_before_had_reached_is_forgotten(
+    async def test_the_state_of_the_earlier_generation_is_replaced(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -353,7 +353,7 @@ class TestGenerations:
         assert read is not None
         assert (read.nodes, read.outputs) == ({0: "R|2.3"}, {})
 
-    async def test_who_still_writes_the_one_before_changes_nothing(
+    async def test_a_late_writer_of_the_earlier_generation_changes_nothing(
         self, archive: PostgresArchive, records: PostgresRecords, pool: PostgresPool
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -363,7 +363,7 @@ class TestGenerations:
         assert await log_of(archive, run_id) == ["1.1", "1.2", "1.3", "2.4", "2.5"]
         assert await made_by(archive, run_id) == "2.5"
 
-    async def test_one_without_an_event_yet_begins_where_the_log_ends(
+    async def test_a_generation_without_an_event_starts_at_the_end_of_the_log(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -376,7 +376,7 @@ class TestGenerations:
         assert await log_of(archive, run_id) == ["1.1", "1.2", "1.3", "2.4"]
 
     @pytest.mark.parametrize("finished", [None, NOW + 99])
-    async def test_a_finished_run_stays_finished_as_it_was(
+    async def test_a_finished_run_stays_finished(
         self, archive: PostgresArchive, records: PostgresRecords, finished: float | None
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -387,7 +387,7 @@ class TestGenerations:
         assert await made_by(archive, run_id) == "1.5"
         assert await log_of(archive, run_id) == [f"1.{seq}" for seq in range(1, 6)]
 
-    async def test_but_its_events_are_kept_for_an_audit(
+    async def test_the_events_of_a_refused_generation_are_stored_for_an_audit(
         self, archive: PostgresArchive, records: PostgresRecords, pool: PostgresPool
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -397,7 +397,7 @@ class TestGenerations:
         count = "SELECT COUNT(*) FROM dovetail.events WHERE run = $1"
         assert await pool.look(lambda c: c.fetchval(count, row["number"])) == 8
 
-    async def test_a_retry_opens_a_finished_run_again(
+    async def test_a_retry_reopens_a_finished_run(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -409,7 +409,7 @@ class TestGenerations:
         log = [f"1.{seq}" for seq in range(1, 6)] + ["2.6", "2.7"]
         assert await log_of(archive, run_id) == log
 
-    async def test_a_refused_generation_that_is_retried_brings_its_whole_log(
+    async def test_a_refused_generation_that_is_retried_stores_its_whole_log(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -418,7 +418,7 @@ class TestGenerations:
         await archive.write(snapshot(run_id, 6, first=6, generation=2, epoch=2))
         assert await log_of(archive, run_id) == ["1.1", "1.2", "1.3", "2.4", "2.5", "2.6"]
 
-    async def test_a_late_event_of_a_finished_run_is_taken(
+    async def test_a_late_event_of_a_finished_run_is_stored(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         run_id = (await accepted(records)).run_id
@@ -427,7 +427,7 @@ class TestGenerations:
         assert await archive.write(late) == ArchiveState(1, 6, True)
         assert len(await log_of(archive, run_id)) == 6
 
-    async def test_also_if_redis_had_to_be_given_the_run_again(
+    async def test_a_late_event_is_stored_even_if_the_run_was_restored_to_redis(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         """It goes on from the very end, under a generation of its own."""
@@ -439,7 +439,7 @@ class TestGenerations:
 
 
 class TestReading:
-    async def test_a_run_that_nobody_has_seen_since_is_what_was_asked_for(
+    async def test_an_accepted_run_without_a_snapshot_equals_its_request(
         self, archive: PostgresArchive, records: PostgresRecords
     ) -> None:
         submit = await accepted(records, version=4)
@@ -488,7 +488,7 @@ class TestReading:
             after = page[-1]
         assert pages == [[runs[0], runs[1]], [runs[3], runs[4]], [runs[5]]]
 
-    async def test_a_journal_is_not_kept(self, records: PostgresRecords) -> None:
+    async def test_a_journal_is_not_archived(self, records: PostgresRecords) -> None:
         assert await records.entries((await accepted(records)).run_id) is None
 
 
@@ -510,7 +510,7 @@ async def kept_by_redis(pipe: PipelinedRedis, run_id: str) -> dict[str, Any]:
     }
 
 
-async def test_a_run_as_redis_has_it_comes_back_byte_for_byte(
+async def test_a_run_from_redis_is_read_back_byte_for_byte(
     redis_url: str, archive: PostgresArchive, records: PostgresRecords
 ) -> None:
     async with PipelinedRedis(redis_url) as pipe:

@@ -57,23 +57,23 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
-class TestTheWayThere:
-    async def test_nothing_is_opened_before_it_is_needed(self) -> None:
+class TestConnecting:
+    async def test_no_connection_is_opened_before_it_is_needed(self) -> None:
         async with PostgresPool(f"postgresql://nobody@127.0.0.1:{free_port()}/none"):
             pass
 
-    async def test_the_options_of_libpq_reach_the_server(self, url: str) -> None:
+    async def test_libpq_options_reach_the_server(self, url: str) -> None:
         given = "connect_timeout=3&keepalives=1&options=-c%20search_path%3Dpg_catalog"
         async with PostgresPool(f"{url}?{given}") as pool:
             assert await pool.transact(lambda c: c.fetchval("SHOW search_path")) == "pg_catalog"
 
-    async def test_many_who_come_at_once_all_get_there(self, url: str) -> None:
+    async def test_many_concurrent_first_calls_all_succeed(self, url: str) -> None:
         pools = [PostgresPool(url) for _ in range(6)]
         await asyncio.gather(*(pool.ping() for pool in pools for _ in range(5)))
         assert [row[0] for row in await pools[0].rows("schema_version")] == [SCHEMA_VERSION]
         await asyncio.gather(*(pool.close() for pool in pools))
 
-    def test_processes_that_migrate_at_once_do_no_harm(self, url: str) -> None:
+    def test_processes_that_migrate_concurrently_do_no_harm(self, url: str) -> None:
         script = (
             "import asyncio, sys\n"
             "from dovetail.stores.postgres.pool import PostgresPool\n"
@@ -100,7 +100,7 @@ class TestTheWayThere:
             used = await pool.look(lambda c: c.fetchval(count))
         assert used == MOST_CONNECTIONS + 1
 
-    async def test_a_connection_is_given_back_without_another_roundtrip(
+    async def test_a_connection_is_returned_without_another_roundtrip(
         self, pool: PostgresPool, url: str
     ) -> None:
         await pool.ping()
@@ -109,19 +109,19 @@ class TestTheWayThere:
             own = await other.look(lambda c: c.fetchval("SELECT pg_backend_pid()"))
             assert await other.look(lambda c: c.fetchval(last, own)) == "SELECT 1;"
 
-    async def test_a_pool_that_was_closed_opens_again(self, pool: PostgresPool) -> None:
+    async def test_a_closed_pool_opens_again(self, pool: PostgresPool) -> None:
         await pool.ping()
         await pool.close()
         await pool.ping()
 
-    async def test_who_has_not_installed_the_library_is_told(
+    async def test_a_missing_library_is_reported(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "asyncpg", None)
         with pytest.raises(StoreError, match=r"dovetail\[postgres\]"):
             await PostgresPool(url).ping()
 
-    def test_importing_it_loads_no_library(self) -> None:
+    def test_importing_the_module_loads_no_library(self) -> None:
         script = (
             "import sys, dovetail.stores.postgres.archive, dovetail.stores.postgres.records\n"
             "sys.exit('asyncpg' in sys.modules)"
@@ -130,7 +130,7 @@ class TestTheWayThere:
 
 
 class TestTheSchema:
-    async def test_a_newer_one_is_refused(self, pool: PostgresPool, url: str) -> None:
+    async def test_a_newer_schema_is_refused(self, pool: PostgresPool, url: str) -> None:
         await pool.ping()
         await pool.execute("set_schema_version", SCHEMA_VERSION + 1)
         async with PostgresPool(url) as other:
@@ -140,13 +140,13 @@ class TestTheSchema:
             await pool.execute("set_schema_version", SCHEMA_VERSION)
             await other.ping()
 
-    async def test_another_programs_tables_do_no_harm(
+    async def test_tables_of_another_program_do_no_harm(
         self, postgres_server: Databases, url: str, pool: PostgresPool
     ) -> None:
         postgres_server.execute("CREATE TABLE runs (x INT); CREATE TABLE events (y INT)", url)
         await PostgresRecords(pool).accept(submit(), 1.0)
 
-    async def test_but_its_schema_is_not_taken_for_ours(
+    async def test_the_schema_of_another_program_is_not_used(
         self, postgres_server: Databases, url: str, pool: PostgresPool
     ) -> None:
         postgres_server.execute("CREATE SCHEMA dovetail; CREATE TABLE dovetail.runs (x INT)", url)
@@ -166,7 +166,7 @@ class TestTheSchema:
         monkeypatch.undo()
         await pool.ping()
 
-    async def test_a_user_without_the_right_is_told_which(
+    async def test_a_user_without_permission_gets_an_error_with_the_missing_grant(
         self, postgres_server: Databases, url: str
     ) -> None:
         role = f"guest_{os.urandom(4).hex()}"
@@ -197,7 +197,7 @@ class TestFailures:
             ("22012", r"told so \(22012\)"),
         ],
     )
-    async def test_what_postgresql_refuses_is_explained(
+    async def test_an_error_of_postgresql_is_explained(
         self, pool: PostgresPool, code: str, told: str
     ) -> None:
         sql = f"DO $$ BEGIN RAISE EXCEPTION 'told so' USING ERRCODE = '{code}'; END $$"
@@ -207,7 +207,7 @@ class TestFailures:
         assert "nothing that was acknowledged is lost" in str(raised.value)
         await pool.ping()
 
-    async def test_one_that_is_not_there_is_told_at_once(self) -> None:
+    async def test_an_unreachable_postgresql_is_reported_immediately(self) -> None:
         port = free_port()
         url = f"postgresql://user:geheim@127.0.0.1:{port}/runs?password=geheim"
         async with PostgresPool(url) as pool:
@@ -216,7 +216,7 @@ class TestFailures:
         assert f"127.0.0.1:{port}/runs" in str(at.value)
         assert "geheim" not in str(at.value)
 
-    async def test_an_unknown_user_or_database_is_told(self, url: str) -> None:
+    async def test_an_unknown_user_or_database_is_reported(self, url: str) -> None:
         async with PostgresPool(url.replace("//dovetail@", "//nobody:geheim@")) as pool:
             with pytest.raises(StoreError, match="refuses the login") as raised:
                 await pool.ping()
@@ -225,7 +225,7 @@ class TestFailures:
             with pytest.raises(StoreError, match="does not exist; create it with createdb"):
                 await pool.ping()
 
-    async def test_a_database_without_every_character_is_told(
+    async def test_a_database_that_is_not_utf8_is_reported(
         self, postgres_server: Databases, url: str
     ) -> None:
         name = f"{url.rpartition('/')[2]}_latin"
@@ -241,12 +241,12 @@ class TestFailures:
     @pytest.mark.parametrize(
         "wrong", ["postgresql://h:port/x", "postgresql://u:a#b@h/x", "mysql://h/x", "nonsense"]
     )
-    async def test_an_address_that_is_none_is_told(self, wrong: str) -> None:
+    async def test_an_invalid_database_url_is_reported(self, wrong: str) -> None:
         async with PostgresPool(wrong) as pool:
             with pytest.raises(StoreError, match="DOVETAIL_DATABASE_URL"):
                 await pool.ping()
 
-    async def test_a_read_only_database_is_told_and_left_for_the_primary(
+    async def test_a_read_only_database_is_reported_and_the_next_connection_may_be_the_primary(
         self, postgres_server: Databases, url: str, pool: PostgresPool
     ) -> None:
         await pool.ping()
@@ -259,7 +259,7 @@ class TestFailures:
         postgres_server.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
         await records.accept(submit(), 1.0)  # on a connection of its own, made after that
 
-    async def test_a_statement_that_takes_too_long_is_given_up(
+    async def test_a_statement_that_takes_too_long_is_cancelled(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_pool, "STATEMENT_SECONDS", 0.1)
@@ -268,7 +268,7 @@ class TestFailures:
                 await pool.transact(lambda c: c.execute("SELECT pg_sleep(5)"))
             await pool.ping()
 
-    async def test_tables_that_were_dropped_are_not_made_anew_behind_our_back(
+    async def test_dropped_tables_are_not_silently_created_again(
         self, postgres_server: Databases, url: str, pool: PostgresPool
     ) -> None:
         await pool.ping()
@@ -277,7 +277,7 @@ class TestFailures:
             with pytest.raises(StoreError, match="lost its tables"):
                 await pool.rows("limits")
 
-    async def test_a_broken_connection_is_replaced_and_the_work_done_again(
+    async def test_a_broken_connection_is_replaced_and_the_work_repeated(
         self, pool: PostgresPool
     ) -> None:
         tries = []
@@ -290,7 +290,7 @@ class TestFailures:
 
         assert await pool.transact(work) == 2
 
-    async def test_but_not_for_ever(self, pool: PostgresPool) -> None:
+    async def test_the_work_is_not_repeated_forever(self, pool: PostgresPool) -> None:
         tries = []
 
         async def work(connection: Any) -> None:
@@ -302,7 +302,7 @@ class TestFailures:
         assert len(tries) == 2
         await pool.ping()
 
-    async def test_what_is_raised_inside_is_raised_outside_and_undoes_the_work(
+    async def test_an_exception_in_a_transaction_is_raised_and_rolls_it_back(
         self, pool: PostgresPool
     ) -> None:
         async def work(connection: Any) -> None:
@@ -313,7 +313,7 @@ class TestFailures:
             await pool.transact(work)
         assert await pool.rows("limits") == []
 
-    async def test_who_is_cancelled_gives_the_connection_back(self, url: str) -> None:
+    async def test_a_cancelled_caller_returns_its_connection(self, url: str) -> None:
         async with PostgresPool(url, connections=1) as pool:
             await pool.ping()
             for _ in range(3):
@@ -325,10 +325,10 @@ class TestFailures:
             assert time.monotonic() - began < 20
 
 
-class TestRepeats:
+class TestRepeatedRequests:
     """The answer to a commit may be lost: whoever asks again finds what was made."""
 
-    async def test_a_trigger_that_is_asked_again_is_the_same(self, pool: PostgresPool) -> None:
+    async def test_a_repeated_trigger_gives_the_same_run(self, pool: PostgresPool) -> None:
         records = PostgresRecords(pool)
         run = submit(key=("run", "k", "body"))
         for _ in range(2):
@@ -336,7 +336,7 @@ class TestRepeats:
         assert len((await records.list_runs())["items"]) == 1
 
     @pytest.mark.parametrize("key", [None, ("batch", "k", "body")])
-    async def test_a_batch_that_is_asked_again_is_the_same(
+    async def test_a_repeated_batch_gives_the_same_batch(
         self, pool: PostgresPool, key: tuple[str, str, str] | None
     ) -> None:
         records = PostgresRecords(pool)
@@ -346,8 +346,8 @@ class TestRepeats:
         assert len((await records.get_batch("batch"))["runs"]) == 2
 
 
-class TestServerAway:
-    async def test_what_was_acknowledged_is_there_after_kill_9(
+class TestServerDown:
+    async def test_acknowledged_runs_survive_kill_9_of_postgresql(
         self, own_server: PostgresServer
     ) -> None:
         async with PostgresPool(own_server.new_database()) as pool:
@@ -389,7 +389,7 @@ class TestServerAway:
                 own_server.restart()  # our loop sees nothing of it before the next call
             assert len((await records.list_runs(RunQuery(limit=100)))["items"]) == 60
 
-    async def test_one_that_does_not_answer_costs_a_bounded_time(
+    async def test_a_hanging_postgresql_costs_a_bounded_time(
         self, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(postgres_pool, "ANSWER_SECONDS", 0.4)
@@ -441,7 +441,7 @@ async def _patiently(pool: PostgresPool) -> None:
 
 
 class TestDoctor:
-    async def test_a_sound_database_is_found_sound(self) -> None:
+    async def test_a_healthy_database_passes_the_doctor(self) -> None:
         with PostgresServer(durable=True) as server:
             async with PostgresPool(server.url) as pool:
                 found = await PostgresRecords(pool).doctor()
@@ -472,7 +472,7 @@ class TestDoctor:
             found = (await _findings(pool))["durability"]
         assert (found.ok, found.fix) == (False, "ALTER SYSTEM SET fsync = on")
 
-    async def test_a_database_that_is_away_is_a_finding(self) -> None:
+    async def test_an_unreachable_database_is_a_finding(self) -> None:
         async with PostgresPool(f"postgresql://u@127.0.0.1:{free_port()}/x") as pool:
             (found,) = await PostgresRecords(pool).doctor()
         assert not found.ok

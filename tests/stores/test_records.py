@@ -133,7 +133,7 @@ async def register(records: Records, name: str = "test", **fields: Any) -> Any:
 
 
 class TestWorkflows:
-    async def test_versions_grow_with_changes_and_only_then(self, keeper: Keeper) -> None:
+    async def test_versions_grow_only_with_changes(self, keeper: Keeper) -> None:
         records = keeper.records
         assert await register(records) == ("test", 1, True)
         assert await register(records) == ("test", 1, False)
@@ -155,7 +155,9 @@ class TestWorkflows:
         assert first.definition == last.definition
         assert first.content == last.content
 
-    async def test_many_who_register_at_once_get_numbers_of_their_own(self, keeper: Keeper) -> None:
+    async def test_concurrent_registrations_get_different_version_numbers(
+        self, keeper: Keeper
+    ) -> None:
         made = await asyncio.gather(
             *(register(keeper.records, description=str(i)) for i in range(20)),
             *(register(keeper.records, "other") for _ in range(20)),
@@ -199,14 +201,14 @@ class TestWorkflows:
             await records.set_alias("test", "next", 3)
 
     @pytest.mark.parametrize("version", [9, 10**30, -1, "nope", "9" * 40, "\ud800", "\0", ""])
-    async def test_a_version_that_is_not_there_is_not_found(
-        self, keeper: Keeper, version: Any
-    ) -> None:
+    async def test_an_unknown_version_is_not_found(self, keeper: Keeper, version: Any) -> None:
         await register(keeper.records)
         with pytest.raises(NotFound, match="test"):
             await keeper.records.registered("test", version)
 
-    async def test_what_somebody_else_has_changed_is_left_alone(self, keeper: Keeper) -> None:
+    async def test_a_workflow_changed_by_another_caller_is_not_overwritten(
+        self, keeper: Keeper
+    ) -> None:
         records = keeper.records
 
         async def change(seen: dict[str, int], **fields: Any) -> WorkflowVersion:
@@ -235,7 +237,9 @@ class TestWorkflows:
             await change({"latest": 2})
         assert await change({}) == ("test", 3, True)
 
-    async def test_a_deleted_workflow_keeps_its_runs_and_its_numbers(self, keeper: Keeper) -> None:
+    async def test_a_deleted_workflow_keeps_its_runs_and_its_version_numbers(
+        self, keeper: Keeper
+    ) -> None:
         records = keeper.records
         await register(records)
         run, free = submit(version=1), submit()
@@ -257,7 +261,7 @@ class TestWorkflows:
 
 
 class TestRuns:
-    async def test_an_accepted_run_is_shown_as_it_was_asked_for(self, keeper: Keeper) -> None:
+    async def test_an_accepted_run_shows_its_request(self, keeper: Keeper) -> None:
         params = {"text": "a\0b \U0001f600", "big": 2**63 + 1, "small": 1e-300, "none": None}
         run = submit(params=params, version=3)
         await keeper.accept(run, NOW)
@@ -268,7 +272,7 @@ class TestRuns:
         assert shown["created_at"] == "2023-11-14T22:13:20.250000Z"
         assert (shown["finished_at"], shown["error"], shown["result"]) == (None, None, None)
 
-    async def test_accepting_again_changes_nothing(self, keeper: Keeper) -> None:
+    async def test_accepting_a_run_again_changes_nothing(self, keeper: Keeper) -> None:
         run = submit(params={"x": 1})
         await keeper.accept(run, NOW)
         await keeper.accept(run._replace(params={"x": 2}), NOW + 5)
@@ -306,11 +310,11 @@ class TestRuns:
         assert ended["result"] == {"a": None}
 
     @pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30, "", "\0", "٣"])
-    async def test_a_cursor_that_is_none_is_refused(self, keeper: Keeper, cursor: str) -> None:
+    async def test_an_invalid_cursor_is_refused(self, keeper: Keeper, cursor: str) -> None:
         with pytest.raises(InvalidParams, match="is no cursor"):
             await keeper.records.list_runs(RunQuery(cursor=cursor))
 
-    async def test_a_run_is_found_by_the_beginning_of_its_id(self, keeper: Keeper) -> None:
+    async def test_a_run_is_found_by_its_id_prefix(self, keeper: Keeper) -> None:
         runs = [
             Submit(run_id, graph(), {}) for run_id in ("abcd12", "abcd1234", "abcdff", "zz99aa")
         ]
@@ -328,7 +332,7 @@ class TestRuns:
             with pytest.raises(NotFound):
                 await records.find_run(wrong)
 
-    async def test_events_are_read_from_any_place(self, keeper: Keeper) -> None:
+    async def test_events_are_read_from_any_number(self, keeper: Keeper) -> None:
         run = submit()
         await keeper.accept(run, NOW)
         await keeper.cancel(run, NOW + 2)
@@ -354,7 +358,7 @@ class TestRuns:
 
 
 class TestKeys:
-    async def test_one_key_makes_one_run(self, keeper: Keeper) -> None:
+    async def test_one_key_creates_one_run(self, keeper: Keeper) -> None:
         first = submit(key=("run of test", "k\0é", "body"))
         await keeper.accept(first, NOW)
         with pytest.raises(KeyUsed) as known:
@@ -366,7 +370,7 @@ class TestKeys:
         await keeper.accept(submit(key=("run of other", "k\0é", "body")), NOW)
         assert len((await keeper.records.list_runs())["items"]) == 2
 
-    async def test_fifty_at_once_make_one_run(self, keeper: Keeper) -> None:
+    async def test_fifty_concurrent_requests_create_one_run(self, keeper: Keeper) -> None:
         runs = [submit(key=("run", "k", "body")) for _ in range(50)]
         made = await asyncio.gather(
             *(keeper.accept(run, NOW) for run in runs), return_exceptions=True
@@ -378,7 +382,7 @@ class TestKeys:
 
 
 class TestBatches:
-    async def test_a_batch_is_all_its_runs(self, keeper: Keeper) -> None:
+    async def test_a_batch_contains_all_its_runs(self, keeper: Keeper) -> None:
         runs = [submit(params={"x": i}) for i in range(120)]
         await keeper.accept_batch("batch", runs, ("batch", "k", "body"), NOW)
         with pytest.raises(KeyUsed) as known:
@@ -413,7 +417,7 @@ class TestBatches:
         assert batch["counts"] == {"CANCELLED": 2}
         assert batch["finished_at"] == "2023-11-14T22:13:23.250000Z"
 
-    async def test_a_place_in_an_open_batch_is_taken_once(self, keeper: Keeper) -> None:
+    async def test_an_item_of_an_open_batch_is_taken_once(self, keeper: Keeper) -> None:
         records = keeper.records
         await records.open_batch("batch", "test", 2, ("batch", "k", "b"), NOW)
         with pytest.raises(KeyUsed) as known:

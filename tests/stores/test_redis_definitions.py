@@ -68,7 +68,7 @@ def inline(number: int = 0, *, large: bool = False) -> Submit:
 # --- what goes -----------------------------------------------------------------------------------
 
 
-async def test_those_of_runs_that_are_forgotten_go(shelf: Shelf) -> None:
+async def test_definitions_of_deleted_runs_are_deleted(shelf: Shelf) -> None:
     before = await shelf.keys()
     runs = [inline(number, large=number % 2 == 0) for number in range(20)]
     for run in runs:
@@ -81,7 +81,7 @@ async def test_those_of_runs_that_are_forgotten_go(shelf: Shelf) -> None:
     assert await shelf.keys() == before
 
 
-async def test_it_is_aside_for_a_while_before_it_goes(shelf: Shelf) -> None:
+async def test_an_unused_definition_is_set_aside_before_it_is_deleted(shelf: Shelf) -> None:
     run = inline()
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
@@ -94,7 +94,9 @@ async def test_it_is_aside_for_a_while_before_it_goes(shelf: Shelf) -> None:
     assert await shelf.there() == 0
 
 
-async def test_those_of_a_workflow_that_was_deleted_go_with_its_last_run(shelf: Shelf) -> None:
+async def test_definitions_of_a_deleted_workflow_are_deleted_with_its_last_run(
+    shelf: Shelf,
+) -> None:
     await register(shelf.records)
     run = submit(version=1)
     await shelf.accept(run, NOW)
@@ -107,7 +109,7 @@ async def test_those_of_a_workflow_that_was_deleted_go_with_its_last_run(shelf: 
     assert await shelf.there() == 0
 
 
-async def test_that_of_a_batch_whose_key_was_used_goes(shelf: Shelf) -> None:
+async def test_the_definition_of_a_batch_refused_by_its_key_is_deleted(shelf: Shelf) -> None:
     await shelf.accept_batch("first", [inline(1)], ("batch", "k", "body"), NOW)
     with pytest.raises(Exception, match="first"):
         await shelf.accept_batch("second", [inline(2)], ("batch", "k", "other"), NOW)
@@ -119,7 +121,7 @@ async def test_that_of_a_batch_whose_key_was_used_goes(shelf: Shelf) -> None:
 # --- what stays ----------------------------------------------------------------------------------
 
 
-async def test_that_of_a_registered_version_stays(shelf: Shelf) -> None:
+async def test_the_definition_of_a_registered_version_stays(shelf: Shelf) -> None:
     await register(shelf.records)
     await register(shelf.records, description="newer")
     await shelf.look_twice(NOW)
@@ -129,7 +131,7 @@ async def test_that_of_a_registered_version_stays(shelf: Shelf) -> None:
     assert await shelf.kept() == 2
 
 
-async def test_that_of_what_was_accepted_and_not_made_stays(shelf: Shelf) -> None:
+async def test_the_definition_of_an_accepted_run_that_was_not_created_stays(shelf: Shelf) -> None:
     keyed, placed = inline(1), [inline(2)]
     await shelf.records.accept(keyed._replace(key=("run", "k", "body")), NOW)
     await shelf.records.accept_batch("batch", placed, None, NOW)  # and their maker dies
@@ -139,7 +141,7 @@ async def test_that_of_what_was_accepted_and_not_made_stays(shelf: Shelf) -> Non
     assert await shelf.found_by_another(keyed)
 
 
-async def test_while_all_are_registered_no_run_is_looked_at(
+async def test_while_all_definitions_are_registered_no_run_is_read(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await register(shelf.records)
@@ -174,7 +176,7 @@ def in_between(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Awaitable[obj
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("is_read", [False, True])
-async def test_one_that_is_triggered_when_it_is_taken_for_unused_is_there(
+async def test_a_definition_that_is_triggered_while_it_is_judged_unused_stays(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, large: bool, is_read: bool
 ) -> None:
     await forgotten(shelf, inline(large=large))
@@ -190,7 +192,7 @@ async def test_one_that_is_triggered_when_it_is_taken_for_unused_is_there(
 
 
 @pytest.mark.parametrize("large", [False, True])
-async def test_one_whose_maker_stood_still_until_it_was_forgotten_is_there(
+async def test_a_definition_whose_trigger_stalled_until_it_was_deleted_is_stored_again(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     now = [0.0]
@@ -207,7 +209,7 @@ async def test_one_whose_maker_stood_still_until_it_was_forgotten_is_there(
     assert await shelf.found_by_another(again)
 
 
-async def test_one_that_was_put_aside_anew_is_not_forgotten_by_who_saw_it_there_before(
+async def test_a_definition_that_was_set_aside_again_is_not_deleted_by_an_earlier_check(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever made a run of it a moment ago may not have come further yet."""
@@ -228,7 +230,7 @@ async def test_one_that_was_put_aside_anew_is_not_forgotten_by_who_saw_it_there_
     assert await shelf.there() == 1
 
 
-async def test_a_run_that_nobody_knows_of_is_retried_and_listed_with_its_definition_aside(
+async def test_a_run_whose_definition_was_set_aside_is_still_retried_and_listed(
     shelf: Shelf,
 ) -> None:
     """As if the look had missed it: all who read a definition find it."""
@@ -255,7 +257,9 @@ async def test_a_run_that_nobody_knows_of_is_retried_and_listed_with_its_definit
     assert (await shelf.kept(), await shelf.there()) == (1, 1)
 
 
-async def test_runs_that_come_and_go_while_many_look_find_their_definitions(shelf: Shelf) -> None:
+async def test_runs_created_and_deleted_during_many_checks_find_their_definitions(
+    shelf: Shelf,
+) -> None:
     ended = asyncio.Event()
 
     async def look_on() -> None:

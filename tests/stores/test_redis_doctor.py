@@ -44,7 +44,7 @@ async def found_of(pipe: PipelinedRedis, **given: Any) -> dict[str, DoctorFindin
     return by_check(await examine(pipe, settings(**{**SAFE, **given})))
 
 
-async def test_all_is_well_with_a_log_a_database_and_a_worker(pipe: PipelinedRedis) -> None:
+async def test_a_redis_with_an_aof_a_database_and_a_worker_is_healthy(pipe: PipelinedRedis) -> None:
     await WorkerRegistry(pipe).beat(WORKER)
     assert await OrchestratorPeers(pipe, "me").beat() == []
     found = await found_of(pipe)
@@ -64,7 +64,7 @@ async def test_without_postgresql_every_write_must_reach_the_disk() -> None:
         assert by_check(await reach(alone))["persistence"].ok
 
 
-async def test_a_redis_that_forgets_is_told() -> None:
+async def test_a_redis_that_may_lose_data_is_reported() -> None:
     wrong = {"appendonly": "no", "maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
     with RedisServer(settings=wrong) as server:
         found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
@@ -79,7 +79,7 @@ async def test_a_redis_that_forgets_is_told() -> None:
         assert not by_check(await reach(settings(redis_url=server.url, **SAFE)))["persistence"].ok
 
 
-async def test_a_redis_whose_settings_may_not_be_asked_is_judged_by_what_it_tells() -> None:
+async def test_without_permission_for_config_the_doctor_uses_info() -> None:
     with RedisServer() as server:
         server.ask("ACL", "SETUSER", "default", "-config")
         found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
@@ -89,14 +89,14 @@ async def test_a_redis_whose_settings_may_not_be_asked_is_judged_by_what_it_tell
         assert "cannot be read" in alone.message
 
 
-async def test_a_redis_that_cannot_be_reached_is_one_finding() -> None:
+async def test_an_unreachable_redis_is_one_finding() -> None:
     (only,) = await reach(settings(redis_url=f"redis://127.0.0.1:{free_port()}/0"))
     assert (only.check, only.ok) == ("redis", False)
     assert "DOVETAIL_REDIS_URL" in only.fix
     assert await reach(settings()) == []
 
 
-async def test_a_redis_that_wants_another_password_is_told() -> None:
+async def test_a_wrong_redis_password_is_reported() -> None:
     with RedisServer() as server:
         server.ask("CONFIG", "SET", "requirepass", "right")
         url = server.url.replace("redis://", "redis://:wrong@")
@@ -105,7 +105,7 @@ async def test_a_redis_that_wants_another_password_is_told() -> None:
         assert "wrong" not in only.message.replace("WRONGPASS", "")
 
 
-async def test_a_redis_that_does_not_answer_is_told() -> None:
+async def test_a_redis_that_does_not_reply_is_reported() -> None:
     with RedisServer() as server:
         server.pause()
         try:
@@ -115,7 +115,7 @@ async def test_a_redis_that_does_not_answer_is_told() -> None:
         assert "no answer" in only.message
 
 
-async def test_a_cluster_is_told(pipe: PipelinedRedis) -> None:
+async def test_a_cluster_is_reported(pipe: PipelinedRedis) -> None:
     assert (await found_of(pipe))["cluster"].message == "a single server"
     with RedisServer(cluster=True) as server:
         found = by_check(await reach(settings(redis_url=server.url, **SAFE)))
@@ -157,7 +157,7 @@ class Told:
         return text.encode()
 
 
-async def test_a_cluster_that_does_not_serve_all_slots_is_told() -> None:
+async def test_a_cluster_that_does_not_serve_all_slots_is_reported() -> None:
     with RedisServer(cluster=True) as server:
         async with PipelinedRedis(server.url) as pipe:
             answers = {"cluster_state:ok": "cluster_state:fail"}
@@ -165,7 +165,7 @@ async def test_a_cluster_that_does_not_serve_all_slots_is_told() -> None:
             assert not found["cluster"].ok
 
 
-async def test_of_several_nodes_each_is_looked_at() -> None:
+async def test_each_of_several_nodes_is_examined() -> None:
     with RedisCluster() as cluster:
         known = settings(redis_url=cluster.url, **SAFE)
         found = by_check(await reach(known))
@@ -186,7 +186,7 @@ async def test_of_several_nodes_each_is_looked_at() -> None:
         await await_redis(known, print)
 
 
-async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(
+async def test_a_too_old_redis_or_a_failed_aof_write_is_reported(
     pipe: PipelinedRedis,
 ) -> None:
     answers = {"redis_version:": "redis_version:5.0.", "write_status:ok": "write_status:err"}
@@ -195,7 +195,7 @@ async def test_a_redis_that_is_too_old_or_cannot_write_its_log_is_told(
     assert found["persistence"].message == "the last write to its log failed"
 
 
-async def test_a_replica_is_told() -> None:
+async def test_a_replica_is_reported() -> None:
     with RedisServer() as master, RedisServer() as replica:
         replica.ask("REPLICAOF", "127.0.0.1", str(master.port))
         found = by_check(await reach(settings(redis_url=replica.url, **SAFE)))["role"]
@@ -204,13 +204,15 @@ async def test_a_replica_is_told() -> None:
 
 
 @pytest.mark.parametrize(("skew", "word"), [(5.0, "behind"), (-5.0, "ahead of")])
-async def test_clocks_that_differ_are_told(pipe: PipelinedRedis, skew: float, word: str) -> None:
+async def test_clocks_that_differ_are_reported(
+    pipe: PipelinedRedis, skew: float, word: str
+) -> None:
     found = by_check(await examine(pipe, settings(**SAFE), lambda: time.time() + skew))["clock"]
     assert not found.ok
     assert word in found.message
 
 
-async def test_work_that_no_worker_can_do_is_told(pipe: PipelinedRedis) -> None:
+async def test_tasks_without_a_capable_worker_are_reported(pipe: PipelinedRedis) -> None:
     found = await found_of(pipe)
     assert (found["workers"].message, found["workers"].fix) == ("none is alive", "dovetail worker")
     assert found["backlog"].message == "no task waits"
@@ -231,7 +233,7 @@ async def test_work_that_no_worker_can_do_is_told(pipe: PipelinedRedis) -> None:
     assert backlog.message == "4 tasks wait or run: mine 3, sleep 1; no live worker knows 'mine'"
 
 
-async def test_without_an_orchestrator_that_lives_no_run_goes_on(pipe: PipelinedRedis) -> None:
+async def test_a_missing_live_orchestrator_is_reported(pipe: PipelinedRedis) -> None:
     await pipe.call("ZADD", "wf:orchestrators", time.time() - 60, "dead")
     found = (await found_of(pipe))["orchestrators"]
     assert (found.message, found.fix) == ("none is alive: no run goes on", "dovetail orchestrator")
@@ -239,7 +241,7 @@ async def test_without_an_orchestrator_that_lives_no_run_goes_on(pipe: Pipelined
     assert (await found_of(pipe))["orchestrators"].message == "1 alive"
 
 
-async def test_results_that_nobody_reads_are_told(pipe: PipelinedRedis) -> None:
+async def test_unread_results_are_reported(pipe: PipelinedRedis) -> None:
     await pipe.call("XADD", "wf:stream:results", "*", "x", "1")
     assert (await found_of(pipe))["results"].ok, "an orchestrator may be at it"
     await pipe.call("DEL", "wf:stream:results")
@@ -247,7 +249,7 @@ async def test_results_that_nobody_reads_are_told(pipe: PipelinedRedis) -> None:
     assert (await found_of(pipe))["results"].fix == "dovetail orchestrator"
 
 
-async def test_dead_letters_are_told(pipe: PipelinedRedis) -> None:
+async def test_dead_letters_are_reported(pipe: PipelinedRedis) -> None:
     await pipe.call("LPUSH", "wf:dead", "{}")
     assert (await found_of(pipe))["dead letters"].message == "1 message was refused"
 
@@ -262,13 +264,13 @@ async def test_dead_letters_are_told(pipe: PipelinedRedis) -> None:
         ({"broker_url": "amqp://host"}, "DOVETAIL_BROKER_URL"),
     ],
 )
-def test_settings_that_do_not_go_together_are_told(given: dict[str, Any], names: str) -> None:
+def test_conflicting_settings_are_reported(given: dict[str, Any], names: str) -> None:
     (found,) = disagreements(settings(**given))
     assert not found.ok
     assert found.message.startswith(names)
     assert found.fix
 
 
-def test_the_defaults_go_together() -> None:
+def test_the_default_settings_do_not_conflict() -> None:
     (found,) = disagreements(settings())
     assert found.ok

@@ -43,7 +43,9 @@ async def test_a_worker_is_shown_in_the_fields_of_the_api(pipe: PipelinedRedis) 
     }
 
 
-async def test_its_own_key_has_its_fields_and_goes_if_it_falls_silent(pipe: PipelinedRedis) -> None:
+async def test_the_key_of_a_worker_has_its_fields_and_expires_if_it_falls_silent(
+    pipe: PipelinedRedis,
+) -> None:
     await WorkerRegistry(pipe, heartbeat_timeout=15).beat(WORKER)
     key = "wf:worker:host-7-ab"
     assert 14_000 < await pipe.call("PTTL", key) <= 15_000
@@ -51,7 +53,7 @@ async def test_its_own_key_has_its_fields_and_goes_if_it_falls_silent(pipe: Pipe
     assert kept == [b"7", b'["sleep","input"]', b"2"]
 
 
-async def test_a_worker_that_falls_silent_is_shown_as_dead_for_a_day(pipe: PipelinedRedis) -> None:
+async def test_a_silent_worker_is_shown_as_dead_for_a_day(pipe: PipelinedRedis) -> None:
     fleet = WorkerRegistry(pipe, heartbeat_timeout=0.05)
     await fleet.beat(WORKER)
     while await pipe.call("EXISTS", "wf:worker:host-7-ab"):
@@ -67,7 +69,7 @@ async def test_a_worker_that_falls_silent_is_shown_as_dead_for_a_day(pipe: Pipel
     assert not await pipe.call("EXISTS", "wf:workers")
 
 
-async def test_a_worker_that_left_is_not_shown_and_its_handlers_are_known(
+async def test_a_worker_that_left_is_not_shown_but_its_handlers_stay_known(
     pipe: PipelinedRedis,
 ) -> None:
     fleet = WorkerRegistry(pipe)

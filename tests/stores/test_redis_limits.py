@@ -55,7 +55,7 @@ STEPS = st.one_of(
 
 @given(st.floats(0.01, 1000), st.integers(1, 20), st.lists(STEPS, min_size=1, max_size=40))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_it_equals_the_bucket_of_one_process_step_by_step(
+def test_the_redis_bucket_equals_the_bucket_of_one_process_step_by_step(
     redis_url: str, rate: float, burst: int, steps: list[tuple[str, object]]
 ) -> None:
     asyncio.run(in_lockstep(redis_url, rate, burst, steps))
@@ -100,7 +100,7 @@ async def in_lockstep(url: str, rate: float, burst: int, steps: list[tuple[str, 
                         model.rebook(count, clock.now)
 
 
-async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: PipelinedRedis) -> None:
+async def test_a_burst_is_granted_immediately_and_then_the_rate(pipe: PipelinedRedis) -> None:
     clock = Time(0.0)
     limits = on_a_fake_clock(pipe, clock, {"t": TokenBucket(2, 3)})
     booked = [await limits.book("t", 0.0) for _ in range(6)]
@@ -108,13 +108,15 @@ async def test_a_burst_is_given_at_once_and_then_the_rate(pipe: PipelinedRedis) 
     assert [await limits.start("t", 0.0) for _ in range(4)] == [True, True, True, False]
 
 
-async def test_a_tag_nobody_configured_gets_ten_a_second_one_at_once(pipe: PipelinedRedis) -> None:
+async def test_an_unconfigured_tag_gets_ten_per_second_with_a_burst_of_one(
+    pipe: PipelinedRedis,
+) -> None:
     limits = on_a_fake_clock(pipe, Time(0.0))
     assert [await limits.book("new", 0.0) for _ in range(3)] == pytest.approx([0, 0.1, 0.2])
     assert [await limits.start("new", 0.0) for _ in range(2)] == [True, False]
 
 
-async def test_tags_have_buckets_of_their_own_whatever_they_are_called(
+async def test_tags_with_any_name_have_their_own_buckets(
     pipe: PipelinedRedis,
 ) -> None:
     limits = on_a_fake_clock(pipe, Time())
@@ -126,14 +128,14 @@ async def test_tags_have_buckets_of_their_own_whatever_they_are_called(
 # --- on Redis' clock -----------------------------------------------------------------------------
 
 
-async def test_times_are_on_the_clock_of_whoever_asks(pipe: PipelinedRedis) -> None:
+async def test_times_are_in_the_clock_of_the_caller(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe, {"t": TokenBucket(1, 1)})
     assert await limits.book("t", 5.0) == 5.0
     assert await limits.book("t", 5.0) == pytest.approx(6.0, abs=0.5)
     assert await limits.book("t", -900.0) == pytest.approx(-898.0, abs=0.5)
 
 
-async def test_a_service_that_asks_for_patience_slows_everybody(redis_url: str) -> None:
+async def test_a_retry_after_of_a_service_slows_every_process(redis_url: str) -> None:
     early, late = Time(0.0), Time(1_000_000.0)
     async with PipelinedRedis(redis_url) as one, PipelinedRedis(redis_url) as two:
         here, there = RedisLimits(one, clock=early), RedisLimits(two, clock=late)
@@ -165,7 +167,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize(("rate", "burst"), [(20, 1), (50, 10)])
-def test_four_processes_hold_one_rate_together(redis_url: str, rate: int, burst: int) -> None:
+def test_four_processes_share_one_rate(redis_url: str, rate: int, burst: int) -> None:
     seconds = 3.0
     command = [sys.executable, "-c", PROCESS, redis_url, str(rate), str(burst), str(seconds)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -187,7 +189,9 @@ def test_four_processes_hold_one_rate_together(redis_url: str, rate: int, burst:
 # --- what is set ---------------------------------------------------------------------------------
 
 
-async def test_what_is_set_wins_over_settings_for_everybody_at_once(redis_url: str) -> None:
+async def test_a_set_limit_overrides_the_settings_of_every_process_immediately(
+    redis_url: str,
+) -> None:
     clock = Time(0.0)
     async with PipelinedRedis(redis_url) as one, PipelinedRedis(redis_url) as two:
         here = on_a_fake_clock(one, clock, {"t": TokenBucket(1, 1)})
@@ -200,7 +204,7 @@ async def test_what_is_set_wins_over_settings_for_everybody_at_once(redis_url: s
         assert await here.all() == await there.all() == {"t": (10.0, 2)}
 
 
-async def test_rates_that_are_none_are_refused(pipe: PipelinedRedis) -> None:
+async def test_invalid_rates_are_refused(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe)
     for rate, burst in ((0, 1), (-1, 1), (float("nan"), 1), (float("inf"), 1), (1, 0)):
         with pytest.raises(ValueError, match="must be"):
@@ -208,7 +212,7 @@ async def test_rates_that_are_none_are_refused(pipe: PipelinedRedis) -> None:
     assert await limits.all() == {}
 
 
-async def test_an_idle_bucket_is_forgotten_and_one_that_was_set_is_not(
+async def test_an_idle_bucket_expires_unless_its_limit_was_set(
     pipe: PipelinedRedis,
 ) -> None:
     limits = RedisLimits(pipe)
@@ -221,14 +225,14 @@ async def test_an_idle_bucket_is_forgotten_and_one_that_was_set_is_not(
     assert await pipe.call("TTL", "wf:limit:idle") == -1
 
 
-async def test_a_bucket_that_is_full_in_a_thousand_years_is_kept(pipe: PipelinedRedis) -> None:
+async def test_a_bucket_that_fills_in_a_thousand_years_is_kept(pipe: PipelinedRedis) -> None:
     limits = RedisLimits(pipe, {"t": TokenBucket(1e-11, 1)})
     assert await limits.start("t", 0.0)
     assert await pipe.call("TTL", "wf:limit:t") == -1
     assert not await limits.start("t", 0.0)
 
 
-async def test_it_works_on_a_cluster_and_after_scripts_were_flushed() -> None:
+async def test_limits_work_on_a_cluster_and_after_a_script_flush() -> None:
     with RedisServer(cluster=True) as server:
         async with PipelinedRedis(server.url) as pipe:
             limits = RedisLimits(pipe)
@@ -241,7 +245,7 @@ async def test_it_works_on_a_cluster_and_after_scripts_were_flushed() -> None:
             assert await limits.all() == {"t": (1.0, 5)}
 
 
-async def test_who_pulls_bookings_back_need_not_know_the_usual_rate(pipe: PipelinedRedis) -> None:
+async def test_returning_reservations_needs_no_known_default_rate(pipe: PipelinedRedis) -> None:
     clock = Time()
     worker = on_a_fake_clock(pipe, clock, {"t": TokenBucket(0.1, 1)})
     orchestrator = on_a_fake_clock(pipe, clock)

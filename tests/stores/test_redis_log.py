@@ -30,7 +30,7 @@ def cut(server: RedisServer, word: bytes) -> None:
     server.start()
 
 
-async def test_half_of_a_transaction_is_not_carried_out_when_redis_starts_once_more() -> None:
+async def test_half_of_a_transaction_is_not_replayed_when_redis_restarts_twice() -> None:
     with RedisServer(fsync="always") as server:
         async with PipelinedRedis(server.url) as pipe:
             breaks = watch_restarts(pipe)
@@ -55,9 +55,7 @@ async def calls(pipe: PipelinedRedis) -> int:
 
 
 @pytest.mark.parametrize(("appendonly", "wanted"), [("yes", 1), ("no", 0)])
-async def test_a_log_is_renewed_once_after_a_start_if_there_is_one(
-    appendonly: str, wanted: int
-) -> None:
+async def test_an_aof_is_rewritten_once_after_a_start(appendonly: str, wanted: int) -> None:
     with RedisServer(settings={"appendonly": appendonly}) as server:
         async with PipelinedRedis(server.url) as pipe:
             await renew_log(pipe)
@@ -67,7 +65,7 @@ async def test_a_log_is_renewed_once_after_a_start_if_there_is_one(
             assert await calls(pipe) == wanted
 
 
-async def test_who_may_not_ask_for_that_goes_on_without() -> None:
+async def test_without_permission_to_rewrite_the_aof_the_service_continues() -> None:
     with RedisServer() as server:
         async with PipelinedRedis(server.url) as pipe:
             await pipe.call("ACL", "SETUSER", "default", "-bgrewriteaof")

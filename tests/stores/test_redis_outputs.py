@@ -48,7 +48,7 @@ async def spent(pipe: PipelinedRedis) -> tuple[int, int]:
     return int(scripts.split(",")[0].removeprefix("calls=")), int(sent)
 
 
-async def test_a_run_is_read_in_parts_that_keep_redis_from_others_for_milliseconds(
+async def test_a_run_is_read_in_parts_that_block_redis_only_for_milliseconds(
     server: RedisServer,
 ) -> None:
     async with PipelinedRedis(server.url) as pipe:
@@ -61,7 +61,7 @@ async def test_a_run_is_read_in_parts_that_keep_redis_from_others_for_millisecon
         assert (await spent(pipe))[0] == 3
 
 
-async def test_who_needs_no_outputs_gets_none(server: RedisServer) -> None:
+async def test_a_read_without_outputs_gets_none(server: RedisServer) -> None:
     async with PipelinedRedis(server.url) as pipe:
         await pipe.call("FLUSHALL")
         store = RedisStore(pipe)
@@ -76,7 +76,7 @@ async def test_who_needs_no_outputs_gets_none(server: RedisServer) -> None:
         assert run.snapshot() == expected.snapshot()
 
 
-async def test_to_look_after_a_run_takes_no_output(server: RedisServer) -> None:
+async def test_reconciling_a_run_reads_no_output(server: RedisServer) -> None:
     async with (
         PipelinedRedis(server.url) as pipe,
         connected(Settings(redis_url=server.url)) as services,
@@ -88,7 +88,7 @@ async def test_to_look_after_a_run_takes_no_output(server: RedisServer) -> None:
         assert (await spent(pipe))[1] < SIZE / 10
 
 
-async def test_a_retry_between_two_parts_mixes_no_states(
+async def test_a_retry_between_two_parts_does_not_mix_states(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with PipelinedRedis(server.url) as pipe:

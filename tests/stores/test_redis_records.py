@@ -135,7 +135,7 @@ async def test_a_failed_run_has_its_error_and_its_node_in_the_list(keeper: Redis
     assert item["error"] == {**error, "node": "a"}
 
 
-async def test_a_status_that_is_no_longer_true_is_not_shown_and_is_mended(
+async def test_an_outdated_status_is_not_shown_and_is_corrected(
     keeper: RedisKeeper,
 ) -> None:
     runs = [submit() for _ in range(5)]
@@ -147,7 +147,7 @@ async def test_a_status_that_is_no_longer_true_is_not_shown_and_is_mended(
     assert await keeper.statuses(status="CANCELLED") == [runs[2].run_id]
 
 
-async def test_refreshing_again_and_from_many_sides_ends_with_the_truth(
+async def test_repeated_and_concurrent_refreshes_end_with_the_current_status(
     keeper: RedisKeeper,
 ) -> None:
     runs = [submit() for _ in range(20)]
@@ -165,7 +165,7 @@ async def test_refreshing_again_and_from_many_sides_ends_with_the_truth(
     assert sorted(await keeper.statuses(status="CANCELLED")) == sorted(ids)
 
 
-async def test_a_run_that_has_gone_on_before_it_was_listed_as_new_is_listed_as_it_is(
+async def test_a_run_that_changed_before_it_was_listed_is_listed_with_its_current_status(
     keeper: RedisKeeper,
 ) -> None:
     await register(keeper.records)
@@ -183,7 +183,7 @@ async def test_a_run_that_has_gone_on_before_it_was_listed_as_new_is_listed_as_i
     assert gone.run_id not in await keeper.statuses()
 
 
-async def test_one_who_lists_what_was_true_a_moment_ago_sets_it_right(keeper: RedisKeeper) -> None:
+async def test_a_process_that_lists_an_outdated_status_corrects_it(keeper: RedisKeeper) -> None:
     run = submit(version=1)
     await keeper.accept(run, NOW)
     slow = Overtaken(keeper.pipe, lambda: keeper.cancel(run, NOW + 1))
@@ -193,7 +193,7 @@ async def test_one_who_lists_what_was_true_a_moment_ago_sets_it_right(keeper: Re
     assert await keeper.statuses(status="CANCELLED") == [run.run_id]
 
 
-async def test_one_who_lists_an_end_that_was_retried_meanwhile_sets_it_right(
+async def test_a_process_that_lists_an_end_that_was_retried_meanwhile_corrects_it(
     keeper: RedisKeeper,
 ) -> None:
     async def retry() -> None:
@@ -211,7 +211,7 @@ async def test_one_who_lists_an_end_that_was_retried_meanwhile_sets_it_right(
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
+async def test_concurrent_refreshes_leave_every_index_equal_to_the_runs(
     keeper: RedisKeeper, single_or_cluster: Any, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -270,7 +270,7 @@ async def test_many_who_list_at_once_leave_every_list_as_the_runs_are(
 
 
 @pytest.mark.parametrize("workflow", [None, "test"])
-async def test_runs_that_change_their_status_are_never_missing_among_all(
+async def test_a_run_that_changes_its_status_is_never_missing_from_the_list_of_all(
     keeper: RedisKeeper, workflow: str | None
 ) -> None:
     runs = [submit(version=at % 2 or None) for at in range(12)]
@@ -303,7 +303,7 @@ async def test_runs_that_change_their_status_are_never_missing_among_all(
 
 
 @pytest.mark.parametrize("count", [1, 100])
-async def test_a_run_that_begins_or_ends_costs_two_reads_and_its_share_of_few_commands(
+async def test_a_run_that_starts_or_ends_costs_two_reads_and_few_shared_commands(
     keeper: RedisKeeper, count: int
 ) -> None:
     runs = [submit(version=1) for _ in range(count)]
@@ -318,7 +318,7 @@ async def test_a_run_that_begins_or_ends_costs_two_reads_and_its_share_of_few_co
 
 
 @pytest.mark.parametrize("count", [1, 100])
-async def test_an_end_that_is_known_costs_one_read_and_one_roundtrip(
+async def test_a_known_end_costs_one_read_and_one_roundtrip(
     keeper: RedisKeeper, count: int
 ) -> None:
     number = batch_number("batch")
@@ -338,7 +338,7 @@ async def test_an_end_that_is_known_costs_one_read_and_one_roundtrip(
         assert float(last[1]) == NOW + 1.1
 
 
-async def test_an_end_that_is_known_and_was_retried_meanwhile_is_not_listed(
+async def test_a_known_end_that_was_retried_meanwhile_is_not_listed(
     keeper: RedisKeeper,
 ) -> None:
     async def retry() -> None:
@@ -356,7 +356,7 @@ async def test_an_end_that_is_known_and_was_retried_meanwhile_is_not_listed(
     assert await keeper.pipe.call("ZCARD", "wf:workflow:{test}:open") == 1
 
 
-async def test_an_end_that_is_known_lists_a_run_whose_maker_died_before_it_did(
+async def test_a_known_end_lists_a_run_whose_creator_died_before_listing_it(
     keeper: RedisKeeper,
 ) -> None:
     run = submit(version=1)
@@ -368,7 +368,7 @@ async def test_an_end_that_is_known_lists_a_run_whose_maker_died_before_it_did(
     assert await keeper.records.find_run(run.run_id[:8]) == run.run_id
 
 
-async def test_an_end_without_a_word_and_one_of_a_later_epoch_are_read(
+async def test_an_end_without_details_or_of_a_later_epoch_is_read(
     keeper: RedisKeeper,
 ) -> None:
     two = graph("two", nodes=[{"id": "a", "handler": "h"}, {"id": "b", "handler": "h"}])
@@ -392,7 +392,7 @@ async def test_an_end_without_a_word_and_one_of_a_later_epoch_are_read(
     assert [float(at) for at in ended[1::2]] == [NOW + 2, NOW + 5]
 
 
-async def test_where_nodes_have_no_order_the_second_look_waits_for_the_changes(
+async def test_on_unordered_cluster_nodes_the_second_read_waits_for_the_changes(
     keeper: RedisKeeper,
 ) -> None:
     class Unordered(Overtaken):
@@ -435,7 +435,7 @@ class Overtaken:
         return await self._pipe.call_many(commands)
 
 
-async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -> None:
+async def test_a_retried_run_moves_back_to_the_running_runs(keeper: RedisKeeper) -> None:
     run = submit(version=1)
     await keeper.accept(run, NOW)
     await keeper.cancel(run, NOW + 1)
@@ -446,7 +446,7 @@ async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -
     assert await keeper.records.expire(NOW + 30 * DAY) == 0
 
 
-async def test_pages_by_status_and_workflow_cost_what_they_show(keeper: RedisKeeper) -> None:
+async def test_pages_by_status_and_workflow_cost_only_the_shown_runs(keeper: RedisKeeper) -> None:
     for at in range(300):
         run = submit(graph("many"))
         await keeper.accept(run, NOW + at)
@@ -469,7 +469,7 @@ async def test_a_batch_of_one_workflow_has_no_runs_of_another(keeper: RedisKeepe
     assert len(await keeper.statuses(batch="batch", status="RUNNING")) == 2
 
 
-async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
+async def test_the_running_runs_of_a_batch_are_counted_and_listed_newest_first_in_pages(
     keeper: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_index, "BATCH_SIZE", 3)
@@ -495,7 +495,7 @@ async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
     assert (await keeper.records.get_batch("batch"))["counts"] == {"RUNNING": 10, "CANCELLED": 10}
 
 
-async def test_a_failed_run_is_in_the_way_of_its_workflow_until_its_last_node_ends(
+async def test_a_failed_run_blocks_the_deletion_of_its_workflow_until_its_last_node_ends(
     keeper: RedisKeeper,
 ) -> None:
     await register(keeper.records)
@@ -518,7 +518,7 @@ async def test_a_failed_run_is_in_the_way_of_its_workflow_until_its_last_node_en
     await keeper.records.delete_workflow("test")
 
 
-async def test_a_workflow_can_be_deleted_though_the_list_is_behind(keeper: RedisKeeper) -> None:
+async def test_a_workflow_can_be_deleted_even_if_the_index_is_outdated(keeper: RedisKeeper) -> None:
     await register(keeper.records)
     run = submit(version=1)
     await keeper.accept(run, NOW)
@@ -537,7 +537,7 @@ async def test_a_run_has_events_and_no_journal(keeper: RedisKeeper) -> None:
 # --- what was accepted is made -------------------------------------------------------------------
 
 
-async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: RedisKeeper) -> None:
+async def test_a_repeated_request_creates_the_run_whose_creator_died(keeper: RedisKeeper) -> None:
     asked = submit(params={"x": 1}, key=("run", "k", "body"))
     await keeper.records.accept(asked, NOW)  # and the maker dies
     with pytest.raises(KeyUsed) as known:
@@ -547,7 +547,9 @@ async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: Red
     assert await keeper.recover_accepted(NOW + 100) == []
 
 
-async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeeper) -> None:
+async def test_an_accepted_run_that_can_no_longer_be_created_blocks_nothing(
+    keeper: RedisKeeper,
+) -> None:
     broken = submit(graph("broken"), key=("run", "b", "body"))
     asked = submit(key=("run", "k", "body"))
     await keeper.records.accept(broken, NOW - 1)
@@ -559,7 +561,7 @@ async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeep
     assert await keeper.pipe.call("ZCARD", "wf:accepted") == 0
 
 
-async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisKeeper) -> None:
+async def test_an_orchestrator_creates_the_run_whose_creator_died(keeper: RedisKeeper) -> None:
     params = {"x": [1, "é\0"]}
     asked = submit(params=params, version=2, key=("run of test", "a:b {c}", "body"))
     await keeper.records.accept(asked, NOW)
@@ -573,7 +575,7 @@ async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisK
     assert (known.value.made, known.value.same_body) == (asked.run_id, False)
 
 
-async def test_a_run_that_is_made_keeps_no_second_copy_of_its_params(keeper: RedisKeeper) -> None:
+async def test_a_created_run_keeps_no_second_copy_of_its_params(keeper: RedisKeeper) -> None:
     run = submit(params={"x": "y" * 10_000}, key=("run", "k", "body"))
     await keeper.accept(run, NOW)
     fields = await keeper.pipe.call("HGETALL", "wf:key:run:k")
@@ -581,7 +583,7 @@ async def test_a_run_that_is_made_keeps_no_second_copy_of_its_params(keeper: Red
     assert not await keeper.pipe.call("EXISTS", "wf:accepted")
 
 
-async def test_a_batch_whose_maker_died_is_made_whole(keeper: RedisKeeper) -> None:
+async def test_a_batch_whose_creator_died_is_created_completely(keeper: RedisKeeper) -> None:
     asked = [submit(params={"x": at}) for at in range(5)]
     accepted = await keeper.records.accept_batch("batch", asked, ("batch", "k", "body"), NOW)
     await keeper.store.create(accepted[0], NOW)  # and the maker dies
@@ -592,7 +594,9 @@ async def test_a_batch_whose_maker_died_is_made_whole(keeper: RedisKeeper) -> No
     assert await keeper.recover_accepted(NOW + 100) == []
 
 
-async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: RedisKeeper) -> None:
+async def test_a_batch_whose_creator_died_before_storing_its_key_gets_the_key(
+    keeper: RedisKeeper,
+) -> None:
     key = ("batch", "k", "body")
     asked = [submit(), submit()]
     await keeper.records.accept_batch("batch", asked, key, NOW)
@@ -603,7 +607,7 @@ async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: Re
     assert known.value.made == "batch"
 
 
-async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKeeper) -> None:
+async def test_a_batch_that_lost_its_key_to_another_is_not_created(keeper: RedisKeeper) -> None:
     key = ("batch", "k", "body")
     await keeper.records.accept_batch("late", [submit(), submit()], key, NOW)
     await keeper.pipe.call("HSET", "wf:key:batch:k", "made", "early")
@@ -616,7 +620,7 @@ async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKee
         await keeper.records.find_batch("late")
 
 
-async def test_batches_are_listed_by_age_also_those_that_wait_for_their_runs(
+async def test_batches_are_listed_by_age_including_batches_without_runs(
     keeper: RedisKeeper,
 ) -> None:
     await keeper.records.open_batch("zzzz-old", "test", 2, None, NOW)
@@ -631,7 +635,7 @@ async def test_batches_are_listed_by_age_also_those_that_wait_for_their_runs(
         await keeper.records.find_batch("mmmm")
 
 
-async def test_a_place_whose_maker_died_is_made_with_the_same_id(keeper: RedisKeeper) -> None:
+async def test_an_item_whose_creator_died_is_created_with_the_same_id(keeper: RedisKeeper) -> None:
     await keeper.records.open_batch("batch", "test", 2, ("batch", "k", "b"), NOW)
     number = await keeper.records.batch_number("batch")
     first = submit(place=(number, 0))
@@ -654,7 +658,7 @@ def test_a_batch_is_found_by_its_number(batch_id: str) -> None:
 # --- the end -------------------------------------------------------------------------------------
 
 
-async def test_a_run_goes_a_week_after_its_end_and_everything_of_it(keeper: RedisKeeper) -> None:
+async def test_a_run_is_deleted_completely_a_week_after_its_end(keeper: RedisKeeper) -> None:
     await register(keeper.records)
     before = await keeper.keys()
     run = submit(version=1, key=("run of test", "k", "body"))
@@ -673,7 +677,7 @@ async def test_a_run_goes_a_week_after_its_end_and_everything_of_it(keeper: Redi
     await keeper.accept(submit(version=1, key=("run of test", "k", "other")), NOW + 10 * DAY)
 
 
-async def test_a_batch_goes_a_week_after_the_end_of_its_last_run(keeper: RedisKeeper) -> None:
+async def test_a_batch_is_deleted_a_week_after_the_end_of_its_last_run(keeper: RedisKeeper) -> None:
     runs = [submit(), submit(), submit()]
     await keeper.accept_batch("batch", runs, ("batch", "k", "body"), NOW)
     before = await keeper.keys()
@@ -693,7 +697,7 @@ async def test_a_batch_goes_a_week_after_the_end_of_its_last_run(keeper: RedisKe
     assert left == set()
 
 
-async def test_a_run_that_was_retried_is_not_dropped_whatever_the_list_says(
+async def test_a_retried_run_is_not_deleted_even_if_the_index_is_outdated(
     keeper: RedisKeeper,
 ) -> None:
     run = submit()
@@ -706,9 +710,7 @@ async def test_a_run_that_was_retried_is_not_dropped_whatever_the_list_says(
 
 
 @pytest.mark.parametrize("crash", range(1, 12))
-async def test_a_crash_in_the_middle_of_dropping_leaves_nothing_behind(
-    keeper: RedisKeeper, crash: int
-) -> None:
+async def test_a_crash_during_a_deletion_leaves_nothing(keeper: RedisKeeper, crash: int) -> None:
     runs = [submit(key=("run", "k", "b")), submit()]
     await keeper.accept(runs[0], NOW)
     await keeper.cancel(runs[0], NOW)
@@ -722,7 +724,7 @@ async def test_a_crash_in_the_middle_of_dropping_leaves_nothing_behind(
     assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
 
 
-async def test_many_who_expire_at_once_are_not_in_each_others_way(keeper: RedisKeeper) -> None:
+async def test_concurrent_expirations_do_not_disturb_each_other(keeper: RedisKeeper) -> None:
     runs = [submit() for _ in range(20)]
     for run in runs:
         await keeper.accept(run, NOW)
@@ -733,7 +735,7 @@ async def test_many_who_expire_at_once_are_not_in_each_others_way(keeper: RedisK
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-async def test_a_batch_that_was_opened_and_got_no_run_goes_a_week_after_that(
+async def test_an_opened_batch_without_runs_is_deleted_a_week_later(
     keeper: RedisKeeper, claimed: bool
 ) -> None:
     records = keeper.records
@@ -750,7 +752,7 @@ async def test_a_batch_that_was_opened_and_got_no_run_goes_a_week_after_that(
     await records.open_batch("other", "test", 2, ("batch", "k", "body"), NOW)
 
 
-async def test_a_batch_that_was_opened_and_has_a_run_goes_with_that(keeper: RedisKeeper) -> None:
+async def test_an_opened_batch_with_a_run_is_deleted_with_the_run(keeper: RedisKeeper) -> None:
     await keeper.records.open_batch("batch", "test", 2, ("batch", "k", "body"), NOW)
     run = submit(place=(await keeper.records.batch_number("batch"), 0))
     await keeper.accept(run, NOW)
@@ -761,7 +763,7 @@ async def test_a_batch_that_was_opened_and_has_a_run_goes_with_that(keeper: Redi
     assert {key for key in await keeper.keys() if not key.startswith("wf:def:")} == set()
 
 
-async def test_a_key_is_free_as_soon_as_its_run_is_forgotten(keeper: RedisKeeper) -> None:
+async def test_a_key_is_free_as_soon_as_its_run_is_deleted(keeper: RedisKeeper) -> None:
     old = submit(key=("run", "k", "b"))
     await keeper.accept(old, NOW)
     await keeper.cancel(old, NOW)
@@ -802,7 +804,7 @@ class Crashing:
         self._left -= 1
 
 
-async def test_nothing_that_lives_has_a_time_to_live(keeper: RedisKeeper) -> None:
+async def test_no_key_of_existing_records_has_a_time_to_live(keeper: RedisKeeper) -> None:
     await register(keeper.records)
     await keeper.records.set_alias("test", "stable", 1)
     await keeper.records.set_limit("t", 1, 1)
@@ -815,7 +817,7 @@ async def test_nothing_that_lives_has_a_time_to_live(keeper: RedisKeeper) -> Non
         assert await keeper.pipe.call("TTL", key) == -1, key
 
 
-async def test_what_is_not_there_any_more_is_not_listed(keeper: RedisKeeper) -> None:
+async def test_a_missing_run_is_not_listed(keeper: RedisKeeper) -> None:
     runs = [submit() for _ in range(4)]
     for at, run in enumerate(runs):
         await keeper.accept(run, NOW + at)

@@ -60,7 +60,7 @@ async def listed(commands: Commands, **wanted: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("archived", ["never", "early", "always"])
-async def test_runs_are_listed_as_they_are_however_far_the_archive_is(
+async def test_runs_are_listed_with_their_current_status_however_far_the_archive_is(
     commands: Commands, settings: Settings, request: pytest.FixtureRequest, archived: str
 ) -> None:
     one = flow(request)
@@ -83,7 +83,7 @@ async def test_runs_are_listed_as_they_are_however_far_the_archive_is(
     assert newest == await commands.get_run(ids[-1], nodes=False)
 
 
-async def test_a_page_is_filled_though_many_moved_that_nobody_hinted_at(
+async def test_a_page_is_filled_even_if_many_runs_changed_without_a_queue_entry(
     commands: Commands, settings: Settings, request: pytest.FixtureRequest
 ) -> None:
     one = flow(request)
@@ -96,7 +96,7 @@ async def test_a_page_is_filled_though_many_moved_that_nobody_hinted_at(
 
 
 @pytest.mark.parametrize("archived", ["never", "early", "always"])
-async def test_a_batch_is_counted_as_it_is_however_far_the_archive_is(
+async def test_a_batch_is_counted_with_current_statuses_however_far_the_archive_is(
     commands: Commands, settings: Settings, request: pytest.FixtureRequest, archived: str
 ) -> None:
     batch_id = (await commands.batch(flow(request), [{"n": n} for n in range(4)]))["batch_id"]
@@ -123,7 +123,7 @@ async def test_a_batch_is_counted_as_it_is_however_far_the_archive_is(
     assert (batch["counts"], batch["finished_at"]) == ({"CANCELLED": 3, "RUNNING": 1}, None)
 
 
-async def test_what_redis_lost_is_shown_as_it_was_archived(
+async def test_a_run_that_redis_lost_is_shown_from_the_archive(
     commands: Commands, settings: Settings, request: pytest.FixtureRequest
 ) -> None:
     one = flow(request)
@@ -136,7 +136,7 @@ async def test_what_redis_lost_is_shown_as_it_was_archived(
     assert (await commands.get_run(open_))["nodes"][0]["status"] == "QUEUED"
 
 
-async def test_a_workflow_goes_once_its_last_end_is_archived(
+async def test_a_workflow_can_be_deleted_once_its_last_end_is_archived(
     commands: Commands,
     settings: Settings,
     request: pytest.FixtureRequest,
@@ -163,7 +163,7 @@ async def test_a_workflow_goes_once_its_last_end_is_archived(
         await commands.delete_workflow(one["name"])
 
 
-async def test_a_rate_limit_is_kept_for_good_and_holds_at_once(
+async def test_a_rate_limit_is_stored_durably_and_applies_immediately(
     commands: Commands, settings: Settings
 ) -> None:
     await commands.set_rate_limit("both", 3, 4)
@@ -173,7 +173,7 @@ async def test_a_rate_limit_is_kept_for_good_and_holds_at_once(
         assert (await commands.rate_limit("both"))["burst"] == 4
 
 
-async def test_a_trigger_is_answered_though_redis_dies_once_it_is_kept(
+async def test_a_trigger_succeeds_even_if_redis_dies_after_the_run_is_stored(
     postgres_url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "ASKING_SECONDS", 0.3)

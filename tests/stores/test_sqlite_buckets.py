@@ -44,7 +44,7 @@ def database(tmp_path: Path) -> Path:
     st.lists(st.tuples(st.sampled_from([0, 1, 2]), PAUSES, OPERATIONS), max_size=20),
     st.sampled_from([(8.0, 1), (4.0, 4)]),
 )
-def test_three_processes_on_one_file_are_one_bucket(
+def test_three_processes_on_one_file_share_one_bucket(
     tmp_path_factory: pytest.TempPathFactory,
     steps: list[tuple[int, float, tuple[str, ...]]],
     limit: tuple[float, int],
@@ -74,7 +74,7 @@ def test_three_processes_on_one_file_are_one_bucket(
         file.close()
 
 
-def test_a_limit_that_is_set_here_holds_for_the_tokens_that_were_used_there(
+def test_a_limit_set_in_one_process_counts_the_tokens_used_in_another(
     database: Path,
 ) -> None:
     one = BucketFile(database, time.monotonic).bucket("t", 1.0, 1)
@@ -87,21 +87,21 @@ def test_a_limit_that_is_set_here_holds_for_the_tokens_that_were_used_there(
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"not ours" * 50, b"\0" * 4096])
-def test_a_file_that_makes_no_sense_begins_anew(database: Path, text: bytes) -> None:
+def test_a_damaged_bucket_file_starts_afresh(database: Path, text: bytes) -> None:
     Path(f"{database}-limits").write_bytes(text)
     bucket = BucketFile(database, time.monotonic).bucket("t", 1.0, 1)
     now = time.monotonic()
     assert (bucket.start(now), bucket.start(now)) == (True, False)
 
 
-def test_a_damaged_record_counts_as_none(database: Path) -> None:
+def test_a_damaged_record_is_ignored(database: Path) -> None:
     BucketFile(database, time.monotonic).bucket("t").start(time.monotonic())
     path = Path(f"{database}-limits")
     path.write_bytes(path.read_bytes()[:-32] + b"\xff" * 32)
     assert BucketFile(database, time.monotonic).bucket("t").start(time.monotonic())
 
 
-def test_another_boot_of_the_machine_begins_anew(
+def test_a_reboot_of_the_machine_starts_the_buckets_afresh(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
@@ -111,7 +111,7 @@ def test_another_boot_of_the_machine_begins_anew(
     assert BucketFile(database, time.monotonic).bucket("t").start(now)
 
 
-def test_a_process_that_holds_the_lock_for_ever_stops_nobody(database: Path) -> None:
+def test_a_process_that_holds_the_lock_forever_blocks_no_other(database: Path) -> None:
     path = Path(f"{database}-limits")
     held = os.open(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -122,7 +122,7 @@ def test_a_process_that_holds_the_lock_for_ever_stops_nobody(database: Path) -> 
     os.close(held)
 
 
-def test_the_file_is_for_its_user_alone_and_stays_small(
+def test_the_bucket_file_is_private_to_its_user_and_stays_small(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.stores.sqlite.limits.MAX_TAGS", 5)
@@ -138,7 +138,7 @@ def test_the_file_is_for_its_user_alone_and_stays_small(
     assert found.st_size <= 48 * 6
 
 
-async def test_engines_of_two_processes_share_a_rate(tmp_path: Path) -> None:
+async def test_engines_of_two_processes_share_one_rate(tmp_path: Path) -> None:
     """Each alone would start 8 in 0.35 s; both together must take twice as long."""
     script = textwrap.dedent("""
         import asyncio, sys, time

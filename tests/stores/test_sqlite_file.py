@@ -24,7 +24,7 @@ def modes(folder: Path) -> dict[str, str]:
     return {path.name: f"{path.stat().st_mode & 0o777:o}" for path in folder.rglob("*")}
 
 
-def test_the_file_and_all_beside_it_are_for_their_owner_alone(tmp_path: Path, umask: int) -> None:
+def test_the_file_and_its_side_files_are_private_to_their_owner(tmp_path: Path, umask: int) -> None:
     file = SqliteFile(tmp_path / "deep" / ".dovetail" / "dovetail.db")
     file.create()
     connection = file.connect()
@@ -40,7 +40,7 @@ def test_the_file_and_all_beside_it_are_for_their_owner_alone(tmp_path: Path, um
     connection.close()
 
 
-def test_a_file_that_is_shared_with_others_stays_so_and_is_known(tmp_path: Path) -> None:
+def test_a_file_that_is_shared_with_others_keeps_its_mode_and_is_noticed(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     file = SqliteFile(tmp_path / "dovetail.db")
     file.create()
@@ -53,7 +53,7 @@ def test_a_file_that_is_shared_with_others_stays_so_and_is_known(tmp_path: Path)
     connection.close()
 
 
-def test_to_open_it_again_drops_no_lock_of_another_connection(tmp_path: Path) -> None:
+def test_opening_the_file_again_drops_no_lock_of_another_connection(tmp_path: Path) -> None:
     file = SqliteFile(tmp_path / "dovetail.db")
     file.create()
     first = file.connect()

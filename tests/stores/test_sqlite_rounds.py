@@ -53,7 +53,7 @@ async def until_written(store: SqliteStore, gate: threading.Event) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_decision_that_was_answered_is_in_the_file_though_others_came_between_twice(
+async def test_an_acknowledged_decision_is_in_the_file_even_if_others_interfered_twice(
     pair: tuple[SqliteStore, SqliteStore],
 ) -> None:
     driver, other = pair
@@ -93,7 +93,7 @@ async def test_a_decision_that_was_answered_is_in_the_file_though_others_came_be
     assert {node.status for node in run.nodes} == {NodeStatus.RUNNING}
 
 
-async def test_who_finds_its_run_ended_elsewhere_goes_on_with_the_picture_it_has(
+async def test_decisions_equal_the_log_even_if_the_run_ended_elsewhere_meanwhile(
     pair: tuple[SqliteStore, SqliteStore],
 ) -> None:
     other, driver = pair  # this time it is the driver that writes in its thread
@@ -123,7 +123,7 @@ async def test_who_finds_its_run_ended_elsewhere_goes_on_with_the_picture_it_has
     ]
 
 
-async def test_a_run_that_refused_a_move_is_not_held_by_who_does_not_drive_it(
+async def test_a_store_does_not_cache_a_refused_run_that_it_does_not_own(
     pair: tuple[SqliteStore, SqliteStore],
 ) -> None:
     driver, other = pair

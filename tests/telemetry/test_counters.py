@@ -39,7 +39,7 @@ def parked(seconds: float) -> Event:
 COMPLETED = Event(2, 100.0, "node.completed", 1, "a", 1)
 
 
-def test_what_is_counted_are_events_of_the_log() -> None:
+def test_every_counted_event_is_an_event_of_the_log() -> None:
     assert set(EVENTS) <= {*RUN_EVENTS, *NODE_EVENTS}
 
 
@@ -59,7 +59,7 @@ def test_label_sets_from_callers_are_bounded() -> None:
     assert counts[OTHER, OTHER] == 50
 
 
-def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
+def test_a_histogram_counts_every_value_in_the_first_bucket_that_holds_it() -> None:
     telemetry = Telemetry()
     for seconds in (0.001, 0.005, 0.006, 4000.0):
         telemetry.on_duration("h", seconds)
@@ -78,7 +78,7 @@ def test_unknown_facts_are_left_out() -> None:
     assert not page.all("dovetail_queue_depth")
 
 
-def test_names_of_all_kinds_are_written_so_that_they_are_read_again() -> None:
+def test_label_values_of_all_kinds_can_be_parsed_again() -> None:
     telemetry = Telemetry()
     for name in ('qu"ote', "back\\slash", "new\nline", "ünï"):
         telemetry.counters.count("dovetail_results_refused_total", (name,))
@@ -99,7 +99,7 @@ def _in_child(telemetry: Telemetry, many: int, go: Callable[[], object]) -> None
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_children_count_is_added_up_while_they_live_and_after_their_end() -> None:
+def test_the_counters_of_children_are_summed_while_they_live_and_after_they_end() -> None:
     fork = multiprocessing.get_context("fork")
     telemetry = Telemetry()
     telemetry.on_events("r", graph(), [COMPLETED])
@@ -156,7 +156,7 @@ def port(**more: Callable[..., bool]) -> Iterator[int]:
         yield number
 
 
-def test_without_tokens_only_this_machine_may_ask_and_no_page_of_another_site() -> None:
+def test_without_tokens_only_this_machine_may_read_metrics_and_no_other_site() -> None:
     with port() as number:
         assert ask(number, "/metrics").text == "counted 1\n"
         assert ask(number, "/metrics", host=f"localhost:{number}").status_code == 200
@@ -165,7 +165,7 @@ def test_without_tokens_only_this_machine_may_ask_and_no_page_of_another_site() 
             http.get(f"http://127.0.0.2:{number}/metrics")
 
 
-def test_with_tokens_metrics_need_one_and_health_does_not() -> None:
+def test_with_tokens_metrics_need_a_token_and_health_does_not() -> None:
     with port(allowed=lambda token: token == b"good") as number:
         refused = ask(number, "/metrics")
         assert refused.status_code == 401
@@ -180,13 +180,13 @@ def test_with_tokens_metrics_need_one_and_health_does_not() -> None:
         assert answer.status_code == 200
 
 
-def test_a_service_that_is_stuck_or_ends_says_so() -> None:
+def test_a_stuck_or_ending_service_reports_it() -> None:
     with port(live=lambda: False, ready=lambda: False) as number:
         assert ask(number, "/health/live").status_code == 503
         assert ask(number, "/health/ready").status_code == 503
 
 
-def test_a_port_that_is_taken_is_a_clear_error() -> None:
+def test_a_metrics_port_in_use_is_a_clear_error() -> None:
     with port() as number, pytest.raises(MetricsPortError, match="DOVETAIL_METRICS_PORT"):
         MetricsPort(
             number, lambda: (b"", ""), live=lambda: True, ready=lambda: True, allowed=None
@@ -229,7 +229,7 @@ def _answers(number: int) -> bool:
         return False
 
 
-def test_where_nothing_is_shared_a_child_counts_for_itself() -> None:
+def test_without_shared_counters_a_child_counts_for_itself() -> None:
     telemetry = Telemetry()
     telemetry.in_child()
     telemetry.on_events("r", graph(), [COMPLETED])

@@ -98,7 +98,7 @@ def test_the_dashboard_shows_every_metric() -> None:
     assert shown == set(KNOWN)
 
 
-def test_the_dashboard_is_one_that_grafana_can_lay_out() -> None:
+def test_grafana_can_lay_out_the_dashboard() -> None:
     numbers = [panel["id"] for panel in BOARD["panels"]]
     assert len(numbers) == len(set(numbers))
     taken: set[tuple[int, int]] = set()
@@ -127,7 +127,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
-def test_the_image_is_slim_not_root_and_looks_after_its_health() -> None:
+def test_the_image_is_slim_runs_not_as_root_and_has_a_health_check() -> None:
     made = instructions()
     assert all("-slim" in rest for word, rest in made if word == "FROM")
     assert [rest for word, rest in made if word == "USER"] == ["10001:10001"]
@@ -141,7 +141,7 @@ def test_the_image_is_slim_not_root_and_looks_after_its_health() -> None:
     assert "--require-hashes" in install
 
 
-def test_what_the_image_copies_is_there_and_not_ignored() -> None:
+def test_the_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     kept = [
         line.removeprefix("!")
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -198,7 +198,7 @@ def starts(words: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_composed_service_is_a_command_with_settings_that_exist(name: str) -> None:
+def test_a_compose_service_is_a_command_with_existing_settings(name: str) -> None:
     service = COMPOSE[name]
     starts(service["command"])
     given = {k: str(v) for k, v in service["environment"].items() if k.startswith("DOVETAIL_")}
@@ -212,7 +212,7 @@ def test_a_composed_service_is_a_command_with_settings_that_exist(name: str) -> 
     assert service["read_only"] is True
 
 
-def test_the_ports_of_the_composition_agree() -> None:
+def test_the_ports_of_the_compose_file_agree() -> None:
     api = starts(COMPOSE["api"]["command"])
     assert COMPOSE["api"]["ports"] == [f"127.0.0.1:{api['port']}:{api['port']}"]
     exposed = dict(instructions())["EXPOSE"].split()
@@ -227,7 +227,7 @@ def test_the_ports_of_the_composition_agree() -> None:
     assert set(found["names"]) == {"orchestrator", "worker"}
 
 
-async def test_the_redis_of_the_composition_is_one_that_the_doctor_finds_well() -> None:
+async def test_the_redis_of_the_compose_file_passes_the_doctor() -> None:
     words = COMPOSE["redis"]["command"][1:]
     flags = dict(zip(words[::2], words[1::2], strict=True))
     given = {name.removeprefix("--"): value for name, value in flags.items()}
@@ -286,7 +286,7 @@ def probes(container: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_pod_has_settings_that_exist_and_time_to_drain(name: str) -> None:
+def test_a_pod_has_existing_settings_and_time_to_drain(name: str) -> None:
     spec, container = pod(name)
     given = environment_of(container)
     assert {key for key in given if key.startswith("DOVETAIL_")} <= SETTINGS
@@ -300,7 +300,7 @@ def test_a_pod_has_settings_that_exist_and_time_to_drain(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_pod_is_asked_for_its_health_where_it_answers(name: str) -> None:
+def test_the_probes_of_a_pod_use_ports_that_it_serves(name: str) -> None:
     _, container = pod(name)
     given = environment_of(container)
     (port,) = container["ports"]
@@ -318,7 +318,7 @@ def test_a_pod_is_asked_for_its_health_where_it_answers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_pod_has_no_field_that_kubernetes_does_not_know_and_no_right_it_does_not_need(
+def test_a_pod_has_only_known_fields_and_needed_permissions(
     name: str,
 ) -> None:
     spec, container = pod(name)
@@ -341,7 +341,7 @@ def test_a_pod_has_no_field_that_kubernetes_does_not_know_and_no_right_it_does_n
     assert budget["spec"]["selector"]["matchLabels"].items() == labels
 
 
-def test_the_kustomization_names_every_file_but_what_is_applied_by_hand() -> None:
+def test_the_kustomization_names_every_file_except_those_applied_by_hand() -> None:
     (whole,) = documents(KUBERNETES / "kustomization.yaml")
     by_hand = {"kustomization.yaml", "secret.example.yaml", "autoscaling.yaml", "alerts.yaml"}
     by_hand.add("migrate.yaml")
@@ -368,7 +368,7 @@ def test_pods_of_a_service_are_spread_over_zones_and_nodes(name: str) -> None:
     assert all(one["labelSelector"] == labels for one in spread)
 
 
-def test_each_service_has_a_secret_of_its_own_with_no_more_than_it_needs() -> None:
+def test_each_service_has_its_own_secret_with_only_the_values_that_it_needs() -> None:
     secrets = {
         one["metadata"]["name"].removeprefix("dovetail-"): one["stringData"]
         for one in documents(KUBERNETES / "secret.example.yaml")
@@ -379,7 +379,7 @@ def test_each_service_has_a_secret_of_its_own_with_no_more_than_it_needs() -> No
         assert all(token.endswith(":read") for token in secrets[name]["DOVETAIL_TOKENS"].split(","))
 
 
-def test_the_network_lets_only_ports_that_a_pod_has_be_reached() -> None:
+def test_the_network_policy_opens_only_ports_of_pods() -> None:
     policies = {
         one["metadata"]["name"]: one["spec"] for one in documents(KUBERNETES / "network.yaml")
     }
@@ -395,7 +395,7 @@ def test_the_network_lets_only_ports_that_a_pod_has_be_reached() -> None:
     assert reached == {name: [one["name"] for one in pod(name)[1]["ports"]] for name in SERVICES}
 
 
-def test_every_alert_asks_for_metrics_that_are_exported_and_says_what_to_do() -> None:
+def test_every_alert_uses_exported_metrics_and_has_a_summary() -> None:
     (rules,) = documents(KUBERNETES / "alerts.yaml")
     (group,) = rules["spec"]["groups"]
     for rule in group["rules"]:
@@ -404,7 +404,7 @@ def test_every_alert_asks_for_metrics_that_are_exported_and_says_what_to_do() ->
         assert rule["labels"]["severity"] in ("warning", "critical")
 
 
-def test_workers_are_scaled_by_what_waits_and_by_what_one_of_them_can_do() -> None:
+def test_workers_are_scaled_by_the_backlog_and_the_concurrency_of_a_worker() -> None:
     (scaled,) = documents(KUBERNETES / "autoscaling.yaml")
     target = scaled["spec"]["scaleTargetRef"]
     assert target["name"] == deployment("worker")["metadata"]["name"]

@@ -49,7 +49,7 @@ def page() -> Page:
     return Page(Telemetry().page(ServiceFacts()).decode())
 
 
-def test_what_a_handler_registers_is_on_the_page_beside_ours(mine: list[Collector]) -> None:
+def test_metrics_registered_by_a_handler_are_exported_beside_ours(mine: list[Collector]) -> None:
     counter = Counter("orders_total", "Orders", ["shop"])
     spread = Histogram("order_size", "Sizes", buckets=(1, 10))
     mine += [counter, spread]
@@ -73,7 +73,7 @@ def test_the_librarys_metrics_of_a_process_are_left_out() -> None:
 @pytest.mark.parametrize(
     "name", ["dovetail_runs_total", "dovetail_runs", "dovetail_node_duration_seconds_count"]
 )
-def test_one_of_a_name_of_ours_is_left_out_and_the_log_says_so(
+def test_a_metric_with_a_name_of_ours_is_left_out_and_logged(
     name: str, mine: list[Collector], caplog: pytest.LogCaptureFixture
 ) -> None:
     _warn_of.cache_clear()
@@ -93,7 +93,7 @@ class Broken(Collector):
         raise RuntimeError("it cannot be read")
 
 
-def test_a_collector_that_fails_costs_its_own_lines_alone(
+def test_a_failing_collector_costs_only_its_own_lines(
     mine: list[Collector], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Broken()
@@ -152,7 +152,7 @@ def numbers(told: Page) -> tuple[float, float, float, float]:
     )
 
 
-def test_a_pool_is_summed_while_its_processes_live_and_after_their_end(pooled: Pooled) -> None:
+def test_a_pool_is_summed_while_its_processes_live_and_after_they_end(pooled: Pooled) -> None:
     first, second = pooled.add(1, 2), pooled.add(3, 40, 5)
 
     def told() -> Page:
@@ -175,7 +175,7 @@ def test_a_pool_is_summed_while_its_processes_live_and_after_their_end(pooled: P
     assert kinds == ["counter", "counter", "gauge", "histogram", "histogram"], "none is left behind"
 
 
-def test_a_folder_of_the_operators_is_read_and_left_alone(
+def test_a_folder_of_the_operator_is_read_but_not_changed(
     pooled: Pooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pooled.add(1, 2).communicate()
@@ -190,7 +190,7 @@ def test_a_folder_of_the_operators_is_read_and_left_alone(
     assert {path: path.read_bytes() for path in pooled.folder.iterdir()} == files
 
 
-def test_the_folder_of_a_pool_is_made_before_and_gone_after(
+def test_the_folder_of_a_pool_is_created_before_and_deleted_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VALUES_FOLDER, raising=False)

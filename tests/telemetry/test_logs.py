@@ -56,7 +56,7 @@ def test_a_worker_writes_one_json_object_for_each_record(three: Three) -> None:
     assert len(inside["span_id"]) == 16
 
 
-def test_every_line_of_all_services_is_a_record(three: Three) -> None:
+def test_every_log_line_of_all_services_is_a_record(three: Three) -> None:
     for process in three.services.processes[:2]:
         for line in three.services.log(process).splitlines():
             assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
@@ -66,7 +66,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_line_for_people_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_console_log_line_is_short(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs(Settings.model_validate(SETTINGS))
     log = logging.getLogger("dovetail.worker")
     log.info("started, pid %d", 7, extra={"run_id": "r"})
@@ -95,7 +95,7 @@ def test_a_service_names_the_run_and_the_request(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_a_traceback_cannot_be_taken_for_records(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_cannot_be_mistaken_for_records(capsys: pytest.CaptureFixture[str]) -> None:
     show_logs(Settings.model_validate(SETTINGS))
     try:
         raise ValueError(f"{SECRET}\ndovetail.api: error: forged")
@@ -109,7 +109,7 @@ def test_a_traceback_cannot_be_taken_for_records(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_whatever_is_logged_is_one_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_log_record_is_one_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     class Odd:
         def __str__(self) -> str:
             raise RuntimeError
@@ -139,7 +139,7 @@ def test_whatever_is_logged_is_one_line(form: str, capsys: pytest.CaptureFixture
             assert line.startswith("dovetail.x: told ")
 
 
-def test_warnings_are_records_and_showing_logs_twice_shows_them_once(
+def test_warnings_are_records_and_setting_up_logs_twice_shows_them_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     show_logs(Settings.model_validate(SETTINGS))

@@ -133,7 +133,9 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
     services.close()
 
 
-def test_an_embedded_server_counts_what_its_log_says(embedded: tuple[Services, Api]) -> None:
+def test_the_counters_of_an_embedded_server_equal_its_event_logs(
+    embedded: tuple[Services, Api],
+) -> None:
     _, api = embedded
     before = [api.page()]
     assert families(before[0]) == set(CONTRACT)
@@ -153,7 +155,7 @@ def test_an_embedded_server_counts_what_its_log_says(embedded: tuple[Services, A
     assert page("dovetail_http_request_duration_seconds_count", route="/api/v1/runs") == 8
 
 
-def test_what_waits_in_an_embedded_server_is_its_queue(embedded: tuple[Services, Api]) -> None:
+def test_the_queue_depth_of_an_embedded_server_is_its_queue(embedded: tuple[Services, Api]) -> None:
     services, api = embedded
     run_id = api.run(node("a", "hold", config={"file": "go"}), *(node(f"n{i}") for i in range(5)))
     wait_for(lambda: services.is_held("go"), "the first to run")
@@ -172,7 +174,7 @@ def test_an_unknown_path_is_not_a_label(embedded: tuple[Services, Api]) -> None:
     assert "else" not in page.text
 
 
-def test_three_services_count_each_event_once_between_them(three: Three) -> None:
+def test_three_services_count_each_event_once_in_total(three: Three) -> None:
     before = three.pages()
     assert all(families(page) == set(CONTRACT) for page in before)
     run_ids = some_of_everything(three.api, "three")
@@ -193,7 +195,7 @@ def test_three_services_count_each_event_once_between_them(three: Three) -> None
     assert now - already == pytest.approx(seconds, abs=0.001)
 
 
-def test_a_cancel_is_counted_by_the_api_that_made_it(three: Three) -> None:
+def test_a_cancel_is_counted_by_the_api_server_that_applied_it(three: Three) -> None:
     run_id = three.api.run(node("a", "hold", config={"file": "never"}), name="cancelled")
     wait_for(lambda: three.services.is_held("never"), "it to run")
     assert three.api.http.post(f"/api/v1/runs/{run_id}/cancel").status_code == 202
@@ -202,7 +204,7 @@ def test_a_cancel_is_counted_by_the_api_that_made_it(three: Three) -> None:
     assert three.total("dovetail_runs_total", workflow="cancelled", status="CANCELLED") == 1
 
 
-def test_a_lost_worker_a_late_result_and_what_waits_are_counted(three: Three) -> None:
+def test_a_lost_worker_a_late_result_and_the_backlog_are_counted(three: Three) -> None:
     services, api = three.services, three.api
     only = "from dovetail import handler\n" + (
         "@handler\nasync def lone(config, ctx):\n    await __import__('asyncio').sleep(60)\n"
@@ -237,7 +239,7 @@ def _status(api: Api, run_id: str) -> str:
     return str(api.http.get(f"/api/v1/runs/{run_id}").json()["nodes"][0]["status"])
 
 
-def test_the_archive_is_behind_by_what_waits_longest_for_it(three: Three) -> None:
+def test_the_archive_lag_is_the_age_of_the_longest_waiting_run(three: Three) -> None:
     assert all(page("dovetail_archive_lag_seconds") == 0 for page in three.pages())
     with redis.Redis.from_url(three.redis_url) as connection:
         connection.zadd("wf:unarchived", {"a-run": time.time() - 60})

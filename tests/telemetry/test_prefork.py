@@ -19,7 +19,7 @@ def redis_url() -> Iterator[str]:
         yield redis.url
 
 
-def test_a_celery_worker_counts_and_traces_what_its_pool_does(
+def test_a_celery_worker_counts_and_traces_the_work_of_its_pool(
     tmp_path: Path, redis_url: str, receiver: Receiver
 ) -> None:
     services = Services(

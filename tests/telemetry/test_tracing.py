@@ -29,7 +29,9 @@ def by_name(spans: list[Received]) -> dict[str, Received]:
     return found
 
 
-def test_a_run_is_one_trace_across_three_processes_below_its_caller(three: Three) -> None:
+def test_a_run_is_one_trace_across_three_processes_under_the_span_of_its_caller(
+    three: Three,
+) -> None:
     receiver, api = three.receiver, three.api
     run_id = api.run(
         node("a"),
@@ -86,7 +88,7 @@ def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
     assert {span.trace_id for span in spans} == {run.trace_id}
 
 
-def test_a_retry_is_a_span_of_its_own_in_the_same_trace(three: Three) -> None:
+def test_a_retry_is_its_own_span_in_the_same_trace(three: Three) -> None:
     receiver, api = three.receiver, three.api
     trace_id = "1" * 32
     run_id = api.run(node("a", "broken"), name="again", headers=traceparent(trace_id))
@@ -139,7 +141,7 @@ def test_a_run_without_a_caller_has_its_own_trace_and_an_unsampled_caller_none(
     assert receiver.trace("2" * 32) == []
 
 
-def test_an_embedded_server_makes_the_same_spans(services: Services, receiver: Receiver) -> None:
+def test_an_embedded_server_creates_the_same_spans(services: Services, receiver: Receiver) -> None:
     trace_id = "3" * 32
     api = services.serve(**tracing_to(receiver))
     run_id = api.run(node("a"), node("b", "spans", "a"), headers=traceparent(trace_id))
@@ -151,7 +153,7 @@ def test_an_embedded_server_makes_the_same_spans(services: Services, receiver: R
     assert spans["of the handler"].parent_id == spans["node b"].span_id
 
 
-def test_traces_that_cannot_be_sent_stop_the_start_and_say_what_would_work(
+def test_a_trace_setting_that_cannot_work_stops_the_start_with_a_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert open_tracing("worker") is None
@@ -167,7 +169,7 @@ def test_traces_that_cannot_be_sent_stop_the_start_and_say_what_would_work(
     assert open_tracing("worker") is None
 
 
-def test_a_collector_that_is_away_holds_up_neither_a_run_nor_the_end(services: Services) -> None:
+def test_an_unreachable_collector_delays_neither_a_run_nor_the_end(services: Services) -> None:
     api = services.serve(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1")
     api.ended(api.run(node("a")))
     services.end(services.processes[0])

@@ -13,7 +13,7 @@ SECONDS = 4.0
 ARCHIVED = {**IMPATIENT, "recovery_timeout": 1.0, "checkpoint_interval": 2.0}
 
 
-async def test_runs_that_redis_has_lost_are_put_back_and_end_right(
+async def test_runs_that_redis_lost_are_restored_and_end_correctly(
     new_stage: NewStage, postgres_url: str, tmp_path: Path
 ) -> None:
     async with new_stage(SEED, {**ARCHIVED, "database_url": postgres_url}) as stage:

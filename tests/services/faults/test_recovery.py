@@ -20,7 +20,7 @@ PATIENT = {**IMPATIENT, "stale_result_timeout": 30.0, "stale_claim_interval": 15
 """The backstop for results is far away: an orchestrator's lease has to do it."""
 
 
-async def test_a_dead_workers_nodes_start_again_within_its_lease_and_two_seconds(
+async def test_the_nodes_of_a_dead_worker_start_again_within_its_lease_and_two_seconds(
     new_stage: NewStage,
 ) -> None:
     async with new_stage(SEED, IMPATIENT) as stage:
@@ -31,7 +31,7 @@ async def test_a_dead_workers_nodes_start_again_within_its_lease_and_two_seconds
         assert max(stage.recovery.workers) < LEASE + 2 + SLACK
 
 
-async def test_all_that_a_busy_worker_leaves_when_it_dies_is_begun_as_soon(
+async def test_all_nodes_of_a_busy_worker_that_died_start_again_just_as_soon(
     new_stage: NewStage,
 ) -> None:
     """It has claimed many nodes a moment ago, and read many more."""
@@ -54,7 +54,7 @@ async def test_all_that_a_busy_worker_leaves_when_it_dies_is_begun_as_soon(
         assert time.monotonic() - died < lease + 2 + SLACK
 
 
-async def test_what_a_worker_says_that_slept_beyond_its_lease_changes_nothing(
+async def test_a_late_result_of_a_worker_that_slept_beyond_its_lease_changes_nothing(
     new_stage: NewStage,
 ) -> None:
     async with new_stage(SEED, IMPATIENT) as stage:
@@ -67,7 +67,7 @@ async def test_what_a_worker_says_that_slept_beyond_its_lease_changes_nothing(
         assert report.refused, "nothing came late"
 
 
-async def test_what_a_dead_orchestrator_held_is_taken_within_five_seconds(
+async def test_the_messages_of_a_dead_orchestrator_are_reclaimed_within_five_seconds(
     new_stage: NewStage,
 ) -> None:
     async with new_stage(SEED, PATIENT) as stage:
@@ -78,7 +78,7 @@ async def test_what_a_dead_orchestrator_held_is_taken_within_five_seconds(
         assert max(stage.recovery.orchestrators) < 5 + SLACK
 
 
-async def test_runs_go_on_soon_after_redis_was_killed_and_task_streams_were_lost(
+async def test_runs_continue_soon_after_redis_was_killed_and_task_streams_were_lost(
     new_stage: NewStage,
 ) -> None:
     async with new_stage(SEED, IMPATIENT) as stage:

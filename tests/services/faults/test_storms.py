@@ -29,7 +29,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_every_run_ends_right_though(
+async def test_every_run_ends_correctly_under_faults(
     new_stage: NewStage, tmp_path: Path, family: str
 ) -> None:
     print(f"FAULTS_SEED={SEED}")  # shown when the test fails
@@ -46,7 +46,9 @@ async def test_every_run_ends_right_though(
         assert storm.tried == set(faults)
 
 
-async def test_so_does_every_run_of_a_crowd(new_stage: NewStage, tmp_path: Path) -> None:
+async def test_every_run_of_many_ends_correctly_under_faults(
+    new_stage: NewStage, tmp_path: Path
+) -> None:
     """Hundreds at once: what a fault leaves is more than anybody takes up in one go."""
     print(f"FAULTS_SEED={SEED}")
     faults = [fault for fault in FAULTS if "oversleeps" not in fault]
@@ -59,6 +61,6 @@ async def test_so_does_every_run_of_a_crowd(new_stage: NewStage, tmp_path: Path)
         assert report.runs >= 500
 
 
-def test_every_fault_has_a_family() -> None:
+def test_every_fault_belongs_to_a_family() -> None:
     for fault in FAULTS:
         assert any(word in fault for words in FAMILIES.values() for word in words), fault

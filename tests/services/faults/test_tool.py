@@ -26,7 +26,7 @@ def tool() -> ModuleType:
 
 
 @pytest.mark.parametrize(("wrong", "code"), [(0, 0), (1, 1)])
-async def test_a_violation_makes_it_fail(
+async def test_a_violation_fails_the_tool(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, wrong: int, code: int
 ) -> None:
     async def rage(seed: int, tally: object, over: object, **_: bool) -> None:
@@ -36,7 +36,7 @@ async def test_a_violation_makes_it_fail(
     assert await tool.run(7, 0.0, ["storms"]) == code
 
 
-async def test_so_does_a_recovery_that_takes_too_long(
+async def test_a_slow_recovery_fails_the_tool(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def recover(kind: str, *_: object, **__: bool) -> bool:
@@ -51,19 +51,19 @@ async def test_so_does_a_recovery_that_takes_too_long(
         assert await tool.run(7, 0.0, [part], tool.CELERY) == 1
 
 
-def test_every_trial_has_a_limit_a_meaning_and_faults_that_are_known(tool: ModuleType) -> None:
+def test_every_trial_has_a_limit_a_meaning_and_known_faults(tool: ModuleType) -> None:
     for over in tool.TRANSPORTS.values():
         assert over.trials.keys() == over.limits.keys() <= tool.MEANS.keys()
         assert over.known.keys() >= {*over.faults, *(f for t in over.trials.values() for f in t[0])}
 
 
-def test_of_a_hundred_recoveries_one_may_be_late_and_none_may_be_missing(tool: ModuleType) -> None:
+def test_of_a_hundred_recoveries_one_may_be_late_but_none_may_be_missing(tool: ModuleType) -> None:
     assert tool.figure("redis", [1.0] * 199 + [9.0], 3.0)
     assert not tool.figure("redis", [1.0] * 95 + [9.0] * 5, 3.0)
     assert not tool.figure("redis", [9.0], 3.0)
     assert not tool.figure("redis", [], 3.0)
 
 
-def test_it_explains_itself() -> None:
+def test_the_tool_prints_its_help() -> None:
     done = subprocess.run([sys.executable, TOOL, "--help"], capture_output=True, check=True)
     assert b"--seed" in done.stdout

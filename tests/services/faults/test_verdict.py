@@ -108,7 +108,7 @@ class Play:
 
 
 @pytest.mark.parametrize("seeds", [range(start, start + 40) for start in range(0, 200, 40)])
-def test_whatever_the_rules_make_is_accepted(seeds: range) -> None:
+def test_any_evidence_produced_by_the_rules_is_accepted(seeds: range) -> None:
     for seed in seeds:
         found = violations(Play(seed).evidence())
         assert found == [], f"seed {seed}"
@@ -214,13 +214,13 @@ def _unfinished(evidence: Evidence) -> Evidence:
     ],
     ids=lambda change: change.__qualname__.strip("_").partition(".")[0],
 )
-def test_what_the_rules_would_not_make_is_found(change: Change) -> None:
+def test_evidence_that_the_rules_cannot_produce_is_detected(change: Change) -> None:
     played = (Play(seed).evidence() for seed in range(1000))
     whole = next(one for one in played if one.run.status == "COMPLETED" and len(one.executions) > 9)
     assert violations(change(whole))
 
 
-def test_a_second_start_of_an_at_most_once_node_is_found() -> None:
+def test_a_second_start_of_an_at_most_once_node_is_detected() -> None:
     plan = Plan(
         {
             "name": "storm",
