@@ -22,7 +22,7 @@ from dovetail.redis_client.pipelined import PipelinedRedis
 
 from ..core.invariants import check_run
 from ..faults.nursery import Child, Nursery
-from .retold import Told, retell
+from .replayed import Told, retell
 from .shared_runs import graph, opened
 from .stores import plain, read, redis_url
 
