@@ -27,7 +27,7 @@ from dovetail.cli.text import (
     printable,
     table,
 )
-from dovetail.documents.commands.process import HEAD, document_row
+from dovetail.documents.commands.reviews import HEAD, document_row
 
 
 @pytest.mark.parametrize(

@@ -1,55 +1,136 @@
-"""What a server has behind it: the engine in this process, or the services of a set-up on Redis.
+"""What the services run: the orchestrator, the worker, and the API server with what is behind it.
 
-Either way it is commands, a fleet, and duties that go on for as long as it serves. What it must
-not know: HTTP.
+Behind an API server is the engine in this process, or the stores and queues of a set-up on Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    suppress,
 )
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dovetail import __version__
+from dovetail.api.app import create_app
+from dovetail.api.connection import Sending
 from dovetail.api.operations import ThisProcess
-from dovetail.api.service import Fleet
-from dovetail.cli.commands.orchestrator import orchestrating
-from dovetail.cli.commands.worker import working_on
-from dovetail.cli.services import Service, beside, facts_of, facts_of_this_process, redis_client
+from dovetail.api.server import serve, url_of
+from dovetail.api.service import ApiService, Fleet
+from dovetail.cli import output as streams
+from dovetail.cli.failures import InvalidInput
+from dovetail.cli.interruptible import Stopping
+from dovetail.cli.services import (
+    Service,
+    facts_of,
+    facts_of_this_process,
+    redis_imports,
+    running_service,
+)
 from dovetail.cli.text import counted
-from dovetail.config import Settings
+from dovetail.config import Settings, env_name
+from dovetail.core.errors import StoreError
 from dovetail.engine.commands import Commands
+from dovetail.engine.listener import Listener
 from dovetail.handlers.registry import Registry
-from dovetail.telemetry.metrics import ServiceFacts
+from dovetail.telemetry.metrics import CONTENT_TYPE, ServiceFacts
 from dovetail.telemetry.service import Telemetry
 from dovetail.wiring.embedded import embedded
 
 log = logging.getLogger("dovetail.serve")
+orchestrator_log = logging.getLogger("dovetail.orchestrator")
+worker_log = logging.getLogger("dovetail.worker")
 
+LAST_RESULTS_SECONDS = 3.0
+"""After a stop request, for the results that an orchestrator is applying."""
+RESTART_SECONDS = 1.0
 TAKE_OVER_SECONDS = 2.0
-"""How often it looks for runs that nobody drives any more."""
+"""Between two searches for runs that no process drives any more."""
 
 
-class Behind(NamedTuple):
+def orchestrator_service(settings: Settings, listener: Listener | None = None) -> Service:
+    with redis_imports(settings, "dovetail orchestrator"):
+        from dovetail.wiring.distributed import orchestrate
+
+    async def service(stop: asyncio.Event) -> None:
+        archive = "none" if settings.database_url is None else "PostgreSQL"
+        orchestrator_log.info("started, pid %d, archive: %s", os.getpid(), archive)
+        working = asyncio.ensure_future(orchestrate(settings, stop, listener))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not working.done():
+            await asyncio.wait([working], timeout=LAST_RESULTS_SECONDS)
+            working.cancel()  # Redis does not answer; a peer takes over all that this one holds
+        with suppress(asyncio.CancelledError):
+            await working
+
+    return service
+
+
+def worker_service(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> Service:
+    if settings.transport == "celery":
+        raise InvalidInput(
+            f"{env_name('transport')} is celery, whose worker is a pool of processes and cannot be "
+            "part of another service: start `dovetail worker` beside it"
+        )
+    with redis_imports(settings, "dovetail worker"):
+        from dovetail.wiring.distributed import working
+
+    async def once(stop: asyncio.Event) -> None:
+        async with working(settings, registry, listener) as at_work:
+            known = counted(len(registry.handlers()), "handler")
+            at_once = counted(settings.concurrency, "node")
+            worker_log.info("started, pid %d: %s, %s at once", os.getpid(), known, at_once)
+            stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({stopping, at_work.crashed}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if at_work.crashed.done():
+                at_work.crashed.result()
+            if running := len(at_work.holding()):
+                nodes, seconds = counted(running, "node"), f"{settings.drain_seconds:g} s"
+                worker_log.info("takes no more work; %s may finish within %s", nodes, seconds)
+
+    async def service(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await once(stop)
+            except StoreError as error:
+                if stop.is_set():
+                    worker_log.warning("%s; what ran here goes on elsewhere by its lease", error)
+                    return
+                # Redis was away for longer than a lease: other workers run what ran here.
+                worker_log.warning("%s; beginning anew", error)
+                await asyncio.sleep(RESTART_SECONDS)
+
+    return service
+
+
+class Backend(NamedTuple):
     commands: Commands
     fleet: Fleet
     duties: Sequence[asyncio.Future[None]]
-    """One that ends, ends the server: with its error, if it has one."""
+    """When one of them ends, the server ends, with its error if it has one."""
     facts: Callable[[], Awaitable[ServiceFacts]]
-    """What whoever watches may ask of it."""
+    """The facts for `/metrics`."""
 
 
 @asynccontextmanager
-async def this_process(
+async def embedded_backend(
     settings: Settings, registry: Registry, telemetry: Telemetry
-) -> AsyncIterator[Behind]:
-    """The embedded engine; it also goes on with the runs of processes that died."""
+) -> AsyncIterator[Backend]:
+    """The embedded engine. It also takes over runs of processes that died."""
 
     async def facts() -> ServiceFacts:
         return facts_of_this_process(telemetry, list(registry))
@@ -63,7 +144,7 @@ async def this_process(
             asyncio.ensure_future(commands.lost()),
         ]
         try:
-            yield Behind(commands, fleet, duties, facts)
+            yield Backend(commands, fleet, duties, facts)
         finally:
             for duty in duties:
                 duty.cancel()
@@ -71,23 +152,23 @@ async def this_process(
 
 
 async def _take_over(commands: Commands) -> None:
-    """Go on with the runs that nobody drives, now and for ever after."""
+    """Take over the runs that no process drives, again and again."""
     while True:
         if taken := await commands.resume():
             log.info("took over %s that nobody drove", counted(len(taken), "run"))
         await asyncio.sleep(TAKE_OVER_SECONDS)
 
 
-def on_redis(
+def redis_backend(
     settings: Settings, registry: Registry, services: Sequence[str], telemetry: Telemetry
-) -> AbstractAsyncContextManager[Behind]:
-    """The commands over Redis, with these services in this process, too."""
-    with redis_client(settings, "dovetail serve"):
+) -> AbstractAsyncContextManager[Backend]:
+    """The commands over Redis, with these services in the same process."""
+    with redis_imports(settings, "dovetail serve"):
         from dovetail.wiring.distributed import commanding
         from dovetail.wiring.health import watching
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Behind]:
+    async def opened() -> AsyncIterator[Backend]:
         duties: list[asyncio.Future[None]] = []
         async with AsyncExitStack() as stack:
             commands = await stack.enter_async_context(
@@ -96,14 +177,57 @@ def on_redis(
             fleet = await stack.enter_async_context(watching(settings, _names(registry)))
             inside: list[Service] = []
             if "orchestrator" in services:
-                inside.append(orchestrating(settings, telemetry))
+                inside.append(orchestrator_service(settings, telemetry))
             if "worker" in services:  # the last, so it ends first: its results are still applied
-                inside.append(working_on(settings, registry, telemetry))
-            duties += [await stack.enter_async_context(beside(one)) for one in inside]
-            yield Behind(commands, fleet, duties, partial(facts_of, fleet))
+                inside.append(worker_service(settings, registry, telemetry))
+            duties += [await stack.enter_async_context(running_service(one)) for one in inside]
+            yield Backend(commands, fleet, duties, partial(facts_of, fleet))
 
     return opened()
 
 
 def _names(registry: Registry) -> list[str]:
     return [known.name for known in registry.handlers()]
+
+
+async def serve_until_stopped(
+    opened: AbstractAsyncContextManager[Backend],
+    settings: Settings,
+    hosts: Sequence[str],
+    listening: list[socket.socket],
+    stopping: Stopping,
+    telemetry: Telemetry,
+) -> None:
+    """Serve the HTTP API until a stop is requested or a duty of the backend ends."""
+    async with opened as (commands, fleet, duties, facts):
+
+        async def metrics() -> tuple[bytes, str]:
+            return telemetry.page(await facts()), CONTENT_TYPE
+
+        service = ApiService(commands, fleet, settings, hosts, metrics=metrics)
+        app = telemetry.app(create_app(service, __version__, telemetry.answered))
+        asked = asyncio.ensure_future(stopping.wait())
+        most, sending = settings.max_connections, Sending(settings.send_timeout)
+        serving = asyncio.ensure_future(serve(app, listening, service.closing, most, sending))
+        streams.say(f"dovetail serves {url_of(listening)}")
+        sys.stdout.flush()
+        try:
+            await asyncio.wait({serving, asked, *duties}, return_when=asyncio.FIRST_COMPLETED)
+            if asked.done() and settings.shutdown_delay:
+                # Load balancers learn from /health/ready that they must send no more requests here;
+                # requests that come meanwhile are answered.
+                service.leaving.set()
+                log.info("not ready; serves for %g s more", settings.shutdown_delay)
+                await asyncio.wait(
+                    {serving, *duties},
+                    timeout=settings.shutdown_delay,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            service.closing.set()
+            await serving
+            asked.cancel()
+        # A duty notices that the store is lost, and ends the server with its error.
+        for duty in duties:
+            if duty.done():
+                duty.result()

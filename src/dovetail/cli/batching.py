@@ -30,21 +30,21 @@ from typing import Any, NamedTuple
 from dovetail.cli import output as streams
 from dovetail.cli.failures import FAILED, InvalidInput
 from dovetail.cli.files import STDIN, opened
-from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
 from dovetail.cli.output import Write, json_bytes
 from dovetail.cli.run_pool import (
-    MOST_SHARED,
+    MAX_SHARED_RUNS,
     RUNS_PER_SLOT,
     BatchCounts,
-    Lanes,
     ProgressLine,
+    RunPool,
+    cancel_from_thread,
     progress_of,
     tick,
 )
-from dovetail.cli.summary import command, error_words, status_piece, typed_again
-from dovetail.cli.target import driving, is_shared, looking
+from dovetail.cli.summary import SHORT_ID, command, error_words, status_piece, typed_again
+from dovetail.cli.target import is_shared, open_engine, open_reader
 from dovetail.cli.text import Line, clip, counted, duration, plain, table
-from dovetail.cli.waiting import SHORT_ID, cancelled_from_outside
 from dovetail.config import Settings
 from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
@@ -55,7 +55,7 @@ from dovetail.core.states import FINAL, RunStatus
 from dovetail.engine.commands import Commands
 from dovetail.handlers.registry import Registry
 
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 """So many bad lines are told; the others are counted."""
 _MARK = b"\xef\xbb\xbf"  # that some editors put at the start of a file
 _LONGEST_SHOWN = 60
@@ -99,7 +99,7 @@ class Items:
         with opened(path):
             pass  # it is there, and may be read
 
-    def survey(self, on_line: Callable[[int], None] = lambda line: None) -> ItemsSummary:
+    def check_all(self, on_line: Callable[[int], None] = lambda line: None) -> ItemsSummary:
         """Check every line; `on_line` hears of each."""
         found = ItemsSummary()
         digest = sha256()
@@ -110,12 +110,12 @@ class Items:
                 continue
             found.count += 1
             problems, warnings = self._problems(raw)
-            room = MOST_PROBLEMS - len(found.warnings)
+            room = MAX_PROBLEMS - len(found.warnings)
             found.warnings += [f"{self.name}:{number}: {w}" for w in warnings[:room]]
             found.more_warnings += max(0, len(warnings) - room)
             if problems:
                 found.bad_lines += 1
-                room = MOST_PROBLEMS - len(found.problems)
+                room = MAX_PROBLEMS - len(found.problems)
                 found.problems += [f"{self.name}:{number}: {p}" for p in problems[:room]]
         found.digest = digest.hexdigest()
         return found
@@ -175,9 +175,9 @@ def _shown(raw: bytes) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 RETRY = "--retry-failed"
-MOST_RESULTS = 10_000
+MAX_RESULTS = 10_000
 """Runs of a batch in a document, so that it fits into memory; `next_cursor` has the rest."""
 _PAGE = 1000
 _AT_ONCE = 50
@@ -221,14 +221,14 @@ class BatchSession:
         self._tally = BatchCounts(survey.count)
         self._batch_id = ""
         self._known = bytearray(survey.count)
-        self._lanes: Lanes | None = None
+        self._lanes: RunPool | None = None
         self._failures: list[ItemFailure] = []
 
     def run(self) -> int:
-        return perform(self._perform, self._give_up, self._settings.drain_seconds)
+        return run_interruptible(self._perform, self._give_up, self._settings.drain_seconds)
 
     async def _perform(self, stopping: Stopping) -> int:
-        async with driving(self._settings, self._registry) as commands:
+        async with open_engine(self._settings, self._registry) as commands:
             opened = await self._open(commands)
             self._batch_id = opened["batch_id"]
             if not opened["created"]:
@@ -238,7 +238,7 @@ class BatchSession:
             await self._drive(commands, stopping, progress)
         told = list(self._ending(stopping.asked))
         if self._write is not None:
-            async with looking(self._settings) as commands:
+            async with open_reader(self._settings) as commands:
                 self._write(json_bytes(await self._document(commands)))
             if stopping.asked is not None:
                 streams.complain(told[-1])  # how to go on, which the document does not say
@@ -253,7 +253,7 @@ class BatchSession:
     async def _document(self, commands: Commands) -> dict[str, Any]:
         """The batch with its runs, each with its result or what failed."""
         batch = await commands.get_batch(self._batch_id, limit=_PAGE)
-        while batch["next_cursor"] is not None and len(batch["runs"]) < MOST_RESULTS:
+        while batch["next_cursor"] is not None and len(batch["runs"]) < MAX_RESULTS:
             cursor = batch["next_cursor"]
             page = await commands.get_batch(
                 self._batch_id, limit=_PAGE, cursor=cursor, counts=False
@@ -298,13 +298,13 @@ class BatchSession:
     ) -> None:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
-        window = min(self._survey.count, MOST_SHARED if self._shared else window)
-        self._lanes = lanes = Lanes(commands, stopping)
+        window = min(self._survey.count, MAX_SHARED_RUNS if self._shared else window)
+        self._lanes = lanes = RunPool(commands, stopping)
         made = [self._lane(commands, lanes, items, stopping) for _ in range(window)]
         await lanes.drive(made, progress)
 
     async def _lane(
-        self, commands: Commands, lanes: Lanes, items: Iterator[Item], stopping: Stopping
+        self, commands: Commands, lanes: RunPool, items: Iterator[Item], stopping: Stopping
     ) -> None:
         """One of the places in the window. All lanes take from the same items."""
         quick = 0
@@ -325,15 +325,15 @@ class BatchSession:
         return self._retry_failed and status != RunStatus.COMPLETED
 
     def _has_room(self) -> bool:
-        return len(self._failures) < MOST_FAILURES
+        return len(self._failures) < MAX_FAILURES
 
-    async def _see(self, commands: Commands, lanes: Lanes, item: Item, left: int) -> None:
+    async def _see(self, commands: Commands, lanes: RunPool, item: Item, left: int) -> None:
         place = (self._batch_id, item.place)
         accepted = await commands.trigger(self._checked, item.params, place=place)
         if left in _STATUS:
             with suppress(Conflict):  # another process retries the same batch
                 await commands.retry(accepted.run_id)
-        run = await lanes.see(accepted.run_id, just_made=accepted.created)
+        run = await lanes.follow(accepted.run_id, just_made=accepted.created)
         if run is not None:
             self._tally.add(run.status.value)
             if run.status is not RunStatus.COMPLETED and self._has_room():
@@ -357,14 +357,14 @@ class BatchSession:
             streams.say(f"RUNNING batch {self._batch_id[:SHORT_ID]} {name}, {runs}{before}")
             sys.stdout.flush()
 
-    def _ending(self, asked: Ask | None) -> Iterator[Line]:
+    def _ending(self, asked: StopRequest | None) -> Iterator[Line]:
         tally = self._tally
         left = self._survey.count - tally.done
         bad = tally.done - tally.counts[RunStatus.COMPLETED.value]
         told = tally.summary() + (f", {left:,} left" if left else "")
         status = "COMPLETED" if not (bad or left) else "FAILED"
         if left:
-            goes_on = asked is Ask.HAND_BACK or self._shared
+            goes_on = asked is StopRequest.HAND_BACK or self._shared
             status = "RUNNING" if goes_on else "CANCELLED"
         short = self._batch_id[:SHORT_ID]
         yield [status_piece(status), (f" batch {short} in {duration(tally.passed)}: {told}", "")]
@@ -383,7 +383,7 @@ class BatchSession:
         if left and self._shared:
             again = "what was made goes on without this view; make the rest with:  "
             yield [(again, "dim"), (typed_again(), "bold")]
-        elif asked is Ask.HAND_BACK and left:
+        elif asked is StopRequest.HAND_BACK and left:
             yield [("handed back; go on with:  ", "dim"), (typed_again(), "bold")]
         elif left:
             yield [("go on with:  ", "dim"), (typed_again(RETRY), "bold")]
@@ -391,11 +391,11 @@ class BatchSession:
             again = f"      reruns {bad:,}, reuses {tally.done - bad:,}"
             yield [("fix it, then:  ", "dim"), (typed_again(RETRY), "bold"), (again, "dim")]
 
-    def _give_up(self, asked: Ask) -> None:
+    def _give_up(self, asked: StopRequest) -> None:
         """In another thread, because this one is stuck."""
         cancels = asked.cancels and not self._shared
-        flying = [] if self._lanes is None else list(self._lanes.flying)
-        if cancels and cancelled_from_outside(self._settings, flying):
+        flying = [] if self._lanes is None else list(self._lanes.in_flight)
+        if cancels and cancel_from_thread(self._settings, flying):
             words = "CANCELLED, without waiting for what still runs; go on with:  "
             words += typed_again(RETRY)
         else:
@@ -415,7 +415,7 @@ _RUNS_PAGE = 1000
 _BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 
 
-class SentBatch(BatchSession):
+class ServerBatch(BatchSession):
     async def _open(self, commands: Commands) -> dict[str, Any]:
         items = [item.params for item in self._items]
         try:
@@ -469,7 +469,7 @@ class SentBatch(BatchSession):
             return
         cursor: str | None = None
         bad: dict[int, str] = {}
-        while len(bad) < MOST_FAILURES:
+        while len(bad) < MAX_FAILURES:
             page = await commands.get_batch(
                 self._batch_id, limit=_RUNS_PAGE, cursor=cursor, counts=False
             )

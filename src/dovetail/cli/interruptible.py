@@ -35,14 +35,14 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from dovetail.cli import output as streams
-from dovetail.cli.failures import FAILED, INTERRUPTED, say_if_possible, tell
+from dovetail.cli.failures import FAILED, INTERRUPTED, report_error, try_print_error
 from dovetail.core.errors import DovetailError, InvalidDefinition
 
 GRACE_SECONDS = 1.8
 """From Ctrl-C to the end of the process, whatever the handlers do."""
 
 
-class Ask(Enum):
+class StopRequest(Enum):
     """How a command that works may be asked to stop; the value is the code to exit with."""
 
     CANCEL = INTERRUPTED
@@ -52,10 +52,10 @@ class Ask(Enum):
 
     @property
     def cancels(self) -> bool:
-        return self is not Ask.HAND_BACK
+        return self is not StopRequest.HAND_BACK
 
 
-_ASKED_BY = {signal.SIGINT: Ask.CANCEL, signal.SIGTERM: Ask.HAND_BACK}
+_ASKED_BY = {signal.SIGINT: StopRequest.CANCEL, signal.SIGTERM: StopRequest.HAND_BACK}
 
 
 class Interrupts:
@@ -64,8 +64,8 @@ class Interrupts:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_first: Callable[[Ask], None],
-        on_last: Callable[[Ask], None],
+        on_first: Callable[[StopRequest], None],
+        on_last: Callable[[StopRequest], None],
         drain_seconds: float,
     ) -> None:
         """`on_last` is called in another thread, right before the process is ended by force."""
@@ -73,13 +73,13 @@ class Interrupts:
         self._on_first = on_first
         self._on_last = on_last
         self._patience = {
-            Ask.CANCEL: GRACE_SECONDS,
+            StopRequest.CANCEL: GRACE_SECONDS,
             # Twice: the engine gives handlers that outlive the drain a grace of its own.
-            Ask.HAND_BACK: drain_seconds + 2 * GRACE_SECONDS,
+            StopRequest.HAND_BACK: drain_seconds + 2 * GRACE_SECONDS,
         }
         self._earlier: dict[signal.Signals, Any] = {}
         # Its `put` may interrupt itself, which is what a signal handler needs.
-        self._signals: SimpleQueue[Ask] = SimpleQueue()
+        self._signals: SimpleQueue[StopRequest] = SimpleQueue()
         self._asked = False
 
     def __enter__(self) -> Interrupts:
@@ -202,7 +202,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except BrokenPipeError:
-            streams.nobody_reads()
+            streams.discard_output()
 
 
 # What a file on a disk may refuse; anything else is no matter of who reads.
@@ -213,10 +213,10 @@ class Stopping:
     """Whether this command was asked to stop, and how; the first to ask decides."""
 
     def __init__(self) -> None:
-        self.asked: Ask | None = None
+        self.asked: StopRequest | None = None
         self._event = asyncio.Event()
 
-    def ask(self, what: Ask) -> None:
+    def ask(self, what: StopRequest) -> None:
         if self.asked is None:
             self.asked = what
             self._event.set()
@@ -241,15 +241,15 @@ class Stopping:
         except OSError as error:
             if error.errno != errno.EPIPE and error.errno not in _FULL:
                 raise
-            streams.nobody_reads()
-            self.ask(Ask.NOBODY_READS)
+            streams.discard_output()
+            self.ask(StopRequest.NOBODY_READS)
             if error.errno in _FULL:
-                say_if_possible(f"stdout cannot be written: {error.strerror}")
+                try_print_error(f"stdout cannot be written: {error.strerror}")
 
 
-def perform(
+def run_interruptible(
     work: Callable[[Stopping], Coroutine[Any, Any, int]],
-    give_up: Callable[[Ask], None],
+    give_up: Callable[[StopRequest], None],
     drain_seconds: float,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
 ) -> int:
@@ -262,5 +262,5 @@ def perform(
         except InvalidDefinition:
             raise  # before anything began: whoever called knows how to report it
         except DovetailError as error:
-            code = tell(error)
+            code = report_error(error)
         return process.leave(code)

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Any, TextIO
 
-import orjson
-
 from dovetail.cli.text import JOINERS, Line, bare, coloured, printable
 from dovetail.core.text import visible
 
@@ -27,7 +25,7 @@ KEPT = "\n\t\u00a0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x2
 """Characters that are not printable and steer nothing: breaks of lines, and spaces of any width."""
 
 
-def prepare() -> None:
+def prepare_streams() -> None:
     """Make the streams fit for any text, and there at all.
 
     A shell may close one (`>&-`): the next file that is opened would then take its place.
@@ -122,7 +120,7 @@ def document() -> Iterator[Callable[[bytes], None]]:
         os.close(kept)
 
 
-def nobody_reads(stream: int = 1) -> None:
+def discard_output(stream: int = 1) -> None:
     """The reader of stdout is gone: let the rest go nowhere, without another complaint."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream)
@@ -133,12 +131,16 @@ Write = Callable[[bytes], None]
 
 
 def json_bytes(value: Any) -> bytes:
-    return f"{json_text(value, orjson.OPT_INDENT_2)}\n".encode()
+    from orjson import OPT_INDENT_2
+
+    return f"{json_text(value, OPT_INDENT_2)}\n".encode()
 
 
 def json_text(value: Any, option: int = 0) -> str:
     """The same value, with every character that could steer a terminal as `\\uXXXX`."""
-    return printable(orjson.dumps(value, option=option).decode())
+    from orjson import dumps
+
+    return printable(dumps(value, option=option).decode())
 
 
 def document_if(wanted: bool) -> AbstractContextManager[Write | None]:

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.failures import InvalidInput
-from dovetail.cli.interruptible import Ask, Stopping, perform
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
 from dovetail.telemetry.logs import show_logs
@@ -39,7 +39,7 @@ LIVE_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def watched(
+async def observed(
     settings: Settings,
     telemetry: Telemetry | None,
     is_stopping: Callable[[], bool],
@@ -66,7 +66,7 @@ async def watched(
 
 
 @contextmanager
-def counted_together(telemetry: Telemetry | None) -> Iterator[None]:
+def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
     """Around a worker that forks, entered before its handlers are loaded: what its processes count
     is added up, their handlers' own metrics, too."""
     if telemetry is None:
@@ -79,7 +79,7 @@ def counted_together(telemetry: Telemetry | None) -> Iterator[None]:
         telemetry.close()
 
 
-def watched_pool(
+def observed_pool(
     settings: Settings, telemetry: Telemetry | None, handlers: Collection[str] = ()
 ) -> AbstractContextManager[object]:
     """`watched` for a worker that forks: entered before it does. Its pool is kept alive by others,
@@ -158,7 +158,7 @@ Service = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
 
 @contextmanager
-def redis_client(settings: Settings, service: str) -> Iterator[None]:
+def redis_imports(settings: Settings, service: str) -> Iterator[None]:
     """Around the imports of what works on Redis: everything that may be missing, in words."""
     if settings.redis_url is None:
         raise InvalidInput(
@@ -195,11 +195,11 @@ def run_service(
     log = logging.getLogger(f"dovetail.{name}")
 
     async def whole(stopping: Stopping) -> int:
-        interrupt_means_terminate()
-        leave_what_stays_to_itself()
-        async with watched(settings, telemetry, lambda: stopping.asked is not None, handlers):
-            if await unless_stopped(find_redis(settings, log), stopping):
-                async with beside(service) as working:
+        treat_interrupt_as_terminate()
+        relax_gc()
+        async with observed(settings, telemetry, lambda: stopping.asked is not None, handlers):
+            if await finished_before_stop(find_redis(settings, log), stopping):
+                async with running_service(service) as working:
                     await asyncio.wait(
                         {working, asyncio.ensure_future(stopping.wait())},
                         return_when=asyncio.FIRST_COMPLETED,
@@ -207,14 +207,14 @@ def run_service(
         log.info("stopped, pid %d", os.getpid())
         return 0
 
-    def give_up(asked: Ask) -> None:
+    def give_up(asked: StopRequest) -> None:
         """In another thread, because this one is stuck: what runs goes on elsewhere by lease."""
         os.write(2, f"dovetail.{name}: stopped without waiting for what still runs\n".encode())
 
-    return perform(whole, give_up, settings.drain_seconds, fast_loop)
+    return run_interruptible(whole, give_up, settings.drain_seconds, fast_loop)
 
 
-def leave_what_stays_to_itself() -> None:
+def relax_gc() -> None:
     """Nearly all that a service makes is gone without the collector, which took a tenth of an
     orchestrator's time to find that out."""
     gc.freeze()
@@ -222,7 +222,7 @@ def leave_what_stays_to_itself() -> None:
 
 
 @asynccontextmanager
-async def beside(service: Service) -> AsyncIterator[asyncio.Task[None]]:
+async def running_service(service: Service) -> AsyncIterator[asyncio.Task[None]]:
     """A service that works meanwhile; at the end it is asked to stop, and waited for."""
     asked = asyncio.Event()
     working = asyncio.create_task(_only_the_cause(service(asked)))
@@ -251,7 +251,7 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
     await await_redis(settings, lambda why: log.warning("waiting for Redis: %s", why), log.warning)
 
 
-async def unless_stopped(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
+async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
     """Whether the work was done before anybody asked to stop; if not, it is cancelled."""
     doing = asyncio.ensure_future(work)
     asked = asyncio.ensure_future(stopping.wait())
@@ -275,7 +275,7 @@ def fast_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def interrupt_means_terminate() -> None:
+def treat_interrupt_as_terminate() -> None:
     """Ctrl-C ends a service as SIGTERM does: what runs is handed back, nothing is cancelled."""
     terminate = signal.getsignal(signal.SIGTERM)
 

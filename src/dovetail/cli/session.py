@@ -16,28 +16,31 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
 from dovetail.cli import output as streams
-from dovetail.cli.board import Board
+from dovetail.cli.board import Board, PlainView
 from dovetail.cli.failures import FAILED
-from dovetail.cli.interruptible import Ask, Stopping, perform
-from dovetail.cli.live import PlainView
+from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
 from dovetail.cli.output import Write, json_bytes
-from dovetail.cli.summary import command, resume_hint, retry_hint, run_ending
-from dovetail.cli.target import driving, handlers_to_name, looking
-from dovetail.cli.text import Line, bare, counted
-from dovetail.cli.waiting import (
+from dovetail.cli.run_pool import cancel_all, cancel_from_thread, wait_for_end
+from dovetail.cli.summary import (
     INTERRUPTED,
     SHORT_ID,
-    cancel_all,
-    cancelled_from_outside,
-    see_to_end,
+    command,
+    error_words,
+    resume_hint,
+    retry_hint,
+    run_ending,
     short_id,
+    status_piece,
 )
+from dovetail.cli.target import handlers_hint, open_engine, open_reader
+from dovetail.cli.text import Line, bare, clip, counted, duration, plain
 from dovetail.config import Settings
-from dovetail.core.errors import Conflict
+from dovetail.core.errors import BrokenRun, Conflict
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.views import run_view
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -104,7 +107,7 @@ class Session:
         async def work(stopping: Stopping) -> int:
             return await self._perform(begin, stopping)
 
-        return perform(work, self._give_up, self._settings.drain_seconds)
+        return run_interruptible(work, self._give_up, self._settings.drain_seconds)
 
     async def _perform(self, begin: Begin, stopping: Stopping) -> int:
         async with self._open() as commands:
@@ -123,14 +126,14 @@ class Session:
 
     def _open(self) -> AbstractAsyncContextManager[Commands]:
         if self._registry is None:
-            return looking(self._settings)
-        return driving(self._settings, self._registry)
+            return open_reader(self._settings)
+        return open_engine(self._settings, self._registry)
 
     async def _see(self, commands: Commands, shown: Shown, stopping: Stopping) -> RunState | None:
         """The run at its end; None if it goes on, or would, without this process."""
         asked = asyncio.create_task(stopping.wait())
         ending = asyncio.create_task(
-            see_to_end(commands, shown.run_id, take_over=self._registry is not None)
+            wait_for_end(commands, shown.run_id, take_over=self._registry is not None)
         )
         view = None if self._write else _view_of(shown.board)
         showing: list[asyncio.Task[None]] = []
@@ -143,7 +146,7 @@ class Session:
             await asyncio.wait({asked, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 self._driven = await commands.owner(shown.run_id) == "here"
-                if not self._driven or stopping.asked is Ask.HAND_BACK:
+                if not self._driven or stopping.asked is StopRequest.HAND_BACK:
                     return None
                 await cancel_all(commands, [shown.run_id])
             run = await ending
@@ -154,7 +157,7 @@ class Session:
             await _cancelled([asked, ending, *showing])
             if view is not None:
                 view.end()
-            if stopping.asked is Ask.HAND_BACK:
+            if stopping.asked is StopRequest.HAND_BACK:
                 self._say_drain(shown)
 
     def _say_drain(self, shown: Shown) -> None:
@@ -164,9 +167,9 @@ class Session:
             nodes = counted(running, "running node")
             streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
 
-    async def _leave(self, shown: Shown, asked: Ask | None) -> RunState | None:
+    async def _leave(self, shown: Shown, asked: StopRequest | None) -> RunState | None:
         """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
-        async with looking(self._settings) as commands:
+        async with open_reader(self._settings) as commands:
             run = await commands.store.load(shown.run_id)
             if run.finished:
                 await self._tell(commands, run, shown.since)
@@ -174,10 +177,10 @@ class Session:
             self._document(commands, run)
             short = await short_id(commands, shown.run_id)
             gone = await commands.owner(shown.run_id) == "gone"
-        if asked is Ask.HAND_BACK and self._driven:
+        if asked is StopRequest.HAND_BACK and self._driven:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
-            hint = resume_hint(short, handlers_to_name(run.graph))
+            hint = resume_hint(short, handlers_hint(run.graph))
             self._comment([(f"{INTERRUPTED}; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
@@ -207,7 +210,7 @@ class Session:
 
     # ── in another thread ────────────────────────────────────────────────────────────────
 
-    def _give_up(self, asked: Ask) -> None:
+    def _give_up(self, asked: StopRequest) -> None:
         """A handler would not stop. In another thread, so past every lock of the streams."""
         if self._told:
             return
@@ -216,9 +219,9 @@ class Session:
         short = self._run_id[:SHORT_ID]
         if not self._run_id or not self._driven:
             return
-        if asked is Ask.HAND_BACK:
+        if asked is StopRequest.HAND_BACK:
             words = bare([("handed back as it was; ", ""), *resume_hint(short, self._handlers)])
-        elif cancelled_from_outside(self._settings, [self._run_id]):
+        elif cancel_from_thread(self._settings, [self._run_id]):
             words = f"CANCELLED {short}, without waiting for what still runs"
         else:
             words = f"stopped, but could not cancel; try:  {command('runs', 'cancel', short)}"
@@ -248,3 +251,109 @@ def _view_of(board: Board) -> View:
     from dovetail.cli.live import LiveView
 
     return LiveView(board)
+
+
+MAX_LEFT = 10
+"""So many runs that cannot be driven here are printed with the reason."""
+
+
+class ResumeAll:
+    """Takes over every run that no process drives, and waits for their ends; one line for each."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        write: Write | None,
+        handlers: Sequence[str],
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._write = write
+        self._handlers = handlers
+        self._driven: list[str] = []
+        self._ended: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        return run_interruptible(self._run, self._give_up, self._settings.drain_seconds)
+
+    async def _run(self, stopping: Stopping) -> int:
+        async with open_engine(self._settings, self._registry) as commands:
+            run_ids = self._driven = await commands.resume()
+            left = await self._report_left(commands, run_ids)
+            self._say(_taken_over(len(run_ids), left))
+            endings = [asyncio.create_task(self._follow(commands, run_id)) for run_id in run_ids]
+            stop = asyncio.create_task(stopping.wait())
+            whole: asyncio.Future[Any] = asyncio.gather(*endings)
+            await asyncio.wait([whole, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not whole.done() and stopping.cancels:
+                await cancel_all(commands, run_ids)
+            elif not whole.done():
+                whole.cancel()
+            stop.cancel()
+            with suppress(asyncio.CancelledError):
+                await whole
+        if self._write is not None:
+            self._write(json_bytes({"items": self._ended}))
+        if stopping.asked is not None:
+            if stopping.asked is StopRequest.HAND_BACK:
+                resume = command("runs", "resume", handlers=self._handlers)
+                say = streams.say if self._write is None else streams.complain
+                say([("handed back; go on with:  ", "dim"), (resume, "bold")])
+            return stopping.asked.value
+        failed = any(run["status"] != RunStatus.COMPLETED for run in self._ended)
+        return FAILED if failed or left else 0
+
+    async def _follow(self, commands: Commands, run_id: str) -> None:
+        run = await wait_for_end(commands, run_id, take_over=True)
+        if run is not None:
+            self._ended.append(run_view(run, nodes=False))
+            self._say(_ended_line(run))
+
+    async def _report_left(self, commands: Commands, driven: list[str]) -> int:
+        """Print which runs could not be taken over, and why; returns how many."""
+        left = await commands.store.orphans()
+        unable = max(0, len(left) - MAX_LEFT)
+        for run_id in left[:MAX_LEFT]:
+            try:
+                driven += await commands.resume(run_id)
+            except (Conflict, BrokenRun) as reason:
+                unable += 1
+                streams.complain([(f"{run_id[:6]}: ", "bold"), (plain(reason), "")])
+        if len(left) > MAX_LEFT:
+            streams.complain(f"and {len(left) - MAX_LEFT:,} more")
+        return unable
+
+    def _say(self, line: Line | str) -> None:
+        if self._write is None:
+            streams.say(line)
+            sys.stdout.flush()
+
+    def _give_up(self, request: StopRequest) -> None:
+        """In another thread, because this one is stuck."""
+        if request.cancels and cancel_from_thread(self._settings, self._driven):
+            words = "CANCELLED all of them, without waiting for what still runs"
+        else:
+            resume = command("runs", "resume", handlers=self._handlers)
+            words = f"handed back as they were; go on with:  {resume}"
+        os.write(2, words.encode() + b"\n")
+
+
+def _taken_over(count: int, left: int) -> str:
+    if count:
+        return f"took over {counted(count, 'run')}"
+    if left:  # each was printed with its reason
+        return f"resumed none of {counted(left, 'interrupted run')}"
+    return "nothing to resume: every unfinished run has a process that runs it"
+
+
+def _ended_line(run: RunState) -> Line:
+    passed = (run.finished_at or run.created_at) - run.created_at
+    error = run.error or {}
+    node = str(error.get("node", ""))
+    why = f"  {clip(plain(f'{node}: {error_words(node, error)}'), 200)}" if error else ""
+    return [
+        status_piece(run.status),
+        (f" {run.id[:6]} {plain(run.graph.name)} in {duration(passed)}", ""),
+        (why, "dim"),
+    ]
