@@ -31,7 +31,7 @@ def problems(found: Items) -> list[str]:
 def test_each_line_is_one_item_and_empty_lines_are_none(tmp_path: Path) -> None:
     found = items(tmp_path, '\ufeff{"n": 1}\n\n  \r\n{"n": 2}\r\n{"n": 3}')
     assert found.check_all().count == 3
-    assert [(item.place, item.line, item.params["n"]) for item in found] == [
+    assert [(item.number, item.line, item.params["n"]) for item in found] == [
         (0, 1, 1),
         (1, 4, 2),
         (2, 5, 3),
@@ -67,9 +67,9 @@ def test_what_a_params_file_may_not_say_no_line_may(tmp_path: Path, value: str, 
 
 
 def test_so_many_problems_are_told_and_the_others_counted(tmp_path: Path) -> None:
-    survey = items(tmp_path, "x\n" * 500).check_all()
-    assert len(survey.problems) == MAX_PROBLEMS
-    assert survey.bad_lines == survey.count == 500
+    summary = items(tmp_path, "x\n" * 500).check_all()
+    assert len(summary.problems) == MAX_PROBLEMS
+    assert summary.bad_lines == summary.count == 500
 
 
 def test_a_line_that_never_ends_is_not_read_into_memory(tmp_path: Path) -> None:

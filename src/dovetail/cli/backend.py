@@ -155,7 +155,7 @@ async def _take_over(commands: Commands) -> None:
     """Take over the runs that no process drives, again and again."""
     while True:
         if taken := await commands.resume():
-            log.info("took over %s that nobody drove", counted(len(taken), "run"))
+            log.info("took over %s that no process drove", counted(len(taken), "run"))
         await asyncio.sleep(TAKE_OVER_SECONDS)
 
 

@@ -1,7 +1,6 @@
-"""What ends a command before its time: one line for a person, one exit code for a script.
+"""How a command fails: one line on stderr for people, one exit code for scripts.
 
-No traceback ever reaches a user who did not ask for one. What it must not know: what any
-command does.
+A traceback is shown only with DOVETAIL_DEBUG.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dovetail.core.errors import DovetailError
 
 FAILED, INVALID, INTERRUPTED = 1, 2, 130
 
-# Errors of this kind say that what was given cannot work; all others, that it did not.
+# Errors of these types mean invalid input; all others mean that the work failed.
 _INVALID_TYPES = frozenset(
     {
         *("handler_error", "invalid_definition", "invalid_input", "invalid_params"),
@@ -32,7 +31,7 @@ class InvalidInput(DovetailError):
 
 
 def exit_code_of(command: Callable[[], object]) -> int:
-    """Run a command; whatever it raises becomes an exit code, and a line on stderr."""
+    """Run a command; an exception becomes an exit code and a line on stderr."""
     code = 0
     try:
         try:
@@ -65,13 +64,13 @@ def exit_code_of(command: Callable[[], object]) -> int:
 
 
 def report_error(error: DovetailError) -> int:
-    """Say it in one line; the code to exit with."""
+    """Print it in one line; returns the exit code."""
     print_error(str(error))
     return INVALID if error.type in _INVALID_TYPES else FAILED
 
 
 def try_print_error(message: str) -> None:
-    """Where stdout could not be written: stderr may be the same file."""
+    """Print an error if stderr can be written: it may be the same full disk as stdout."""
     try:
         print_error(message)
         sys.stderr.flush()

@@ -1,11 +1,7 @@
-"""How a service is watched: its metrics and its health on a port, its spans sent off at the end.
+"""What orchestrator, worker and API server have in common: Redis, signals, metrics and health.
 
-What it must not know: what the service does, or what is counted.
-
-What orchestrator, worker and server have in common: a Redis to find, and an end by signal.
-
-A service works until it is asked to stop; SIGTERM and Ctrl-C mean the same to it, and a second
-one ends it at once. What it must not know: what a service does.
+A service runs until it is asked to stop. SIGTERM and Ctrl-C mean the same to it; a second signal
+ends it at once. Metrics and health are served on a port, and spans are sent off at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
 
 LIVE_SECONDS = 5.0
-"""An event loop that does not come round for so long is stuck."""
+"""An event loop that runs no task for so long is stuck."""
 
 
 @asynccontextmanager
@@ -45,7 +41,7 @@ async def observed(
     is_stopping: Callable[[], bool],
     handlers: Collection[str] = (),
 ) -> AsyncIterator[None]:
-    """A service that answers on `DOVETAIL_METRICS_PORT`, if there is one. Raises `CannotListen`."""
+    """Serve `DOVETAIL_METRICS_PORT` around a service, if it is set. Raises `CannotListen`."""
     if telemetry is None:
         yield
         return
@@ -67,8 +63,8 @@ async def observed(
 
 @contextmanager
 def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
-    """Around a worker that forks, entered before its handlers are loaded: what its processes count
-    is added up, their handlers' own metrics, too."""
+    """Add up the metrics of a worker's pool processes, also those of handlers. Enter it before the
+    handlers are loaded."""
     if telemetry is None:
         yield
         return
@@ -82,8 +78,8 @@ def shared_metrics(telemetry: Telemetry | None) -> Iterator[None]:
 def observed_pool(
     settings: Settings, telemetry: Telemetry | None, handlers: Collection[str] = ()
 ) -> AbstractContextManager[object]:
-    """`watched` for a worker that forks: entered before it does. Its pool is kept alive by others,
-    so that it answers at all is what there is to say of its life."""
+    """`observed` for a worker with a pool of processes. Enter it before the fork. It is alive as
+    long as it answers, because Celery replaces dead pool processes."""
     if telemetry is None:
         return nullcontext()
     return _port(settings, telemetry, lambda: True, lambda: False, handlers)
@@ -105,7 +101,7 @@ def _port(
     tokens = Tokens(settings.tokens)
 
     def asked() -> ServiceFacts:
-        """In the thread of whoever asks, over a connection of its own: the loop may be busy."""
+        """In the thread of the request, over a connection of its own: the loop may be busy."""
         return asyncio.run(_asked(settings, handlers))
 
     return MetricsPort(
@@ -125,7 +121,7 @@ async def _asked(settings: Settings, handlers: Collection[str]) -> ServiceFacts:
 
 
 async def facts_of(fleet: ServicesHealth) -> ServiceFacts:
-    """What Redis knows; without what it does not answer."""
+    """The facts that Redis has; None for those that it does not give."""
     from dovetail.telemetry.metrics import ServiceFacts
 
     depths, lag, workers = await asyncio.gather(
@@ -144,7 +140,7 @@ async def facts_of(fleet: ServicesHealth) -> ServiceFacts:
 
 
 def facts_of_this_process(telemetry: Telemetry, handlers: Collection[str]) -> ServiceFacts:
-    """What waits in its own memory. It is its own worker, and has no archive to be behind with."""
+    """The embedded engine: its own queue, one worker, no archive."""
     from dovetail.telemetry.metrics import ServiceFacts
 
     waiting = {} if telemetry.depths is None else telemetry.depths()
@@ -152,14 +148,14 @@ def facts_of_this_process(telemetry: Telemetry, handlers: Collection[str]) -> Se
 
 
 COLLECT_AFTER = 50_000
-"""New objects until it is looked which of them are only held by each other."""
+"""New objects between two collections of garbage."""
 Service = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-"""Works until the event is set, and then comes to an orderly end."""
+"""Works until the event is set, then ends in order."""
 
 
 @contextmanager
 def redis_imports(settings: Settings, service: str) -> Iterator[None]:
-    """Around the imports of what works on Redis: everything that may be missing, in words."""
+    """Around imports that need Redis: a missing setting or package is an `InvalidInput`."""
     if settings.redis_url is None:
         raise InvalidInput(
             f"{service} is a service of a set-up on Redis: set {env_name('redis_url')}, as in "
@@ -167,7 +163,7 @@ def redis_imports(settings: Settings, service: str) -> Iterator[None]:
         )
     try:
         if settings.transport == "celery":
-            import_module("celery")  # whoever sends or takes tasks needs it, later than this
+            import_module("celery")  # senders and workers need it later
         yield
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -190,7 +186,7 @@ def run_service(
     telemetry: Telemetry | None,
     handlers: Collection[str] = (),
 ) -> int:
-    """Until a signal ends it; to its exit code. `handlers` are what it is watched for."""
+    """Run a service until a signal ends it; returns the exit code."""
     show_logs(settings, names=True)
     log = logging.getLogger(f"dovetail.{name}")
 
@@ -208,22 +204,22 @@ def run_service(
         return 0
 
     def give_up(asked: StopRequest) -> None:
-        """In another thread, because this one is stuck: what runs goes on elsewhere by lease."""
+        """In another thread, because this one is stuck: other workers run on by lease."""
         os.write(2, f"dovetail.{name}: stopped without waiting for what still runs\n".encode())
 
     return run_interruptible(whole, give_up, settings.drain_seconds, fast_loop)
 
 
 def relax_gc() -> None:
-    """Nearly all that a service makes is gone without the collector, which took a tenth of an
-    orchestrator's time to find that out."""
+    """Collect garbage rarely: reference counts free nearly everything, and the collector took a
+    tenth of an orchestrator's time."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, 20, 50)
 
 
 @asynccontextmanager
 async def running_service(service: Service) -> AsyncIterator[asyncio.Task[None]]:
-    """A service that works meanwhile; at the end it is asked to stop, and waited for."""
+    """Run a service in the background; at the end ask it to stop, and wait for it."""
     asked = asyncio.Event()
     working = asyncio.create_task(_only_the_cause(service(asked)))
     try:
@@ -234,7 +230,7 @@ async def running_service(service: Service) -> AsyncIterator[asyncio.Task[None]]
 
 
 async def _only_the_cause(work: Coroutine[Any, Any, None]) -> None:
-    """Of loops that run side by side, the error of the one that failed first."""
+    """Raise the first error of a group, without the group."""
     try:
         await work
     except BaseExceptionGroup as group:
@@ -252,7 +248,7 @@ async def find_redis(settings: Settings, log: logging.Logger) -> None:
 
 
 async def finished_before_stop(work: Coroutine[Any, Any, None], stopping: Stopping) -> bool:
-    """Whether the work was done before anybody asked to stop; if not, it is cancelled."""
+    """Whether the work was done before a stop was requested; if not, it is cancelled."""
     doing = asyncio.ensure_future(work)
     asked = asyncio.ensure_future(stopping.wait())
     try:
@@ -276,7 +272,7 @@ def fast_loop() -> asyncio.AbstractEventLoop:
 
 
 def treat_interrupt_as_terminate() -> None:
-    """Ctrl-C ends a service as SIGTERM does: what runs is handed back, nothing is cancelled."""
+    """Ctrl-C ends a service as SIGTERM does: nodes are handed back, no run is cancelled."""
     terminate = signal.getsignal(signal.SIGTERM)
 
     def received(number: int, frame: FrameType | None) -> None:

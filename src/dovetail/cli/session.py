@@ -1,8 +1,7 @@
-"""One run from its beginning to the exit code: shown while it goes on, told when it has ended.
+"""Runs that a command drives or follows, from the start to the exit code.
 
-It brings together what each does one thing: the engine, a view, and what a signal asks for.
-What it must not know: where the run comes from; a trigger, a retry, a take-over and a mere
-look at what another process drives are all the same to it.
+`Session` shows one run while it goes on and prints its end, whether it was triggered, retried,
+resumed or is driven by another process. `ResumeAll` takes over every interrupted run.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class View(Protocol):
-    """Shows a run that goes on."""
+    """Shows a run while it goes on."""
 
     refresh_seconds: float
 
@@ -58,7 +57,7 @@ class View(Protocol):
 
 
 class Shown(NamedTuple):
-    """A run and the place in its log from which on it is shown."""
+    """A run, and the event after which it is shown."""
 
     run_id: str
     workflow: str
@@ -72,7 +71,7 @@ class Shown(NamedTuple):
 
     @classmethod
     def from_now(cls, run: RunState) -> Shown:
-        """What happened before is on the board, but no news."""
+        """Earlier events are on the board, but are not shown again."""
         return cls(run.id, run.graph.name, Board.now(run), run.seq, time.time())
 
 
@@ -80,7 +79,7 @@ Begin = Callable[[Commands], Awaitable[Shown]]
 
 
 class Session:
-    """One run, seen to its end and, if a signal asks for it, cancelled or handed back."""
+    """Follows one run to its end; a signal cancels it or hands it back."""
 
     def __init__(
         self,
@@ -89,10 +88,10 @@ class Session:
         write: Write | None,
         handlers: Sequence[str] = (),
     ) -> None:
-        """Without a registry nothing is driven here, only watched.
+        """Without a registry the run is not driven here, only followed.
 
         With `write` the run is not shown; at its end it is written as one JSON document.
-        `handlers` is what was loaded for it, for the commands that the ending proposes.
+        `handlers` were loaded for it; the commands that the ending proposes repeat them.
         """
         self._settings = settings
         self._registry = registry
@@ -101,21 +100,21 @@ class Session:
         self._paints = write is None and streams.is_terminal(sys.stdout)
         self._run_id = ""
         self._driven = registry is not None
-        self._told = False
+        self._printed = False
 
     def run(self, begin: Begin) -> int:
         async def work(stopping: Stopping) -> int:
-            return await self._perform(begin, stopping)
+            return await self._run(begin, stopping)
 
         return run_interruptible(work, self._give_up, self._settings.drain_seconds)
 
-    async def _perform(self, begin: Begin, stopping: Stopping) -> int:
+    async def _run(self, begin: Begin, stopping: Stopping) -> int:
         async with self._open() as commands:
             shown = await begin(commands)
             self._run_id = shown.run_id
-            run = await self._see(commands, shown, stopping)
+            run = await self._follow(commands, shown, stopping)
             if run is not None:
-                await self._tell(commands, run, shown.since)
+                await self._print_end(commands, run, shown.since)
         if run is None:
             run = await self._leave(shown, stopping.asked)
         if run is not None and run.status is RunStatus.COMPLETED:
@@ -129,8 +128,10 @@ class Session:
             return open_reader(self._settings)
         return open_engine(self._settings, self._registry)
 
-    async def _see(self, commands: Commands, shown: Shown, stopping: Stopping) -> RunState | None:
-        """The run at its end; None if it goes on, or would, without this process."""
+    async def _follow(
+        self, commands: Commands, shown: Shown, stopping: Stopping
+    ) -> RunState | None:
+        """The run at its end; None if it goes on, or will be resumed, without this process."""
         asked = asyncio.create_task(stopping.wait())
         ending = asyncio.create_task(
             wait_for_end(commands, shown.run_id, take_over=self._registry is not None)
@@ -168,11 +169,11 @@ class Session:
             streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
 
     async def _leave(self, shown: Shown, asked: StopRequest | None) -> RunState | None:
-        """Say what becomes of a run that goes on without us; the run, if it has ended meanwhile."""
+        """Print how a run goes on without this process; returns it if it has ended meanwhile."""
         async with open_reader(self._settings) as commands:
             run = await commands.store.load(shown.run_id)
             if run.finished:
-                await self._tell(commands, run, shown.since)
+                await self._print_end(commands, run, shown.since)
                 return run
             self._document(commands, run)
             short = await short_id(commands, shown.run_id)
@@ -186,40 +187,40 @@ class Session:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None
 
-    async def _tell(self, commands: Commands, run: RunState, since: float) -> None:
-        """Before the engine is closed: a handler that clings to life need not delay the news."""
+    async def _print_end(self, commands: Commands, run: RunState, since: float) -> None:
+        """Before the engine is closed: a handler that does not stop must not delay the output."""
         self._document(commands, run)
         if self._write is None:
             for line in run_ending(run, since):
                 streams.say(line)
             if run.status is not RunStatus.COMPLETED:
-                with suppress(Conflict):  # somebody has retried it already
+                with suppress(Conflict):  # another process has retried it already
                     plan = await commands.plan_retry(run.id)
                     short = await short_id(commands, run.id)
                     streams.say(retry_hint(run.status, short, plan, self._handlers))
             sys.stdout.flush()
-        self._told = True
+        self._printed = True
 
     def _document(self, commands: Commands, run: RunState) -> None:
         if self._write is not None:
             self._write(json_bytes(commands.view(run)))
 
     def _comment(self, line: Line | str) -> None:
-        """To who reads, never into the document."""
+        """A line for people, never in the document."""
         (streams.say if self._write is None else streams.complain)(line)
 
     # ── in another thread ────────────────────────────────────────────────────────────────
 
-    def _give_up(self, asked: StopRequest) -> None:
-        """A handler would not stop. In another thread, so past every lock of the streams."""
-        if self._told:
+    def _give_up(self, request: StopRequest) -> None:
+        """A handler did not stop. In another thread, so without the locks of the streams."""
+        if self._printed:
             return
         if self._paints:
             os.write(1, SHOW_CURSOR + b"\n")
         short = self._run_id[:SHORT_ID]
         if not self._run_id or not self._driven:
             return
-        if asked is StopRequest.HAND_BACK:
+        if request is StopRequest.HAND_BACK:
             words = bare([("handed back as it was; ", ""), *resume_hint(short, self._handlers)])
         elif cancel_from_thread(self._settings, [self._run_id]):
             words = f"CANCELLED {short}, without waiting for what still runs"

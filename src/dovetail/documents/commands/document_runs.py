@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from dovetail.handlers.registry import Registry
 
 COMPLETED, CACHED, FAILED, CANCELLED = "completed", "cached", "failed", "cancelled"
-_TOLD = (FAILED, CANCELLED, CACHED)
+_LISTED = (FAILED, CANCELLED, CACHED)
 RECENT = 200
-"""So many tell the speed."""
+"""The speed is that of so many documents, the last ones."""
 _NAMED = 3
 """Files at work that are named; the others are counted."""
 _LONGEST_NAME = 40
@@ -96,12 +96,12 @@ class DocumentCounts(BatchCounts):
 
     def line(self) -> Line:
         done = self.done
-        told = [f"{done:,} of {self.total:,} done"]
-        told += [f"{self.counts[state]:,} {state}" for state in _TOLD if self.counts[state]]
+        words = [f"{done:,} of {self.total:,} done"]
+        words += [f"{self.counts[state]:,} {state}" for state in _LISTED if self.counts[state]]
         speed = self._speed()
         if speed is not None and done < self.total:
-            told += [f"{speed_words(speed)} ({speed * 3600:,.0f}/h)", self._estimate(speed)]
-        return [(", ".join(told), "")]
+            words += [f"{speed_words(speed)} ({speed * 3600:,.0f}/h)", self._estimate(speed)]
+        return [(", ".join(words), "")]
 
     def picture(self) -> Sequence[Line]:
         lines = [*super().picture()]
@@ -112,10 +112,10 @@ class DocumentCounts(BatchCounts):
         return lines
 
     def standstill(self) -> Line:
-        told = bare(super().standstill())
+        words = bare(super().standstill())
         if names := self._names():
-            told += f", at {listed(names, 1)}"
-        return [(f"{told}; {self.trouble}" if names and self.trouble else told, "")]
+            words += f", at {listed(names, 1)}"
+        return [(f"{words}; {self.trouble}" if names and self.trouble else words, "")]
 
     def _names(self) -> list[str]:
         # Another thread takes files away while this one paints: a list of them is made at once.
@@ -123,8 +123,8 @@ class DocumentCounts(BatchCounts):
 
     def summary(self) -> str:
         order = (COMPLETED, CACHED, FAILED, CANCELLED)
-        told = [f"{self.counts[state]:,} {state}" for state in order if self.counts[state]]
-        return ", ".join(told) or "none done"
+        words = [f"{self.counts[state]:,} {state}" for state in order if self.counts[state]]
+        return ", ".join(words) or "none done"
 
     def _speed(self) -> float | None:
         """Of the last ones: what was fast an hour ago says little about the rest."""
@@ -147,25 +147,25 @@ HANDLER = "documents.extract"
 MODULE = "dovetail.documents"
 MAX_ON_SERVER = 100
 """Documents in flight where each that is waited for holds a connection."""
-AHEAD = 10_000
-"""Documents that were looked at and wait for their run: what makes the estimate a good one."""
-LOOKED_AT_ONCE = 32
-LOOK_SECONDS = 2.0
-"""How often it looks what the rate limit is by now, and what keeps the oldest one."""
+MAX_QUEUED = 10_000
+"""Documents that were read ahead and wait for their run: they make the estimate better."""
+READ_AT_ONCE = 32
+CHECK_SECONDS = 2.0
+"""Between two checks of the rate limit and of the oldest run, for the view."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done to which files."""
+    """The files to process, and how."""
 
     files: Sequence[str]
     out: Path
     definition: Mapping[str, Any]
     extractor: str
-    """Empty where it is not known who extracts."""
+    """Empty where only the workers know it."""
     routed: bool
     in_flight: int | None
-    """So many at once at most, where somebody has said so."""
+    """So many at once at most, if the command line says so."""
 
     @property
     def name(self) -> str:
@@ -190,7 +190,7 @@ class Work:
 
 @dataclass
 class DocumentOutcome:
-    """What became of one file."""
+    """The outcome of one file."""
 
     place: int
     document: SourceDocument
@@ -205,7 +205,7 @@ class Queued(NamedTuple):
     place: int
     document: SourceDocument
     calls: bool
-    """It will ask the model, as far as can be told."""
+    """Whether it will probably call the model."""
 
 
 class DocumentRuns:
@@ -219,8 +219,8 @@ class DocumentRuns:
         self._quiet = quiet
         self.shared = is_shared(settings)
         self._at_work: dict[str, str | None] = {}
-        """The files that lanes are at, and their runs once these are made."""
-        self._lanes: RunPool | None = None
+        """The files that slots work on, and their runs once these are made."""
+        self._pool: RunPool | None = None
         self._seen: set[str] = set()
         """The contents that will be extracted: of a second file with the same no call is made."""
         self._digest = sha256(repr(work.definition).encode()).hexdigest()
@@ -230,22 +230,22 @@ class DocumentRuns:
 
     @property
     def left(self) -> int:
-        """Files whose end was not seen."""
+        """Files without an outcome."""
         return self.tally.total - self.tally.done
 
     @property
     def unfinished(self) -> int:
         return self.left + self.tally.counts[CANCELLED]
 
-    def run(self, tell: Callable[[DocumentRuns], None]) -> int:
-        """Process them to the exit code; `tell` is called once all of that is over."""
+    def run(self, on_end: Callable[[DocumentRuns], None]) -> int:
+        """Process them to the exit code; `on_end` is called when all is over."""
 
         async def work(stopping: Stopping) -> int:
             async with open_engine(self._settings, self._registry) as commands:
                 await self._drive(commands, stopping)
                 self.asked = stopping.asked
             self.outcomes.sort(key=lambda outcome: outcome.place)
-            tell(self)
+            on_end(self)
             if self.asked is not None and self.unfinished:
                 return self.asked.value
             good = self.tally.counts[COMPLETED] + self.tally.counts[CACHED]
@@ -259,15 +259,15 @@ class DocumentRuns:
         await commands.learn_handlers()
         checked = commands.validate(self.work.definition)
         await self._say_who_works(commands)
-        self._lanes = lanes = RunPool(commands, stopping)
+        self._pool = pool = RunPool(commands, stopping)
         window = min(self.tally.total, self.work.in_flight or self._most_in_flight())
         queue: asyncio.Queue[Queued | None] = asyncio.Queue()
-        made = [self._lane(commands, lanes, checked, queue, stopping) for _ in range(window)]
+        slots = [self._slot(commands, pool, checked, queue, stopping) for _ in range(window)]
         looking = self._look_ahead(queue, window, stopping)
         around = asyncio.create_task(self._look_around(commands))
         try:
             progress = None if self._quiet else progress_of(self.tally)
-            await lanes.drive([looking, *made], progress)
+            await pool.drive([looking, *slots], progress)
         finally:
             around.cancel()
             await asyncio.gather(around, return_exceptions=True)
@@ -278,7 +278,7 @@ class DocumentRuns:
         return MAX_SHARED_RUNS if self.shared else RUNS_PER_SLOT * self._settings.concurrency
 
     async def _look_ahead(
-        self, queue: asyncio.Queue[Queued | None], lanes: int, stopping: Stopping
+        self, queue: asyncio.Queue[Queued | None], slots: int, stopping: Stopping
     ) -> None:
         """Look at each file before its turn: what is done needs none, and the estimate knows."""
 
@@ -286,11 +286,11 @@ class DocumentRuns:
             return [self._look(path) for path in paths if stopping.asked is None]
 
         files = self.work.files
-        for first in range(0, len(files), LOOKED_AT_ONCE):
-            # By looking, not by a queue that is full: nobody takes from it once it is to stop.
-            while queue.qsize() >= AHEAD and stopping.asked is None:  # noqa: ASYNC110
+        for first in range(0, len(files), READ_AT_ONCE):
+            # Not by a bounded queue: after a stop request no slot takes from it.
+            while queue.qsize() >= MAX_QUEUED and stopping.asked is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-            found = await asyncio.to_thread(look_at, files[first : first + LOOKED_AT_ONCE])
+            found = await asyncio.to_thread(look_at, files[first : first + READ_AT_ONCE])
             if stopping.asked is not None:
                 break
             for place, document in enumerate(found, first):
@@ -300,7 +300,7 @@ class DocumentRuns:
                     self._add(_done_before(place, document), before=True)
                 else:
                     queue.put_nowait(Queued(place, document, calls))
-        for _ in range(lanes):
+        for _ in range(slots):
             queue.put_nowait(None)
 
     def _look(self, path: str) -> SourceDocument:
@@ -318,10 +318,10 @@ class DocumentRuns:
             return False
         return not self.work.routed or document.review.status == "approved"
 
-    async def _lane(
+    async def _slot(
         self,
         commands: Commands,
-        lanes: RunPool,
+        pool: RunPool,
         checked: Checked,
         queue: asyncio.Queue[Queued | None],
         stopping: Stopping,
@@ -329,17 +329,17 @@ class DocumentRuns:
         while (entry := await queue.get()) is not None and stopping.asked is None:
             self._at_work[entry.document.path] = None
             try:
-                outcome = await self._see(commands, lanes, checked, entry)
+                outcome = await self._process(commands, pool, checked, entry)
             finally:
                 del self._at_work[entry.document.path]
             if outcome is not None:
                 self.tally.calls_left -= entry.calls
                 self._add(outcome)
 
-    async def _see(
-        self, commands: Commands, lanes: RunPool, checked: Checked, entry: Queued
+    async def _process(
+        self, commands: Commands, pool: RunPool, checked: Checked, entry: Queued
     ) -> DocumentOutcome | None:
-        """What became of it; None if that is to be seen by others."""
+        """Its outcome; None if another process drives the run to its end."""
         document = entry.document
         if problem := name_problem(document.path):
             return DocumentOutcome(entry.place, document, FAILED, error=problem)
@@ -357,7 +357,7 @@ class DocumentRuns:
                     with suppress(Conflict):  # another process does the same
                         await commands.retry(run_id)
             self._at_work[document.path] = run_id
-            run = await lanes.follow(run_id, just_made=is_new)
+            run = await pool.follow(run_id, just_made=is_new)
             if run is None:
                 return None
             await asyncio.to_thread(self._count, document, run)
@@ -395,15 +395,15 @@ class DocumentRuns:
         self.tally.add(outcome.state, before=before)
 
     async def _look_around(self, commands: Commands) -> None:
-        """For the view only: whatever it cannot learn, the lanes learn themselves."""
+        """For the view only: errors here are reported by the slots themselves."""
         while True:
             if self.work.tag is not None:
                 limit = await commands.rate_limit(self.work.tag)
                 self.tally.calls_per_second = limit["rate_per_second"]
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             oldest = next(iter(self._at_work.values()), None)
-            told = None if oldest is None else await commands.get_run(oldest)
-            self.tally.trouble = "" if told is None else trouble_of(told)
+            run = None if oldest is None else await commands.get_run(oldest)
+            self.tally.trouble = "" if run is None else trouble_of(run)
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
@@ -422,7 +422,7 @@ class DocumentRuns:
     def _give_up(self, asked: StopRequest) -> None:
         """In another thread, because this one is stuck."""
         cancels = asked.cancels and not self.shared
-        flying = [] if self._lanes is None else list(self._lanes.in_flight)
+        flying = [] if self._pool is None else list(self._pool.in_flight)
         if cancels and cancel_from_thread(self._settings, flying):
             words = "CANCELLED, without waiting for what still runs; go on with:  "
         else:
@@ -472,7 +472,7 @@ SHOWN = ("type", "vendor", "date", "currency", "total", "confidence")
 
 
 def _shown_result(found: Mapping[str, Any]) -> dict[str, Any]:
-    """As much as is told at the end: there may be a hundred thousand of them."""
+    """Only what is printed at the end: there may be a hundred thousand documents."""
     return {name: found.get(name) for name in SHOWN} if found else {}
 
 
@@ -546,9 +546,9 @@ def _row(outcome: DocumentOutcome, review: Review | None) -> Line:
 
 
 def _described(outcome: DocumentOutcome, review: Review | None) -> dict[str, Any]:
-    told = {
+    described = {
         "document_id": outcome.document.id,
-        # What is no text is told as well as can be.
+        # Bytes that are no text are escaped.
         "file_path": os.fsencode(outcome.document.path).decode(errors="backslashreplace"),
         "sha256": outcome.document.sha256 or None,
         "state": outcome.state,
@@ -560,12 +560,12 @@ def _described(outcome: DocumentOutcome, review: Review | None) -> dict[str, Any
         "parquet_path": None,
     }
     if review is not None and outcome.state in _GOOD:
-        told |= {
+        described |= {
             "review": review.status,
             "json_path": review.json_path,
             "parquet_path": review.parquet_path,
         }
-    return told
+    return described
 
 
 def _warnings(outcome: DocumentOutcome, review: Review | None) -> Iterator[Line]:
@@ -595,9 +595,9 @@ def _verdict(runs: DocumentRuns) -> Line:
     if runs.unfinished:
         goes_on = runs.asked is StopRequest.HAND_BACK or runs.shared
         status = "RUNNING" if goes_on else "CANCELLED"
-    told = tally.summary() + (f", {runs.left:,} left" if runs.left else "")
+    words = tally.summary() + (f", {runs.left:,} left" if runs.left else "")
     documents = counted(tally.total, "document")
-    return [status_piece(status), (f" {documents} in {duration(tally.passed)}: {told}", "")]
+    return [status_piece(status), (f" {documents} in {duration(tally.passed)}: {words}", "")]
 
 
 def _next(
@@ -630,7 +630,7 @@ def _next(
 
 
 def going_on(runs: DocumentRuns) -> Line:
-    """How to go on with what was not seen to its end."""
+    """How to continue with the files without an outcome."""
     again = "go on with:  "
     if runs.shared:
         again = "what was made goes on without this view; the rest with:  "

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 app = declarations()
 
 OCR = "tesseract"
-ASKED_AT_ONCE = 32
-"""Runs that `documents stats` asks about at the same time."""
+RUNS_ASKED_AT_ONCE = 32
+"""Requests of `documents stats` at the same time."""
 _LIBRARIES = ("pyarrow", "pypdfium2", "lxml")
 
 
@@ -106,11 +106,11 @@ def process(
         reviews = open_reviews(folder)
         runs = DocumentRuns(settings, registry, work, reviews, quiet=as_json)
 
-        def tell(runs: DocumentRuns) -> None:
+        def print_end(runs: DocumentRuns) -> None:
             if write is not None:
                 write(json_bytes(document(runs, reviews)))
                 if runs.unfinished:
-                    streams.complain(going_on(runs))  # which the document does not say
+                    streams.complain(going_on(runs))  # which is not in the document
                 return
             for line in ending(runs, reviews, typed_out(out)):
                 streams.say(line)
@@ -119,16 +119,16 @@ def process(
             for line in beginning(runs, found):
                 streams.say(line)
             sys.stdout.flush()
-        return runs.run(tell)
+        return runs.run(print_end)
 
 
 def _extractor(settings: Settings) -> str:
-    """Who extracts; empty where that is for workers to know."""
+    """The name of the extractor; empty where only the workers know it."""
     from dovetail.documents.extraction import extractor_name
     from dovetail.documents.reading import max_bytes
 
     try:
-        max_bytes()  # a setting that cannot be is told before anything is made
+        max_bytes()  # an invalid setting is an error before any run is made
         if is_shared(settings) and settings.llm_base_url is None:
             return ""
         return extractor_name(settings)
@@ -224,5 +224,5 @@ async def settle_by_runs(settings: Settings, folder: Path, rows: Sequence[Measur
                 settle, folder, row.document_id, row.key, good=good, ended_at=ended_at, count=False
             )
 
-        for first in range(0, len(rows), ASKED_AT_ONCE):
-            await asyncio.gather(*map(settle_one, rows[first : first + ASKED_AT_ONCE]))
+        for first in range(0, len(rows), RUNS_ASKED_AT_ONCE):
+            await asyncio.gather(*map(settle_one, rows[first : first + RUNS_ASKED_AT_ONCE]))

@@ -223,8 +223,8 @@ def _items(items: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
 
 def _per_piece(item: Mapping[str, Any]) -> str:
     quantity, price = item["quantity"], item["unit_price"]
-    told = [f"{quantity:g}" if quantity is not None else "", money(price) if price else ""]
-    return " × ".join(part for part in told if part)
+    parts = [f"{quantity:g}" if quantity is not None else "", money(price) if price else ""]
+    return " × ".join(part for part in parts if part)
 
 
 def _files(review: Review) -> Iterator[tuple[str, str]]:
