@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from dovetail.cli import backend
+from dovetail.cli import services as cli_services
 from dovetail.cli.services import fast_loop, running_service
 from dovetail.config import Settings, load_settings
 from dovetail.core.dag import build_graph
@@ -258,9 +258,9 @@ async def test_a_worker_that_lost_its_redis_for_long_begins_anew(
         yield SimpleNamespace(crashed=crashed, holding=list)
 
     monkeypatch.setattr(distributed, "working", working)
-    monkeypatch.setattr(backend, "RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(cli_services, "RESTART_SECONDS", 0.01)
     settings = load_settings(environ={}, redis_url="redis://somewhere")
-    await backend.worker_service(settings, builtin_registry(settings))(asked)
+    await cli_services.worker_service(settings, builtin_registry(settings))(asked)
     assert len(begun) == 2
     assert "Redis did not come back; beginning anew" in caplog.text
 

@@ -490,9 +490,9 @@ class TestTheProcessesThatRead:
 
     def test_end_with_whoever_started_them(self):
         script = (
-            "from dovetail.documents import readers, reading\nfrom pathlib import Path\n"
+            "from dovetail.documents import reading\nfrom pathlib import Path\n"
             "reading.parse(b'<html>x</html>', Path('x'))\n"
-            "print(readers._readers.queue[-1].process.pid, flush=True)\n"
+            "print(reading._readers.queue[-1].process.pid, flush=True)\n"
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
         )
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
@@ -505,13 +505,13 @@ class TestTheProcessesThatRead:
     def test_are_not_shared_with_a_forked_process(self):
         """Which is what Celery's pool is."""
         script = (
-            "import os\nfrom dovetail.documents import readers, reading\nfrom pathlib import Path\n"
+            "import os\nfrom dovetail.documents import reading\nfrom pathlib import Path\n"
             "def text(word):\n"
             "    return reading.parse(f'<html>{word}</html>'.encode(), Path('x')).text\n"
             "text('before')\n"
             "child = os.fork()\n"
             "same = all(text(f'{child} {i}') == f'{child} {i}' for i in range(200))\n"
-            "own = len(readers._readers.queue) == readers.READERS\n"
+            "own = len(reading._readers.queue) == reading.READERS\n"
             "ended = os.waitpid(child, 0)[1] if child else 0\n"
             "os._exit(0 if same and own and not ended else 1)\n"
         )

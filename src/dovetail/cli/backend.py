@@ -1,13 +1,9 @@
-"""What the services run: the orchestrator, the worker, and the API server with what is behind it.
-
-Behind an API server is the engine in this process, or the stores and queues of a set-up on Redis.
-"""
+"""What an API server has behind it: the engine in this process, or a set-up on Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,10 +11,9 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    suppress,
 )
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dovetail import __version__
 from dovetail.api.app import create_app
@@ -27,94 +22,28 @@ from dovetail.api.operations import ThisProcess
 from dovetail.api.server import serve, url_of
 from dovetail.api.service import ApiService, Fleet
 from dovetail.cli import output as streams
-from dovetail.cli.failures import InvalidInput
 from dovetail.cli.interruptible import Stopping
 from dovetail.cli.services import (
     Service,
     facts_of,
     facts_of_this_process,
+    orchestrator_service,
     redis_imports,
     running_service,
+    worker_service,
 )
 from dovetail.cli.text import counted
-from dovetail.config import Settings, env_name
-from dovetail.core.errors import StoreError
+from dovetail.config import Settings
 from dovetail.engine.commands import Commands
-from dovetail.engine.listener import Listener
 from dovetail.handlers.registry import Registry
 from dovetail.telemetry.metrics import CONTENT_TYPE, ServiceFacts
 from dovetail.telemetry.service import Telemetry
 from dovetail.wiring.embedded import embedded
 
 log = logging.getLogger("dovetail.serve")
-orchestrator_log = logging.getLogger("dovetail.orchestrator")
-worker_log = logging.getLogger("dovetail.worker")
 
-LAST_RESULTS_SECONDS = 3.0
-"""After a stop request, for the results that an orchestrator is applying."""
-RESTART_SECONDS = 1.0
 TAKE_OVER_SECONDS = 2.0
 """Between two searches for runs that no process drives any more."""
-
-
-def orchestrator_service(settings: Settings, listener: Listener | None = None) -> Service:
-    with redis_imports(settings, "dovetail orchestrator"):
-        from dovetail.wiring.distributed import orchestrate
-
-    async def service(stop: asyncio.Event) -> None:
-        archive = "none" if settings.database_url is None else "PostgreSQL"
-        orchestrator_log.info("started, pid %d, archive: %s", os.getpid(), archive)
-        working = asyncio.ensure_future(orchestrate(settings, stop, listener))
-        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not working.done():
-            await asyncio.wait([working], timeout=LAST_RESULTS_SECONDS)
-            working.cancel()  # Redis does not answer; a peer takes over all that this one holds
-        with suppress(asyncio.CancelledError):
-            await working
-
-    return service
-
-
-def worker_service(
-    settings: Settings, registry: Registry, listener: Listener | None = None
-) -> Service:
-    if settings.transport == "celery":
-        raise InvalidInput(
-            f"{env_name('transport')} is celery, whose worker is a pool of processes and cannot be "
-            "part of another service: start `dovetail worker` beside it"
-        )
-    with redis_imports(settings, "dovetail worker"):
-        from dovetail.wiring.distributed import working
-
-    async def once(stop: asyncio.Event) -> None:
-        async with working(settings, registry, listener) as at_work:
-            known = counted(len(registry.handlers()), "handler")
-            at_once = counted(settings.concurrency, "node")
-            worker_log.info("started, pid %d: %s, %s at once", os.getpid(), known, at_once)
-            stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({stopping, at_work.crashed}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if at_work.crashed.done():
-                at_work.crashed.result()
-            if running := len(at_work.holding()):
-                nodes, seconds = counted(running, "node"), f"{settings.drain_seconds:g} s"
-                worker_log.info("takes no more work; %s may finish within %s", nodes, seconds)
-
-    async def service(stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            try:
-                await once(stop)
-            except StoreError as error:
-                if stop.is_set():
-                    worker_log.warning("%s; what ran here goes on elsewhere by its lease", error)
-                    return
-                # Redis was away for longer than a lease: other workers run what ran here.
-                worker_log.warning("%s; beginning anew", error)
-                await asyncio.sleep(RESTART_SECONDS)
-
-    return service
 
 
 class Backend(NamedTuple):

@@ -1,4 +1,4 @@
-"""What orchestrator, worker and API server have in common: Redis, signals, metrics and health.
+"""The services orchestrator and worker, and what they share with the API server.
 
 A service runs until it is asked to stop. SIGTERM and Ctrl-C mean the same to it; a second signal
 ends it at once. Metrics and health are served on a port, and spans are sent off at the end.
@@ -13,15 +13,24 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import TimeoutError as TookTooLong
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.failures import InvalidInput
 from dovetail.cli.interruptible import Stopping, StopRequest, run_interruptible
+from dovetail.cli.text import counted
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import StoreError
+from dovetail.engine.listener import Listener
+from dovetail.handlers.registry import Registry
 from dovetail.telemetry.logs import show_logs
 from dovetail.telemetry.service import Telemetry
 
@@ -280,3 +289,71 @@ def treat_interrupt_as_terminate() -> None:
             terminate(signal.SIGTERM, frame)
 
     signal.signal(signal.SIGINT, received)
+
+
+orchestrator_log = logging.getLogger("dovetail.orchestrator")
+worker_log = logging.getLogger("dovetail.worker")
+
+LAST_RESULTS_SECONDS = 3.0
+"""After a stop request, for the results that an orchestrator is applying."""
+RESTART_SECONDS = 1.0
+
+
+def orchestrator_service(settings: Settings, listener: Listener | None = None) -> Service:
+    with redis_imports(settings, "dovetail orchestrator"):
+        from dovetail.wiring.distributed import orchestrate
+
+    async def service(stop: asyncio.Event) -> None:
+        archive = "none" if settings.database_url is None else "PostgreSQL"
+        orchestrator_log.info("started, pid %d, archive: %s", os.getpid(), archive)
+        working = asyncio.ensure_future(orchestrate(settings, stop, listener))
+        stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not working.done():
+            await asyncio.wait([working], timeout=LAST_RESULTS_SECONDS)
+            working.cancel()  # Redis does not answer; a peer takes over all that this one holds
+        with suppress(asyncio.CancelledError):
+            await working
+
+    return service
+
+
+def worker_service(
+    settings: Settings, registry: Registry, listener: Listener | None = None
+) -> Service:
+    if settings.transport == "celery":
+        raise InvalidInput(
+            f"{env_name('transport')} is celery, whose worker is a pool of processes and cannot be "
+            "part of another service: start `dovetail worker` beside it"
+        )
+    with redis_imports(settings, "dovetail worker"):
+        from dovetail.wiring.distributed import working
+
+    async def once(stop: asyncio.Event) -> None:
+        async with working(settings, registry, listener) as at_work:
+            known = counted(len(registry.handlers()), "handler")
+            at_once = counted(settings.concurrency, "node")
+            worker_log.info("started, pid %d: %s, %s at once", os.getpid(), known, at_once)
+            stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({stopping, at_work.crashed}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if at_work.crashed.done():
+                at_work.crashed.result()
+            if running := len(at_work.holding()):
+                nodes, seconds = counted(running, "node"), f"{settings.drain_seconds:g} s"
+                worker_log.info("takes no more work; %s may finish within %s", nodes, seconds)
+
+    async def service(stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await once(stop)
+            except StoreError as error:
+                if stop.is_set():
+                    worker_log.warning("%s; what ran here goes on elsewhere by its lease", error)
+                    return
+                # Redis was away for longer than a lease: other workers run what ran here.
+                worker_log.warning("%s; beginning anew", error)
+                await asyncio.sleep(RESTART_SECONDS)
+
+    return service

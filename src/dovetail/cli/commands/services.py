@@ -131,8 +131,7 @@ def orchestrator() -> int:
 
     Start as many as you like. SIGTERM and Ctrl-C end it. Exit code: 0, or 1 if Redis is not there.
     """
-    from dovetail.cli.backend import orchestrator_service
-    from dovetail.cli.services import run_service
+    from dovetail.cli.services import orchestrator_service, run_service
     from dovetail.config import load_settings
     from dovetail.documents.metrics import DocumentRunEnds
     from dovetail.telemetry.service import open_telemetry
@@ -157,8 +156,7 @@ def worker(
     within DOVETAIL_DRAIN_SECONDS, the rest is handed back. Exit code: 0, or 1 if Redis is not
     there.
     """
-    from dovetail.cli.backend import worker_service
-    from dovetail.cli.services import run_service, shared_metrics
+    from dovetail.cli.services import run_service, shared_metrics, worker_service
     from dovetail.config import load_settings
     from dovetail.documents.metrics import DocumentRunEnds
     from dovetail.handlers.builtin import load_registry
