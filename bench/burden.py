@@ -88,6 +88,7 @@ def resident(which: str) -> int:
 @contextmanager
 def history(runs: int, folder: str) -> Iterator[Job]:
     """A file with so many finished runs, and what people do with such a file."""
+    from dovetail.engine.ports import RunQuery
     from dovetail.wiring.embedded import attached, embedded
 
     settings, registry = settings_and_registry(folder)
@@ -105,7 +106,7 @@ def history(runs: int, folder: str) -> Iterator[Job]:
 
         async def listed(**wanted: str) -> None:
             for _ in range(REPEATS):
-                found = await engine.list_runs(limit=RARE, **wanted)
+                found = await engine.list_runs(RunQuery(limit=RARE, **wanted))
                 assert len(found["items"]) == RARE
 
         async def shown() -> None:
@@ -122,7 +123,7 @@ def history(runs: int, folder: str) -> Iterator[Job]:
         async def entered() -> None:
             for _ in range(REPEATS):
                 async with attached(settings) as there:
-                    await there.list_runs(limit=1)
+                    await there.list_runs(RunQuery(limit=1))
 
         calls = {
             "list": lambda: wait_for(listed()),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.config import (
-    BESIDE,
+    OTHER_VARIABLES,
     RateLimit,
     Settings,
     SettingsError,
@@ -230,11 +230,11 @@ def test_rate_limits_come_from_the_file(tmp_path):
         ("allow_private_addresses = [3]", "'3' is no network"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_file_is_told(tmp_path, toml, said):
+def test_a_mistake_in_the_file_is_reported(tmp_path, toml, said):
     assert said in refused(tmp_path, toml)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_a_file_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "dovetail.toml").mkdir()
     assert refused(tmp_path).startswith("dovetail.toml: cannot be read: ")
     (tmp_path / "dovetail.toml").rmdir()
@@ -278,12 +278,12 @@ def test_a_wrong_value_that_may_be_a_secret_is_not_shown(tmp_path, variable, val
     assert "hunter2" not in message
 
 
-def test_every_mistake_is_told_at_once(tmp_path):
+def test_all_mistakes_are_reported_at_once(tmp_path):
     said = refused(tmp_path, "max_nodes = 0", LEASE_SECONDS="x", DB_SYNC="y")
     assert said.count("; ") == 2
 
 
-def test_a_flag_that_is_wrong_is_told_as_a_flag(tmp_path):
+def test_a_wrong_flag_is_reported_as_a_flag(tmp_path):
     assert refused(tmp_path, flags={"concurrency": 0}).startswith("--concurrency = 0: must be")
     said = refused(tmp_path, flags={"conurrency": 1})
     assert "--conurrency: no such setting; did you mean 'concurrency'?" in said
@@ -327,12 +327,14 @@ def test_the_documentation_has_the_table_of_the_code():
         )
 
 
-def test_a_variable_that_is_no_setting_is_told_with_the_one_that_is_meant():
+def test_a_variable_that_is_no_setting_is_reported_with_the_one_that_is_meant():
     page = DOCS.with_name("documents.md").read_text()
     of_documents = set(re.findall(r"DOVETAIL_DOCUMENTS_[A-Z_]+[A-Z]", page))
-    assert of_documents < set(BESIDE)
+    assert of_documents < set(OTHER_VARIABLES)
     known = re.findall(r"^\| `(DOVETAIL_[A-Z_]+)`", reference(), re.MULTILINE)
-    assert unknown_variables(dict.fromkeys([*known, *BESIDE, "DOVETAIL_SECRET_X"], "1")) == {}
+    assert (
+        unknown_variables(dict.fromkeys([*known, *OTHER_VARIABLES, "DOVETAIL_SECRET_X"], "1")) == {}
+    )
     of_kubernetes = {
         "DOVETAIL_PORT": "tcp://10.0.0.1:8700",
         "DOVETAIL_PORT_8700_TCP_ADDR": "10.0.0.1",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.config import SettingsError, load_settings
 from dovetail.redis_client import url as redis_url
-from dovetail.redis_client.url import WrongUrl, from_celery, of_celery, read
+from dovetail.redis_client.url import WrongUrl, from_celery, read, to_celery
 
 
 def test_an_address_with_all_that_may_be_in_it() -> None:
@@ -138,7 +138,7 @@ def test_what_celery_is_told_is_the_same_place(
         db=db,
         tls=tls,
     )
-    place = of_celery(target)
+    place = to_celery(target)
     back = from_celery(place.url.split(";"), place.use_ssl, place.transport_options)
     assert back is not None
     assert read(back) == target

@@ -1,6 +1,6 @@
-"""Dovetail: a DAG workflow engine that ends right whatever dies on the way.
+"""Dovetail: a durable DAG workflow engine.
 
-Everything public is named here and loaded when first used, so that `import dovetail` is free.
+All public names are here. They are loaded on first use, so that `import dovetail` is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m dovetail`, for where the script is not on the path."""
+"""`python -m dovetail`, if the script is not on the path."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Every setting, in one model: its name, default, bounds and what it is for.
+"""All settings in one model: name, default, bounds, description.
 
-A flag wins over the environment, the environment over `dovetail.toml` in the current
-directory. A wrong value stops the start with one error that names all of them: a service that
-starts with a setting it did not understand fails later and elsewhere. This file must not know
-who uses a setting. It reads the sources by hand, because the error must name the source and
-must never show a secret; the whole of that is `load_settings`.
+A flag wins over the environment, the environment over `dovetail.toml` in the current directory.
+Wrong values stop the start with one error that names all of them. `load_settings` reads the
+sources by hand, because the error must name the source and must never show a secret.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def _networks(value: object) -> object:
 
 
 def _network(given: object) -> IPv4Network | IPv6Network:
-    text = str(given)  # also of a number: a bare 3 would be 0.0.0.3
+    text = str(given)  # of a number too: `ip_network(3)` would be 0.0.0.3
     try:
         return ip_network(text)
     except ValueError:
@@ -91,7 +89,7 @@ def _latency(value: object) -> object:
         second = float(high) if dash else first
     except ValueError:
         first, second = 1.0, 0.0
-    # Written so that NaN fails too; an hour is far more than any test waits.
+    # NaN fails this comparison too.
     if isinstance(value, bool) or not 0 <= first <= second <= 3600:
         raise ValueError("must be seconds as in 0.5, or a range as in 1-2")
     return first, second
@@ -109,7 +107,7 @@ def _scheme(*schemes: str) -> BeforeValidator:
 
 
 def _redis(value: object) -> object:
-    """An option that nobody would look at, of TLS say, is known before anything is sent."""
+    """Check all options of the URL, so that a wrong TLS option is refused before a connection."""
     if isinstance(value, str):
         try:
             read_redis_url(value)
@@ -125,7 +123,7 @@ def _prefix(value: object) -> object:
 
 
 def _broker(value: object) -> object:
-    """Every other kind of broker is Celery's own to understand."""
+    """Check the URL of a Redis broker; Celery checks all others."""
     if isinstance(value, str) and value.startswith(tuple(f"{one}://" for one in REDIS_SCHEMES)):
         return _redis(value)
     if isinstance(value, str) and value.startswith("sentinel://"):
@@ -137,7 +135,7 @@ _HOST_NAME = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*")
 
 
 def _hosts(value: object) -> object:
-    """Names and addresses in lower case; `*.` before a name stands for every name under it."""
+    """Names and addresses in lower case; `*.` before a name means all names under it."""
     found = _split(value)
     if not isinstance(found, list | tuple) or not found:
         raise ValueError("must be names of hosts, such as api.example.com,*.example.org")
@@ -180,7 +178,7 @@ class RateLimit(BaseModel):
 
 
 def _secret(default: Any = None, *, description: str) -> Any:
-    """A field whose value is shown neither in an error nor in a repr."""
+    """A field whose value is never shown in an error or a repr."""
     return Field(default, description=description, repr=False, json_schema_extra={"secret": True})
 
 
@@ -189,42 +187,44 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # where state is kept and how work travels
-    db: Path = Field(Path(".dovetail/dovetail.db"), description="the embedded engine's file")
+    # stores and transport
+    db: Path = Field(Path(".dovetail/dovetail.db"), description="the file of the embedded engine")
     db_sync: Literal["full", "normal"] = Field(
-        "full", description="`full` survives a power cut, `normal` the death of a process"
+        "full", description="`full` survives a power cut, `normal` the crash of a process"
     )
     redis_url: Annotated[str, BeforeValidator(_redis)] | None = _secret(
-        description="Redis of a distributed set-up, as in `redis://host:6379/0`"
+        description="the Redis of a distributed setup, as in `redis://host:6379/0`"
     )
     redis_prefix: Annotated[str, BeforeValidator(_prefix)] | None = Field(
-        None, description="put before every key in Redis, as in `team1:`; the same for all services"
+        None, description="prefix of all keys in Redis, as in `team1:`; the same for all services"
     )
     database_url: Annotated[str, _scheme("postgresql", "postgres")] | None = _secret(
-        description="PostgreSQL archive; unset: Redis alone"
+        description="the PostgreSQL archive; unset: Redis alone"
     )
     accept_data_loss: bool = Field(
         False, description="`1`: services start on a Redis that may evict runs"
     )
     transport: Literal["streams", "celery"] = Field(
-        "streams", description="what carries tasks in a distributed set-up"
+        "streams", description="how tasks are sent in a distributed setup"
     )
     broker_url: Annotated[str, BeforeValidator(_broker)] | None = _secret(
         description="Celery's broker; unset: the Redis URL"
     )
     server: HttpUrl | None = Field(
-        None, description="the server that commands talk to, as in `http://host:8700`"
+        None, description="the API server that commands use, as in `http://host:8700`"
     )
-    token: str | None = _secret(description="sent to that server, if it asks for one")
+    token: str | None = _secret(description="the bearer token that commands send to that server")
 
-    # who may do what
-    tokens: Names = _secret((), description="bearer tokens of the API; `:read` after one limits it")
-    allowed_hosts: Names = Field((), description="names the API answers to, beside loopback")
+    # security
+    tokens: Names = _secret(
+        (), description="bearer tokens of the API; `:read` after one makes it read-only"
+    )
+    allowed_hosts: Names = Field((), description="host names of the API, beside loopback")
     allow_private_addresses: Networks = Field(
         (), description="networks that `call_external_service` may reach though not public"
     )
     trusted_proxies: Networks = Field(
-        (), description="networks of proxies whose `X-Forwarded-For` or `Forwarded` is believed"
+        (), description="networks of proxies whose `X-Forwarded-For` or `Forwarded` is trusted"
     )
     secrets: Mapping[str, str] = _secret({}, description="read in templates as `secrets.<NAME>`")
     secret_hosts: Mapping[str, Hosts] = _secret(
@@ -236,36 +236,44 @@ class Settings(BaseModel):
     llm_base_url: HttpUrl | None = _secret(
         description="OpenAI-compatible endpoint of `llm_service`; unset: the offline mock"
     )
-    llm_api_key: str | None = _secret(description="key for that endpoint")
-    llm_model: str | None = Field(None, description="model where a node names none")
+    llm_api_key: str | None = _secret(description="the API key of that endpoint")
+    llm_model: str | None = Field(None, description="the model of nodes that name none")
     mock_latency: Latency = Field(
         (0.0, 0.0), description="how long the offline mocks take: `0.5`, or a range `1-2`"
     )
     concurrency: Count = Field(32, description="nodes that one worker process runs at once")
 
     # time
-    lease_seconds: Seconds = Field(10.0, description="a worker's claim; renewed every third of it")
-    heartbeat_interval: Seconds = Field(5.0, description="how often a worker says it is alive")
-    heartbeat_timeout: Seconds = Field(15.0, description="silence after which it counts as dead")
-    stale_result_timeout: Seconds = Field(
-        30.0, description="age at which another orchestrator takes a result over"
+    lease_seconds: Seconds = Field(
+        10.0, description="the lease of a claim; a worker renews it every third of this time"
     )
-    stale_claim_interval: Seconds = Field(15.0, description="how often it looks for such results")
-    checkpoint_interval: Seconds = Field(10.0, description="the longest the archive may lag")
-    retention_days: Seconds = Field(7.0, description="hot state of finished runs is kept this long")
+    heartbeat_interval: Seconds = Field(5.0, description="time between heartbeats of a worker")
+    heartbeat_timeout: Seconds = Field(
+        15.0, description="a worker without a heartbeat for this long counts as dead"
+    )
+    stale_result_timeout: Seconds = Field(
+        30.0, description="age at which another orchestrator takes over a result"
+    )
+    stale_claim_interval: Seconds = Field(
+        15.0, description="how often an orchestrator looks for such results"
+    )
+    checkpoint_interval: Seconds = Field(10.0, description="how far the archive may lag behind")
+    retention_days: Seconds = Field(
+        7.0, description="how many days Redis keeps finished runs; the archive keeps them longer"
+    )
     recovery_timeout: Patience = Field(
         30.0, description="unfinished runs younger than this are not restored"
     )
     max_crashes: Count = Field(3, description="lost starts after which a node is FAILED")
-    drain_seconds: Patience = Field(30.0, description="time to finish what runs after SIGTERM")
+    drain_seconds: Patience = Field(30.0, description="time for running nodes after SIGTERM")
     shutdown_delay: Patience = Field(
-        0.0, description="after SIGTERM the API says that it is not ready and serves this long"
+        0.0, description="after SIGTERM the API reports not ready and still serves for this long"
     )
     send_timeout: Seconds = Field(
-        30.0, description="a client that reads nothing of its answer for this long is dropped"
+        30.0, description="a client that does not read its answer for this long is disconnected"
     )
 
-    # what is seen of it
+    # telemetry
     metrics_port: Annotated[int, _number, Field(ge=1, le=65535)] | None = Field(
         None, description="port for metrics of orchestrator and worker; unset: none"
     )
@@ -280,17 +288,17 @@ class Settings(BaseModel):
     max_config_bytes: Count = Field(MIB, description="a node's rendered config")
     max_output_bytes: Count = Field(MIB, description="a node's output")
     max_input_bytes: Count = Field(
-        64 * MIB, description="what a node may read of its parents' outputs"
+        64 * MIB, description="all that a node reads of its parents' outputs"
     )
     max_run_bytes: Count = Field(
-        256 * MIB, description="all outputs of a run together, fixed when it is made"
+        256 * MIB, description="all outputs of a run; fixed when the run is created"
     )
     max_backlog: Count = Field(
-        100_000, description="nodes that wait for a worker before the API takes no more runs"
+        100_000, description="nodes waiting for a worker; with more the API accepts no runs"
     )
 
     max_connections: Count = Field(
-        4096, description="connections to the API; fewer where a process may open few files"
+        4096, description="connections to the API; fewer if a process may open few files"
     )
     max_waiting_reads: Count = Field(
         2000, description="event streams and `?wait=` at once; at most half of the connections"
@@ -301,10 +309,10 @@ class Settings(BaseModel):
     max_writes: Count = Field(
         1000, description="requests that write; at most a quarter of the connections"
     )
-    max_large_bodies: Count = Field(64, description="bodies above 16 KiB that are read or wait")
+    max_large_bodies: Count = Field(64, description="bodies above 16 KiB, being read or waiting")
     caller_share: Annotated[float, _number, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
         0.5,
-        description="one token's part of each of these four; an address has half of the rest, too",
+        description="the share of one token in each of these four; of an address half of the rest",
     )
 
     rate_limits: dict[str, RateLimit] = Field(
@@ -323,7 +331,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _keys_have_their_prefix(self) -> Settings:
-        """Every connection is made by the URL, so none of them can be without it."""
+        """Put the prefix into the URLs: all connections are made from them."""
         for name in ("redis_url", "broker_url"):
             url = getattr(self, name)
             if self.redis_prefix and url and url.partition("://")[0] in REDIS_SCHEMES:
@@ -334,7 +342,7 @@ class Settings(BaseModel):
         return self
 
     def sensitive(self) -> dict[str, str]:
-        """Everything a log, an error or an output must not show, for the `Redactor`."""
+        """All values that a log, an error or an output must not show, for the `Redactor`."""
         known = {f"secret {name}": value for name, value in self.secrets.items()}
         if self.llm_api_key:
             known["llm_api_key"] = self.llm_api_key
@@ -348,45 +356,45 @@ class Settings(BaseModel):
 
 
 _URLS = ("redis_url", "database_url", "broker_url", "llm_base_url", "server")
-SHORTEST_PASSWORD = 12
-"""A shorter one may be a word, such as `postgres`, which an output may well contain."""
+MIN_PASSWORD_CHARS = 12
+"""A shorter password may be a word that outputs contain, such as `postgres`."""
 
 
 def _credentials(name: str, url: str | None) -> dict[str, str]:
-    """What a URL has between scheme and host: with its user, and by itself if it is no word.
-    Among its options, what is named a password."""
+    """The credentials in a URL: user and password together, a long password also by itself, and
+    options whose name ends in `password`."""
     rest, _, query = (url or "").partition("://")[2].partition("?")
     known = {
         f"{name} {option}": value
         for option, value in parse_qsl(query)
-        if option.endswith("password") and len(value) >= SHORTEST_PASSWORD
+        if option.endswith("password") and len(value) >= MIN_PASSWORD_CHARS
     }
     user, colon, password = rest.rpartition("@")[0].partition(":")
     if not colon or not password or "/" in user:
         return known
     user, password = unquote(user), unquote(password)
     known[f"{name} user and password"] = f"{user}:{password}"
-    if len(password) >= SHORTEST_PASSWORD:
+    if len(password) >= MIN_PASSWORD_CHARS:
         known[f"{name} password"] = password
     return known
 
 
-BESIDE = (
+OTHER_VARIABLES = (
     "DOVETAIL_DEBUG",
     "DOVETAIL_DOCUMENTS_MAX_BYTES",
     "DOVETAIL_DOCUMENTS_MODEL_SECONDS",
     "DOVETAIL_DOCUMENTS_OUT",
     "DOVETAIL_DOCUMENTS_ROOTS",
 )
-"""Variables that are read where they are used, and are no setting of everybody."""
+"""Known variables that are not settings; they are read where they are used."""
 _FORMER_PREFIX = "ORCHESTRATOR_"
-"""Of the designs' settings: `ORCHESTRATOR_CHECKPOINT_INTERVAL` is ours with our prefix."""
-# What Kubernetes tells every pod of a Service whose name begins with `dovetail`.
+"""`ORCHESTRATOR_CHECKPOINT_INTERVAL` was the former name of `DOVETAIL_CHECKPOINT_INTERVAL`."""
+# Variables that Kubernetes sets for a Service whose name begins with `dovetail`.
 _OF_A_SERVICE = re.compile(
     r"_SERVICE_HOST=|_SERVICE_PORT(_[A-Z0-9_]+)?=|_PORT_\d+_[A-Z_]+=|_PORT=(tcp|udp|sctp)://"
 )
 
-# Not of the environment: a table has no good spelling there. Not of the file: files are committed.
+# A table has no good spelling in the environment. Secrets must not be in a file that is committed.
 _NOT_IN_ENVIRONMENT = frozenset({"rate_limits", "secrets", "secret_hosts"})
 _NOT_IN_FILE = frozenset({"secrets", "secret_hosts"})
 
@@ -404,7 +412,7 @@ def load_settings(
     for name, value in _read_file((directory or Path()) / FILE).items():
         values[name], source[name] = value, f"{name} in {FILE}"
     for name in Settings.model_fields:
-        # An empty variable is how a shell or a compose file says "not set".
+        # An empty variable counts as unset: shells and compose files write it so.
         text, variable = _variable(environ, env_name(name))
         if text and name not in _NOT_IN_ENVIRONMENT:
             values[name], source[name] = text, variable
@@ -420,9 +428,9 @@ def load_settings(
 
 
 def _variable(environ: Mapping[str, str], variable: str) -> tuple[str, str]:
-    """A variable's value, or what is in the file that `<variable>_FILE` names, and which of them.
+    """The value of a variable, or of the file that `<variable>_FILE` names, and which of the two.
 
-    Files are how containers are given secrets: a variable is seen by every process that looks.
+    Containers provide secrets as files, because other processes can read a variable.
     """
     text, file = environ.get(variable, "").strip(), environ.get(f"{variable}_FILE", "").strip()
     if not file:
@@ -447,8 +455,8 @@ def _content(file: str, variable: str) -> str:
 def _secrets(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The secrets by name, and the hosts that each is bound to.
 
-    What ends in `_HOSTS` or `_FILE` is never a secret: whether it is one must not depend on
-    another variable being set. A secret of a file comes without the newline that an editor added.
+    A variable that ends in `_HOSTS` or `_FILE` is never a secret, whatever other variables are set.
+    A secret from a file is read without its last newline.
     """
     secrets: dict[str, str] = {}
     hosts: dict[str, str] = {}
@@ -477,19 +485,19 @@ def hosts_variable(secret: str) -> str:
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str | None]:
-    """Variables that look like settings and are none, each with the one that may be meant.
+    """Variables that look like settings and are not, each with the setting that may be meant.
 
-    They do not stop a start: others may have reasons for them that we do not know.
+    They do not stop a start: other programs may use them.
     """
     environ = os.environ if environ is None else environ
     known = [env_name(name) for name in Settings.model_fields if name not in _NOT_IN_ENVIRONMENT]
     known += [f"{name}{FILE_SUFFIX}" for name in known]
-    known += BESIDE
+    known += OTHER_VARIABLES
     found: dict[str, str | None] = {}
     for name in sorted(environ):
         if name.startswith(_FORMER_PREFIX):
             meant = PREFIX + name.removeprefix(_FORMER_PREFIX)
-            if meant in known:  # others have orchestrators as well: only names that we know
+            if meant in known:  # other programs use this prefix too
                 found[name] = meant
             continue
         if not name.startswith(PREFIX) or name in known or name.startswith(SECRET_PREFIX):
@@ -507,7 +515,7 @@ def env_name(field: str) -> str:
 
 
 def reference() -> str:
-    """The settings as a Markdown table, from the model itself; docs/settings.md contains it."""
+    """The settings as a Markdown table, from the model; docs/settings.md contains it."""
     rows = ["| variable | default | what it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         if name in _NOT_IN_ENVIRONMENT:
@@ -551,12 +559,12 @@ def _unknown_key(name: str, known: list[str]) -> str:
 
 
 def _explained(error: ValidationError, source: Mapping[str, str]) -> str:
-    said: dict[str, None] = {}  # a union reports each of its branches; once is enough
+    messages: dict[str, None] = {}  # a union reports each of its branches; once is enough
     for problem in error.errors(include_url=False):
         what = problem["msg"].removeprefix("Value error, ")
         what = what.replace("Input should be", "must be", 1)
         if not problem["loc"]:
-            said[what] = None
+            messages[what] = None
             continue
         field = str(problem["loc"][0])
         within = "".join(f".{part}" for part in problem["loc"][1:] if isinstance(part, str | int))
@@ -567,14 +575,14 @@ def _explained(error: ValidationError, source: Mapping[str, str]) -> str:
         elif field == "rate_limits":
             label = label.replace(field, field + within, 1)
         elif field == "secret_hosts" and len(problem["loc"]) > 1:
-            # Not shown: a secret of such a name may be what was meant.
+            # Not shown: it may be a secret of that name.
             label = f"{hosts_variable(str(problem['loc'][1]))} (value not shown)"
         elif _is_secret(field):
             label += " (value not shown)"
         else:
             label += f" = {problem['input']!r}"
-        said[f"{label}: {what}{_default_hint(field)}"] = None
-    return "; ".join(said)
+        messages[f"{label}: {what}{_default_hint(field)}"] = None
+    return "; ".join(messages)
 
 
 def _default_hint(field: str) -> str:

@@ -1,7 +1,7 @@
 """Dovetail as a library: a graph of Python functions, run in this process.
 
-A façade over the same core, store, orchestrator and worker as everything else: a step is a
-node whose handler is the function, and its condition a function instead of a template.
+It uses the same core, orchestrator and worker as the services. A step is a node: its handler is
+the function, and its condition is a function instead of a template.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Step:
 
 
 class WorkflowDAG:
-    """Steps and what they depend on."""
+    """Steps and their dependencies."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class WorkflowDAG:
         on_failure: OnFailure | None = None,
         on_end: Callable[[RunStatus], object] | None = None,
     ) -> None:
-        """`on_end` is called with the status once an execution has ended, in a thread:
-        CANCELLED if `execute` was cancelled. What it raises is logged."""
+        """`on_end` is called in a thread with the final status of an execution; CANCELLED if
+        `execute` was cancelled. Its errors are logged."""
         _check_policy(on_failure)
         if on_end is not None and (not callable(on_end) or _is_async(on_end)):
             raise TypeError("on_end must be a plain function of a status, not async")
@@ -124,18 +124,18 @@ class WorkflowDAG:
         return self
 
     def validate(self) -> None:
-        """Raise `InvalidDefinition` with every problem: empty, doubled, missing, cyclic."""
+        """Raise `InvalidDefinition` with all problems: no steps, wrong ids, cycles."""
         problems = self._problems()
         if problems:
             raise InvalidDefinition(problems)
 
     def get_execution_layers(self) -> list[list[str]]:
-        """Steps by distance from the roots; those of one layer can run side by side."""
+        """Steps by distance from the roots; those of one layer can run in parallel."""
         self.validate()
         return [[self._steps[i].id for i in layer] for layer in layers(self._parents())]
 
     def get_ready_nodes(self, completed: Collection[str] = ()) -> list[str]:
-        """The steps whose dependencies are all in `completed`, without those in it."""
+        """The steps that are not in `completed` and whose dependencies all are."""
         self.validate()
         done = {i for i, step in enumerate(self._steps) if step.id in completed}
         return [self._steps[i].id for i in ready_nodes(self._parents(), done)]
@@ -153,8 +153,8 @@ class WorkflowDAG:
         problems = []
         seen: set[str] = set()
         index = self._index()
-        for place, step in enumerate(self._steps):
-            path = f"steps[{place}]"
+        for number, step in enumerate(self._steps):
+            path = f"steps[{number}]"
             if step.id in seen:
                 problems.append(Problem("duplicate_id", f"a second step '{step.id}'", path))
             seen.add(step.id)
@@ -242,17 +242,17 @@ class WorkflowResult:
         self.skipped = len(run.nodes) - self.completed - run.failed - run.cancelled
         self.duration = run.finished_at - run.started_at
         self.error: dict[str, Any] | None = run.error
-        """What made it fail first, or None: `type`, `message` and the step as `node`."""
+        """The first error, or None: `type`, `message` and the step as `node`."""
         self._run = run
 
     @cached_property
     def steps(self) -> dict[str, StepResult]:
-        """Every step by id. Made when first asked for: most callers want the outputs."""
+        """All steps by id. Made on first use: most callers want only the outputs."""
         nodes = zip(self._run.graph.nodes, self._run.nodes, strict=True)
         return {spec.id: _step_result(node) for spec, node in nodes}
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data; JSON if the outputs are."""
+        """Plain data; JSON if the outputs are."""
         steps = {
             step_id: {**step._asdict(), "status": step.status.value}
             for step_id, step in self.steps.items()
@@ -261,15 +261,15 @@ class WorkflowResult:
         return {"status": self.status.value, **plain, "steps": steps}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> WorkflowResult:
-        """The result that `to_dict` told of, in whatever process that was."""
+    def from_dict(cls, data: Mapping[str, Any]) -> WorkflowResult:
+        """The result of a `to_dict`, also from another process."""
         result = cls.__new__(cls)
-        result.status = RunStatus(told["status"])
+        result.status = RunStatus(data["status"])
         for name in _PLAIN:
-            setattr(result, name, told[name])
+            setattr(result, name, data[name])
         result.steps = {
             step_id: StepResult(**{**step, "status": NodeStatus(step["status"])})
-            for step_id, step in told["steps"].items()
+            for step_id, step in data["steps"].items()
         }
         return result
 
@@ -281,7 +281,7 @@ class WorkflowResult:
 
 
 class TokenBucketRateLimiter:
-    """At most `rate_per_second` starts a second, `burst` at once. Share it to share the rate."""
+    """At most `rate_per_second` starts per second, and `burst` at once. Executors may share one."""
 
     def __init__(self, rate_per_second: float = DEFAULT_RATE, burst: int = DEFAULT_BURST) -> None:
         self.bucket = TokenBucket(rate_per_second, burst)
@@ -297,7 +297,7 @@ class TokenBucketRateLimiter:
     async def acquire(self) -> None:
         """Wait for a token and take it."""
         while True:
-            # The clock that executors use too: a limiter may be shared with them.
+            # The clock of executors, because they may share the limiter.
             now = time.monotonic()
             await asyncio.sleep(self.bucket.book(now) - now)
             if self.bucket.start(time.monotonic()):
@@ -315,8 +315,8 @@ class WorkflowExecutor:
         on_failure: OnFailure = "continue",
         on_event: Callable[[Event], object] | None = None,
     ) -> None:
-        """`on_event` is called with each event of a run, in order, as it happens: keep it short.
-        What it raises is logged, and harms no step."""
+        """`on_event` is called with each event of a run, in order; keep it short. Its errors are
+        logged and do not affect the run."""
         _check_policy(on_failure)
         if max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, not {max_concurrency}")
@@ -334,10 +334,10 @@ class WorkflowExecutor:
         *,
         resume: WorkflowResult | None = None,
     ) -> WorkflowResult:
-        """Run every step as soon as what it depends on is done; never raises for a failed one.
+        """Run each step as soon as its dependencies are done; a failed step never raises.
 
         `resume` is the result of an earlier execution: its completed steps keep their outputs and
-        do not run again, all others do.
+        do not run again; all others run.
         """
         submit, calls = submission(os.urandom(8).hex(), dag, context, self.on_failure, resume)
         limits = LocalLimits({tag: rl.bucket for tag, rl in self.rate_limiters.items()})
@@ -358,10 +358,10 @@ class WorkflowExecutor:
                 await engine.orchestrator.submit(submit)
                 run = await engine.wait(submit.run_id)
         except asyncio.CancelledError:
-            tell_end(dag.on_end, RunStatus.CANCELLED)  # here: to wait now would be cancelled, too
+            call_on_end(dag.on_end, RunStatus.CANCELLED)  # an await would be cancelled too
             raise
         if dag.on_end is not None:
-            await asyncio.to_thread(tell_end, dag.on_end, run.status)
+            await asyncio.to_thread(call_on_end, dag.on_end, run.status)
         return WorkflowResult(run)
 
     def execute_sync(
@@ -386,7 +386,7 @@ def submission(
     on_failure: OnFailure = "continue",
     resume: WorkflowResult | None = None,
 ) -> tuple[Submit, Calls]:
-    """What an engine needs to run the graph once: the order, and how to call its steps."""
+    """The submit of one run of the graph, and the calls of its steps."""
     graph = dag._compiled(on_failure)
     reused = reusable(graph, resume)
     ctx = {**(context or {}), "step_outputs": dict(reused)}
@@ -394,7 +394,7 @@ def submission(
 
 
 def reusable(graph: Graph, resume: WorkflowResult | None) -> dict[str, Any]:
-    """Outputs of an earlier result that a run of this graph begins with."""
+    """The outputs of an earlier result with which a run of this graph begins."""
     if resume is None:
         return {}
     if not isinstance(resume, WorkflowResult):
@@ -402,8 +402,8 @@ def reusable(graph: Graph, resume: WorkflowResult | None) -> dict[str, Any]:
     return {name: output for name, output in resume.outputs.items() if name in graph.index}
 
 
-def tell_end(on_end: Callable[[RunStatus], object] | None, status: RunStatus) -> None:
-    """Call a graph's `on_end`, whose failure is not one of the run."""
+def call_on_end(on_end: Callable[[RunStatus], object] | None, status: RunStatus) -> None:
+    """Call a graph's `on_end`; its error does not affect the run."""
     if on_end is None:
         return
     try:
@@ -413,8 +413,8 @@ def tell_end(on_end: Callable[[RunStatus], object] | None, status: RunStatus) ->
 
 
 def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Event], None]:
-    """Calls it with the time of day: the engine of a library counts from the machine's start."""
-    from dovetail.client.answers import Event  # here: who gives no function needs no client
+    """Converts times: the engine of the library counts from the start of the machine."""
+    from dovetail.client.answers import Event  # only programs with `on_event` load the client
 
     offset = time.time() - time.monotonic()
 
@@ -432,7 +432,7 @@ def _reporter(on_event: Callable[[Event], object]) -> Callable[[core_events.Even
 
 
 class _StepCalls:
-    """Steps as the worker wants them. Outputs stay Python objects: nothing leaves the process."""
+    """The `Calls` of a worker for steps. Outputs stay Python objects."""
 
     def __init__(self, steps: dict[str, _StepCall]) -> None:
         self._steps = steps
@@ -442,7 +442,7 @@ class _StepCalls:
 
 
 class _StepCall:
-    """How to call one step; whose run it is comes with the task."""
+    """Calls one step; the run comes with the task."""
 
     __slots__ = ("_fn", "_id", "is_async")
 
@@ -452,30 +452,30 @@ class _StepCall:
         self.is_async = step.is_async
 
     def begin(self, task: Task) -> Any:
-        return self._fn(task.params.copy())  # type: ignore[union-attr]  # in this very process
+        return self._fn(task.params.copy())  # type: ignore[union-attr]  # in this process
 
     def cancel(self) -> None:
-        """A step has no cancel event: an async one is cancelled, a thread is left behind."""
+        """A step has no cancel event: an async step is cancelled, a thread runs on."""
 
     def seal(self, task: Task, output: Any) -> Any:
         task.params["step_outputs"][self._id] = output  # type: ignore[index]
         return output
 
     def caching(self, task: Task) -> None:
-        """A step is not kept for others."""
+        """The output of a step is not cached."""
 
     def describe(self, error: BaseException) -> dict[str, Any]:
         return describe(error)
 
 
 def _condition(predicate: Predicate) -> Callable[[Scope], bool]:
-    # The rules hand over the run itself; asked by name, a step called "params" would answer.
+    # Read the run directly: by name, a step called "params" would hide the params.
     def holds(run: Any) -> bool:
         try:
             return bool(predicate(dict(run.params)))
-        except BaseException as error:  # of a step's own code, and so the step's failure
-            told = describe(error)
-            raise TemplateError(f"raised {told['type']}: {told['message']}") from error
+        except BaseException as error:  # raised by the condition's own code: the step fails
+            data = describe(error)
+            raise TemplateError(f"raised {data['type']}: {data['message']}") from error
 
     return holds
 

@@ -1,8 +1,7 @@
-"""A PostgreSQL URL as libpq understands it, in the words of asyncpg.
+"""Translates a PostgreSQL URL with libpq's options into arguments of asyncpg.
 
-Every program that connects to PostgreSQL takes the same URL, so ours does. asyncpg knows fewer of
-its options, and sends what it does not know to the server as a setting, which then refuses the
-connection in words that do not help.
+asyncpg knows fewer options. It sends unknown ones to the server as settings, and the server then
+refuses the connection with an unhelpful message.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from dovetail.core.errors import StoreError
 
 NAME = "DOVETAIL_DATABASE_URL"
-LONGEST_CONNECT_SECONDS = 60.0
+MAX_CONNECT_SECONDS = 60.0
 
-# Of libpq's options: asyncpg reads these from the URL.
+# libpq's options that asyncpg reads from the URL.
 # fmt: off
 _READ = frozenset({
     "host", "port", "dbname", "database", "user", "password", "passfile", "service",
@@ -27,10 +26,10 @@ _READ = frozenset({
     "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs", "krbsrvname",
     "gsslib",
 })
-# The server reads these.
+# Options that the server reads.
 _SENT = frozenset({"application_name", "options"})
-# These change nothing here: asyncpg keeps no idle connection alive by itself, speaks UTF-8 and
-# offers what the server asks for.
+# Options without effect: asyncpg sends no keepalives, speaks UTF-8 and offers what the server asks
+# for.
 _IDLE = frozenset({
     "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
     "gssencmode", "channel_binding", "sslcompression", "sslsni", "sslcertmode",
@@ -43,7 +42,7 @@ _VERIFYING = ("verify-ca", "verify-full")
 
 
 def connect_arguments(url: str, connect_seconds: float) -> dict[str, Any]:
-    """What `asyncpg.connect` and `create_pool` take for this URL.
+    """The arguments of `asyncpg.connect` and `create_pool` for this URL.
 
     Raises `StoreError`, which never shows a part of the URL that may be a password.
     """
@@ -65,7 +64,7 @@ def connect_arguments(url: str, connect_seconds: float) -> dict[str, Any]:
 
 
 def shown(url: str) -> str:
-    """What a message may name of it: no user, no password."""
+    """The URL for messages, without user and password."""
     try:
         parts = urlsplit(url)
         given = dict(parse_qsl(parts.query))
@@ -96,13 +95,13 @@ def _timeout(text: str, usual: float) -> float:
         seconds = -1.0
     if not seconds >= 0:
         raise StoreError(f"{NAME}: connect_timeout is a number of seconds, as in connect_timeout=5")
-    # Libpq waits without end at 0; a service that hangs cannot be told from one that works.
-    return min(seconds or LONGEST_CONNECT_SECONDS, LONGEST_CONNECT_SECONDS)
+    # With 0 libpq waits without end; a service must not hang.
+    return min(seconds or MAX_CONNECT_SECONDS, MAX_CONNECT_SECONDS)
 
 
 def _tls(given: dict[str, str]) -> ssl.SSLContext | None:
-    """A context where libpq would take the system's authorities, which asyncpg cannot; raises
-    where a certificate that is to be verified has nothing to be verified with."""
+    """A TLS context if libpq would use the system's authorities, which asyncpg cannot. Raises if
+    there is no authority to verify a certificate with."""
     mode = given.get("sslmode") or os.environ.get("PGSSLMODE", "")
     root = given.get("sslrootcert") or os.environ.get("PGSSLROOTCERT", "")
     if root == "system":

@@ -203,5 +203,13 @@ def test_the_server_is_a_worker_of_its_own(api: Api, server: Server) -> None:
     assert worker["pid"] == server.process.pid != os.getpid()
     assert worker["alive"]
     assert {"input", "output", "until"} <= set(worker["handlers"])
+    details = {one["name"]: one for one in worker["handler_details"]}
+    assert list(details) == worker["handlers"]
+    assert details["call_external_service"] == {
+        "name": "call_external_service",
+        "max_retries": 3,
+        "secrets": ["body", "headers", "json", "params"],
+        "version": 1,
+    }
     assert api.get("/dead-letters") == {"items": []}
     assert api.get("//health/workers") == {"alive": 1, "dead": 0}

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -18,7 +17,6 @@ from dovetail.api.app import create_app
 from dovetail.api.service import ApiService
 from dovetail.config import Settings
 from dovetail.core.errors import DovetailError, NotFound, StoreError
-from dovetail.core.events import Event
 
 DB = Path("private/place.db")
 
@@ -124,7 +122,7 @@ async def test_a_fleet_that_is_away_is_a_503_before_anything_is_asked() -> None:
 
 async def test_a_store_that_hangs_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hangs:
-        async def list_runs(self, **_: Any) -> None:
+        async def list_runs(self, *_: Any) -> None:
             await asyncio.sleep(3600)
 
     monkeypatch.setattr(readiness, "READY_SECONDS", 0.05)
@@ -149,8 +147,8 @@ async def test_a_server_that_stops_is_alive_but_not_ready() -> None:
 class OneRun:
     """Commands that know one run, whose events are given."""
 
-    def __init__(self, feed: AsyncIterator[Event]) -> None:
-        self.store = SimpleNamespace(watch=lambda run_id, after: feed)
+    def __init__(self, feed: AsyncIterator[dict[str, Any]]) -> None:
+        self.watch = lambda run_id, after: feed
 
     async def get_run(self, run_id: str, *, nodes: bool) -> dict[str, Any]:
         return {"finished_at": None}
@@ -159,8 +157,8 @@ class OneRun:
 async def test_a_silent_stream_says_that_it_is_still_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def feed() -> AsyncIterator[Event]:
-        yield Event(1, 0.0, "run.created", 1)
+    async def feed() -> AsyncIterator[dict[str, Any]]:
+        yield {"seq": 1, "type": "run.created"}
         await asyncio.sleep(0.1)
 
     monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.03)
@@ -174,8 +172,8 @@ async def test_a_stream_whose_store_is_lost_breaks_off_instead_of_ending(
 ) -> None:
     """An orderly end would tell the client that the run is over."""
 
-    async def feed() -> AsyncIterator[Event]:
-        yield Event(1, 0.0, "run.created", 1)
+    async def feed() -> AsyncIterator[dict[str, Any]]:
+        yield {"seq": 1, "type": "run.created"}
         raise StoreError("gone")
 
     app = create_app(service(OneRun(feed())), "1")

@@ -313,7 +313,6 @@ class Waiting:
         self.checked: list[Any] = []
         self.may_check = threading.Event()
         self.checking = threading.Event()
-        self.store = self
 
     async def ended(self, run_id: str) -> None:
         self.waiting += 1
@@ -329,7 +328,7 @@ class Waiting:
         await self.ended(run_id)
         yield
 
-    async def list_runs(self, **_: Any) -> dict[str, Any]:
+    async def list_runs(self, *_: Any) -> dict[str, Any]:
         return {"items": []}
 
     async def learn_handlers(self) -> None:
@@ -457,7 +456,7 @@ async def test_large_bodies_of_one_token_are_bounded_and_another_is_next_in_line
 async def test_a_large_body_that_waits_too_long_is_told_when_to_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "LINE_SECONDS", 0.05)
+    monkeypatch.setattr(service, "MAX_QUEUE_SECONDS", 0.05)
     async with asking() as (commands, ask):
         headers = {"content-type": "application/json"}
         path = "/api/v1/workflows/validate"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dovetail.cli.board import Board, PlainView, row_line
 from dovetail.cli.text import bare
 from dovetail.core.events import NODE_EVENTS, Event
 from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.engine.views import event_view, run_snapshot, run_view
 
 from ..core.walk import Walk
 
 
 def event(
     kind: str, node: str | None = "a", at: float = 100.0, attempt: int = 1, **data: object
-) -> Event:
-    return Event(1, at, kind, 1, node, attempt, dict(data))
+) -> dict[str, Any]:
+    return event_view(Event(1, at, kind, 1, node, attempt, dict(data)))
 
 
 def line(board: Board, now: float = 100.0) -> str:
@@ -148,10 +151,10 @@ def test_a_board_of_now_reads_as_one_that_has_heard_every_event() -> None:
     walk.lose("runs")
     walk.start("runs")
     walk.recall("cached", 1)
-    told = Board.before(walk.state.graph)
+    told = Board.before(run_view(walk.state)["nodes"])
     for said in walk.log:
-        told.apply(said)
-    now = Board.now(walk.state)
+        told.apply(event_view(said))
+    now = Board.now(run_snapshot(walk.state))
     assert now.status is told.status
     assert +now.counts == +told.counts
     for one, other in zip(now.rows, told.rows, strict=True):

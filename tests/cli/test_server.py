@@ -123,6 +123,24 @@ def test_validate_asks_the_server_for_handlers_that_are_not_known_here(
     assert "1 error" in done.out
 
 
+def test_handlers_of_a_server_are_listed_with_retries_version_secrets_and_workers(
+    on: Command, server: Served
+) -> None:
+    (worker,) = server.get("/workers")["items"]
+    listed = {one["name"]: one for one in json.loads(on("handlers", "--json").out)}
+    assert listed["call_external_service"] == {
+        "name": "call_external_service",
+        "max_retries": 3,
+        "secrets": ["body", "headers", "json", "params"],
+        "version": 1,
+        "workers": [worker["worker_id"]],
+    }
+    assert listed["greet"]["secrets"] is False
+    shown = on("handlers").out.splitlines()
+    assert any(line.split()[:3] == ["call_external_service", "3", "1"] for line in shown)
+    assert "    secrets: in body, headers, json, params" in shown
+
+
 # ── what is read and kept ────────────────────────────────────────────────────────────────
 
 

@@ -186,7 +186,7 @@ NEVER_ONE = {
     "{active} runs",
     "{crashes} attempts",
     "{MOST_READINGS} processes",
-    "{who} runs and",
+    "{subject} runs and",
     "{documents:,} documents",
     "{count:,} messages wait",
 }

@@ -10,10 +10,10 @@ import pytest
 
 from dovetail.core.dag import Graph
 from dovetail.core.transitions import Complete, Decision, Dispatch, Submit
-from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.fast_path import MOST_AHEAD
+from dovetail.stores.redis.fast_path import MAX_DISPATCHED_AHEAD
 from dovetail.stores.redis.store import RedisStore, SpeculativeDispatch
 from dovetail.transports.messages import read_task
 from dovetail.transports.streams.sender import StreamSender
@@ -29,10 +29,10 @@ class Hot:
 
     def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
-        self.store = RedisStore(pipe)
         sender = StreamSender(pipe)
+        ahead = SpeculativeDispatch(TaskRenderer().render_ahead, sender.sending)
+        self.store = RedisStore(pipe, ahead=ahead)
         self.publisher = Publisher(self.store, self.store, sender, lambda: 1.0)
-        self.store.ahead = SpeculativeDispatch(self.publisher.rendered, sender.sending)
         self.seen = 0
 
     async def begun(self, of: Graph) -> list[Task]:
@@ -127,11 +127,11 @@ async def test_a_run_that_is_there_is_not_begun_again(hot: Hot) -> None:
 
 
 async def test_of_many_the_first_are_sent_and_the_others_ordered(hot: Hot) -> None:
-    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MOST_AHEAD + 20)}
+    wide = {"a": []} | {f"n{n}": ["a"] for n in range(MAX_DISPATCHED_AHEAD + 20)}
     (a,) = await hot.begun(graph(wide))
     decisions = await hot.complete(a)
     sent = [task.node_id for task in await hot.started()]
-    assert len(sent) == MOST_AHEAD
+    assert len(sent) == MAX_DISPATCHED_AHEAD
     assert {*sent, *ordered(decisions)} == {name for name in wide if name != "a"}
     assert len(ordered(decisions)) == 20
 
@@ -192,7 +192,7 @@ async def test_what_a_node_had_before_redis_lost_it_is_not_used(hot: Hot) -> Non
     await hot.complete(a)
     await hot.pipe.call("HSET", "wf:{r}:out", of.index["a"], '{"x":"new"}')
     (order,) = [one for each in await hot.complete(c) for one in each.dispatch]
-    (scene,) = await hot.store.scenes({"r": [order]})
+    (scene,) = await hot.store.scopes({"r": [order]})
     assert scene.inputs(order.place) == {"a": {"x": "new"}, "c": {"x": "c"}}
 
 
@@ -208,7 +208,7 @@ async def test_parents_of_many_runs_are_read_together_also_if_some_were_skipped(
         await hot.store.apply([completion(start)], 3.0)
         orders[run_id] = [Dispatch(a.run, of.index["c"], a.token)]
     before = hot.pipe.roundtrips
-    scenes = await hot.store.scenes(orders)
+    scenes = await hot.store.scopes(orders)
     assert hot.pipe.roundtrips - before == 2
     assert [scene.inputs(of.index["c"]) for scene in scenes] == [{"a": {"x": "a"}}] * 20
     assert {scene.get("b").status for scene in scenes} == {"SKIPPED"}

@@ -246,7 +246,7 @@ async def test_messages_whose_reading_was_not_answered_are_read_again(
         async with asyncio.timeout(10):
             while len({message.id for message in read}) < len(results):
                 found = await reader.read([RESULTS], 20)
-                await reader.settle(found)
+                await reader.acknowledge(found)
                 read += found
         assert proxy.lost == loses
         assert {message.content for message in read} == set(results)

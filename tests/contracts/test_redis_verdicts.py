@@ -76,7 +76,7 @@ async def price(server: RedisServer, of: Graph) -> dict[str, int]:
 async def test_what_conditions_cost_does_not_depend_on_how_large_their_run_is(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_store, "_nonce", lambda: NONCE)
+    monkeypatch.setattr(redis_store, "new_nonce", lambda: NONCE)
     await price(server, forking(FORK + 1))  # so that Redis knows every script
     short, long = [await price(server, forking(length)) for length in (30, 300)]
     assert short == long
@@ -85,7 +85,7 @@ async def test_what_conditions_cost_does_not_depend_on_how_large_their_run_is(
 def test_skips_that_are_carried_on_one_by_one_equal_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "NEARBY", 0)
+    monkeypatch.setattr(codec, "MAX_NODES_BELOW", 0)
     with opened("redis") as (runner, store):
 
         @examples(60)
@@ -98,7 +98,7 @@ def test_skips_that_are_carried_on_one_by_one_equal_the_core(
 
 @pytest.mark.parametrize("condition", [None, "{{ params.p }}"], ids=["plain", "conditional"])
 async def test_a_skip_goes_on_for_as_long_as_there_is_a_branch(condition: str | None) -> None:
-    length = 3 * codec.NEARBY
+    length = 3 * codec.MAX_NODES_BELOW
     branch = {f"n{i}": [f"n{i - 1}"] if i else ["a"] for i in range(length)}
     each = {name: {"condition": condition} for name in branch if condition is not None}
     nodes = {"a": [], **branch, "z": [f"n{length - 1}", "a"]}

@@ -58,8 +58,8 @@ async def test_a_run_in_redis_that_an_earlier_version_made_goes_on_without_a_lim
         assert isinstance(store, RedisStore)
         run_id = new_run_id()
         ((_, _, token),) = (await store.create(Submit(run_id, graph({"a": []}), {}), T)).dispatch
-        assert await store._pipe.call("HGET", keys_of(run_id)[1], "counts") == b"1|1|1"
-        limited = RedisStore(store._pipe, max_run_bytes=1)
+        assert await store._redis.call("HGET", keys_of(run_id)[1], "counts") == b"1|1|1"
+        limited = RedisStore(store._redis, max_run_bytes=1)
         done = Complete(run_id, "a", token, "anything")
         await limited.apply([Claim(run_id, "a", token, "w", T + 10), done], T)
         run = await limited.load(run_id)
@@ -71,10 +71,10 @@ async def test_a_store_fixes_the_limit_of_the_runs_that_are_made_there() -> None
     async with STORES["redis"](1) as (store,):
         assert isinstance(store, RedisStore)
         run_id, own = new_run_id(), new_run_id()
-        limited = RedisStore(store._pipe, max_run_bytes=7)
+        limited = RedisStore(store._redis, max_run_bytes=7)
         await limited.create(Submit(run_id, graph({"a": []}), {}), T)
         await limited.create(Submit(own, graph({"a": []}), {}, max_bytes=3), T)
-        other = RedisStore(store._pipe, max_run_bytes=9)
+        other = RedisStore(store._redis, max_run_bytes=9)
         assert (await other.load(run_id)).max_bytes == 7
         assert (await other.load(own)).max_bytes == 3
         assert (await other.load(run_id)).node("a").phase is Phase.PUBLISHED

@@ -276,7 +276,7 @@ async def test_a_result_counts_though_its_run_was_forgotten_for_another_of_the_s
     stores: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So many runs are known at once, and those that are new take the places of the oldest."""
-    monkeypatch.setattr(run_cache, "MOST_SHELLS", 2)
+    monkeypatch.setattr(run_cache, "MAX_CACHED_RUNS", 2)
     one, other = stores
     runs = [await make(store, SHAPES["plain"]) for store in (one, one, other)]
     tasks = [task(run, "a") for run in runs]

@@ -288,7 +288,7 @@ async def test_a_run_is_on_the_list_of_leases_while_a_worker_runs_a_node_of_it(
         await parts.orchestrator.submit(submit("r", {"n": {"config": {"seconds": 0.3}}}))
         while not await staff.executed(parts.pipe):
             await asyncio.sleep(0.005)
-        agenda = parts.orchestrator.agenda
+        agenda = parts.orchestrator.timers
         assert await agenda.expired(parts.clock() + 3600, 10) == ["r"]
         assert (await ended(parts, "r")).status is RunStatus.COMPLETED
         while await agenda.expired(parts.clock() + 3600, 10):

@@ -30,7 +30,7 @@ from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.store import RedisStore
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.local import LocalTransport
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamMessage, StreamReader, StreamSender
 from dovetail.wiring.distributed import connected
 
@@ -55,7 +55,8 @@ class Ends:
 
 @asynccontextmanager
 async def local() -> AsyncIterator[Ends]:
-    transport = LocalTransport()
+    stopped: list[Stop] = []
+    transport = LocalTransport(stopped.append)
 
     async def submit(run_id: str, graph: Graph) -> list[Dispatch]:
         return begin(Submit(run_id, graph, {}), 1000.0, 7)[1].dispatch
@@ -65,9 +66,7 @@ async def local() -> AsyncIterator[Ends]:
             await transport.news()
         return [seen(dispatch) for dispatch in batch]
 
-    ends = Ends(transport, submit, take)
-    transport.on_stop = ends.stopped.append
-    yield ends
+    yield Ends(transport, submit, take, stopped)
 
 
 class Crew:
@@ -90,7 +89,7 @@ class Crew:
                 found = await asyncio.shield(reading)
                 reading = None
                 if found:
-                    await inbox.settle([message for message, _ in found])
+                    await inbox.acknowledge([message for message, _ in found])
                     return [(task.run_id, task.node_id, task.token) for _, task in found]
         finally:
             self._idle.append((inbox, reading))

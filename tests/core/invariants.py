@@ -36,7 +36,7 @@ from dovetail.core.transitions import (
 SETTLED = (NodeStatus.COMPLETED, NodeStatus.SKIPPED)
 WAITING = (Phase.PARKED, Phase.BACKING_OFF)
 KEPT_BY_RETRY = (NodeStatus.COMPLETED, NodeStatus.RUNNING)
-# These follow from the parents' states, so that a store need not be told that they changed.
+# These follow from the parents' states, so a decision need not list such changes.
 DERIVED = ("waiting", "fed")
 
 
@@ -127,11 +127,13 @@ def _check_words(node: NodeState) -> None:
 
 
 def check_step(
-    before: dict[str, Any], run: RunState, move: Transition, decision: Decision, now: float
+    before: dict[str, Any], run: RunState, transition: Transition, decision: Decision, now: float
 ) -> None:
     """One transition moved the run along the tables, and its decision says all that changed."""
     after = run.snapshot()
-    assert bool(decision.changed) is may_happen(before, run, move, now), "taken against the rule"
+    assert bool(decision.changed) is may_happen(before, run, transition, now), (
+        "taken against the rule"
+    )
     if not decision:
         assert after == before, "a refused transition changed the run"
         assert not decision.dispatch
@@ -144,31 +146,31 @@ def check_step(
         assert [event.type for event in decision.events] == ["result.refused"]
         assert {**after, "seq": 0} == {**before, "seq": 0}
         return
-    if after["status"] is not before["status"] and not isinstance(move, Retry):
+    if after["status"] is not before["status"] and not isinstance(transition, Retry):
         assert after["status"] in ALLOWED_RUN[before["status"]]
-    was_open = before["finished_at"] is None or isinstance(move, Retry)
+    was_open = before["finished_at"] is None or isinstance(transition, Retry)
     assert decision.ended is (was_open and after["finished_at"] is not None)
-    # What nobody writes down need not be told in detail.
+    # A run without a log need not list its changes.
     moved = set(decision.changed if run.logged else range(len(run.nodes)))
     for index, (old, new) in enumerate(zip(before["nodes"], after["nodes"], strict=True)):
-        _check_move(run, move, index, old, new, listed=index in moved)
-    _check_retrying(before, run, move)
+        _check_move(run, transition, index, old, new, listed=index in moved)
+    _check_retrying(before, run, transition)
     _check_conditions(before, run)
-    _check_orders(before, run, move, decision)
+    _check_orders(before, run, transition, decision)
     check_run(run)
 
 
 def _check_move(
     run: RunState,
-    move: Transition,
+    transition: Transition,
     place: int,
     old: dict[str, Any],
     new: dict[str, Any],
     *,
     listed: bool,
 ) -> None:
-    if isinstance(move, Retry):
-        kept = old["status"] in KEPT_BY_RETRY and place not in _below(run, move.from_node)
+    if isinstance(transition, Retry):
+        kept = old["status"] in KEPT_BY_RETRY and place not in _below(run, transition.from_node)
         if kept:
             assert new == old, "a retry touched what it must keep"
         else:
@@ -187,29 +189,29 @@ def _check_move(
         assert new == old, "a node changed and a store would not know"
 
 
-def may_happen(before: dict[str, Any], run: RunState, move: Transition, now: float) -> bool:
+def may_happen(before: dict[str, Any], run: RunState, transition: Transition, now: float) -> bool:
     """Whether a transition must be taken, from the state before it: the guards, once more."""
-    if isinstance(move, Cancel | TakeOver):
+    if isinstance(transition, Cancel | TakeOver):
         return before["finished_at"] is None
-    if isinstance(move, Retry):
+    if isinstance(transition, Retry):
         again = (RunStatus.FAILED, RunStatus.CANCELLED)
-        known = move.from_node is None or move.from_node in run.graph.index
-        rerun = before["status"] is RunStatus.COMPLETED and move.from_node is not None
+        known = transition.from_node is None or transition.from_node in run.graph.index
+        rerun = before["status"] is RunStatus.COMPLETED and transition.from_node is not None
         return known and (before["status"] in again or rerun)
-    place = run.graph.index.get(move.node)
-    if place is None or before["nodes"][place]["token"] != move.token:
+    place = run.graph.index.get(transition.node)
+    if place is None or before["nodes"][place]["token"] != transition.token:
         return False
     node = before["nodes"][place]
     published = node["phase"] is Phase.PUBLISHED
     runs = node["status"] is NodeStatus.RUNNING
-    match move:
+    match transition:
         case Claim() | Recall():
             return published
         case Park():
-            sooner = node["phase"] is Phase.PARKED and move.until < node["until"]
+            sooner = node["phase"] is Phase.PARKED and transition.until < node["until"]
             return published or sooner
         case Fail():
-            return published if move.unrendered else runs
+            return published if transition.unrendered else runs
         case Wake():
             return node["phase"] in WAITING and now >= node["until"]
         case Reap():
@@ -224,17 +226,19 @@ def _below(run: RunState, from_node: str | None) -> set[int]:
     return {start, *run.graph.descendants(start)}
 
 
-def _check_retrying(before: dict[str, Any], run: RunState, move: Transition) -> None:
+def _check_retrying(before: dict[str, Any], run: RunState, transition: Transition) -> None:
     """A failed node is tried again as often as it allows, a lost one up to the crash limit."""
-    if not isinstance(move, Fail | Reap):
+    if not isinstance(transition, Fail | Reap):
         return
-    place = run.graph.index[move.node]
+    place = run.graph.index[transition.node]
     old, spec, now_is = before["nodes"][place], run.graph.nodes[place], run.nodes[place].status
     goes_on = before["status"] is RunStatus.RUNNING
-    if isinstance(move, Fail):  # lost starts are not counted
-        left = spec.max_retries - (old["attempt"] - old["crashes"]) >= 0 and not move.permanent
+    if isinstance(transition, Fail):  # lost starts are not counted
+        left = (
+            spec.max_retries - (old["attempt"] - old["crashes"]) >= 0 and not transition.permanent
+        )
         assert now_is is (NodeStatus.QUEUED if left and goes_on else NodeStatus.FAILED)
-    elif spec.at_most_once or old["crashes"] + 1 >= move.max_crashes:
+    elif spec.at_most_once or old["crashes"] + 1 >= transition.max_crashes:
         assert now_is is NodeStatus.FAILED
         assert run.nodes[place].reason is Reason.WORKER_LOST
     else:
@@ -266,7 +270,7 @@ def _check_events(before: dict[str, Any], run: RunState, decision: Decision, now
 
 
 def _check_orders(
-    before: dict[str, Any], run: RunState, move: Transition, decision: Decision
+    before: dict[str, Any], run: RunState, transition: Transition, decision: Decision
 ) -> None:
     places = [dispatch.place for dispatch in decision.dispatch]
     assert len(set(places)) == len(places), "a node was dispatched twice at once"
@@ -275,7 +279,7 @@ def _check_orders(
         assert node.phase is Phase.PUBLISHED
         assert node.token == dispatch.token
         again = old["phase"] is Phase.PUBLISHED and old["token"] == node.token
-        assert not again or isinstance(move, TakeOver)
+        assert not again or isinstance(transition, TakeOver)
     for stop in decision.stop:
         old = before["nodes"][run.graph.index[stop.node]]
         assert old["status"] is NodeStatus.RUNNING
@@ -285,14 +289,14 @@ def _check_orders(
     for until, wake in decision.wake:
         node = run.node(wake.node)
         assert (node.until, node.token) == (until, wake.token)
-    if isinstance(move, TakeOver):  # whoever takes a run over knows nothing but what it is told
+    if isinstance(transition, TakeOver):  # its decision has all outstanding orders
         assert places == [i for i, n in enumerate(run.nodes) if n.phase is Phase.PUBLISHED]
         waiting = [s.id for s, n in zip(run.graph.nodes, run.nodes, strict=True) if n.until]
         assert [wake.node for _, wake in decision.wake] == waiting
 
 
 class Ledger:
-    """Who was dispatched and started, over a whole walk: nothing twice for the same token."""
+    """Nodes dispatched and started over a whole walk: none twice for the same token."""
 
     def __init__(self) -> None:
         self._open: set[tuple[int, Any]] = set()
@@ -300,20 +304,20 @@ class Ledger:
         self.starts: dict[tuple[int, int], int] = {}
         """How often a node was started, by its index and epoch."""
 
-    def record(self, run: RunState, move: Transition, decision: Decision) -> None:
-        if isinstance(move, Park) and decision:
-            self._open.discard((run.graph.index[move.node], move.token))
-        if isinstance(move, TakeOver) and decision:
-            self._open.clear()  # nobody knows any more what was published
+    def record(self, run: RunState, transition: Transition, decision: Decision) -> None:
+        if isinstance(transition, Park) and decision:
+            self._open.discard((run.graph.index[transition.node], transition.token))
+        if isinstance(transition, TakeOver) and decision:
+            self._open.clear()  # the former driver's messages are gone
         for _, place, token in decision.dispatch:
             key = (place, token)
             assert key not in self._open, "dispatched twice for the same start"
             assert key not in self._started, "dispatched after it had been started"
             self._open.add(key)
-        if isinstance(move, Claim) and decision:
-            key = (run.graph.index[move.node], move.token)
+        if isinstance(transition, Claim) and decision:
+            key = (run.graph.index[transition.node], transition.token)
             assert key in self._open, "started without having been dispatched"
             assert key not in self._started, "started twice with the same token"
             self._started.add(key)
-            place_and_epoch = (key[0], move.token.epoch)
+            place_and_epoch = (key[0], transition.token.epoch)
             self.starts[place_and_epoch] = self.starts.get(place_and_epoch, 0) + 1

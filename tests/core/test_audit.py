@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.core.audit.event_check import CLOCKS_APART, audit
+from dovetail.core.audit.event_check import MAX_CLOCK_SKEW_SECONDS, audit
 from dovetail.core.audit.journal_check import compare
 from dovetail.core.dag import Graph
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS, Event
@@ -48,10 +48,10 @@ class Told:
 
     def happen(self, deed: Deed) -> None:
         self.now += deed.wait
-        move = self._meaning.of(deed, self.run, self.now)
-        if isinstance(move, TakeOver):  # where clocks go back, a journal is kept
-            move = move._replace(behind=0.0)
-        self._keep(step(self.run, move, self.now, next(self._nonces)).events)
+        transition = self._meaning.of(deed, self.run, self.now)
+        if isinstance(transition, TakeOver):  # where clocks go back, a journal is kept
+            transition = transition._replace(behind=0.0)
+        self._keep(step(self.run, transition, self.now, next(self._nonces)).events)
         self._meaning.learn(self.run)
 
     def _keep(self, events: Log) -> None:
@@ -299,7 +299,7 @@ def test_a_run_that_was_accepted_and_not_made_has_no_log_yet() -> None:
         ("run.completed", None, {"time": 1.0}, "run.completed has time 1.0 in the log, 160.0 by"),
     ],
 )
-def test_an_event_that_does_not_follow_is_told_with_what_would(
+def test_an_impossible_event_is_reported_with_what_would_follow(
     kind: str, node: str | None, fields: dict[str, Any], sentence: str
 ) -> None:
     walk = chain()
@@ -307,14 +307,14 @@ def test_an_event_that_does_not_follow_is_told_with_what_would(
     assert sentence in difference
 
 
-def test_a_log_that_ends_within_a_decision_is_told() -> None:
+def test_a_log_that_ends_within_a_decision_is_reported() -> None:
     walk = chain()
     assert differences(walk, walk.log[:-1]) == [
         f"event {walk.log[-1].seq}: the rules make run.completed, the log has nothing"
     ]
 
 
-def test_every_field_that_is_kept_otherwise_is_told() -> None:
+def test_each_field_that_differs_from_the_log_is_reported() -> None:
     walk = chain()
     walk.state.status = RunStatus.FAILED
     walk["b"].worker, walk["b"].answered = "other", walk["a"].answered
@@ -325,7 +325,7 @@ def test_every_field_that_is_kept_otherwise_is_told() -> None:
     ]
 
 
-def test_an_output_of_a_node_that_gave_none_is_told() -> None:
+def test_an_output_of_a_node_without_output_is_reported() -> None:
     walk = chain()
     walk.retry(from_node="b")
     walk["b"].output = {"x": 1}
@@ -349,13 +349,15 @@ def test_a_node_that_waits_is_not_started_before_its_time() -> None:
     walk.start("a")
     assert differences(walk) == []
     started = place_of(walk, "node.started", "a")
-    (difference,) = differences(walk, changed(walk, started, time=160 - CLOCKS_APART))
+    (difference,) = differences(walk, changed(walk, started, time=160 - MAX_CLOCK_SKEW_SECONDS))
     assert difference == f"event {started}: 'a' was to wait 5.000 s longer"
-    walk["a"].started_at = 161 - CLOCKS_APART  # a clock that is a little ahead is none's fault
-    assert differences(walk, changed(walk, started, time=161 - CLOCKS_APART)) == []
+    walk["a"].started_at = (
+        161 - MAX_CLOCK_SKEW_SECONDS
+    )  # a clock that is a little ahead is none's fault
+    assert differences(walk, changed(walk, started, time=161 - MAX_CLOCK_SKEW_SECONDS)) == []
 
 
-def test_a_parked_node_may_be_told_to_come_sooner_and_not_later() -> None:
+def test_a_parked_node_may_be_rescheduled_earlier_and_not_later() -> None:
     walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"resource_tag": "t"})
     walk.park("a", 600)
     walk.later(1)
@@ -372,7 +374,7 @@ def test_a_parked_node_may_be_told_to_come_sooner_and_not_later() -> None:
     assert difference == f"event {again}: 'a' was to wait 599.000 s longer"
 
 
-def test_who_is_lost_too_often_is_taken_from_the_log() -> None:
+def test_a_node_that_crashed_too_often_is_taken_from_the_log() -> None:
     for most in (1, 2, 5):
         walk = Walk({"a": []})
         for _ in range(2):
@@ -405,7 +407,7 @@ def test_nodes_that_wait_for_room_are_started_in_definition_order() -> None:
     assert "node.started of 'c' (attempt 1)" in difference
 
 
-def test_who_found_room_when_it_was_woken_is_taken_from_the_log() -> None:
+def test_which_woken_node_found_a_slot_is_taken_from_the_log() -> None:
     walk = Walk({"a": [], "b": [], "c": []}, max_concurrency=1)
     walk.park("a", 5)  # b is published
     walk.later(5)
@@ -541,8 +543,8 @@ def test_a_fan_of_ten_thousand_conditions_is_audited_in_no_time() -> None:
     log = list(decision.events)
     for name in ("a", *names):
         token = run.node(name).token
-        for move in (Claim("r", name, token, "w", 9.0), Complete("r", name, token, {"n": 1})):
-            log += step(run, move, 2.0, 1).events
+        for transition in (Claim("r", name, token, "w", 9.0), Complete("r", name, token, {"n": 1})):
+            log += step(run, transition, 2.0, 1).events
     began = process_time()
     assert audit(Submit("r", graph, {}), log, run) == []
     assert process_time() - began < 5

@@ -196,7 +196,7 @@ def test_there_is_an_output_node_only_if_there_is_exactly_one() -> None:
     assert build_graph(workflow([{"id": "a"}]), {}).output_node is None
 
 
-def test_what_nobody_said_has_the_contracts_defaults() -> None:
+def test_fields_that_are_not_given_have_the_contracts_defaults() -> None:
     node = spec({})
     assert (node.timeout_seconds, node.max_retries) == (300.0, 0)
     assert node.retry == RetryPolicy(10.0, 300.0, 0.5)

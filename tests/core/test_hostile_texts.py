@@ -1,4 +1,4 @@
-"""Definitions that attack whoever reads them: bombs, floods, and schemas that never end.
+"""Definitions that attack their reader: bombs, floods, and schemas that never end.
 
 Every body comes to this: read as text, then checked. It must cost at most 100 ms of the processor,
 whatever is in it, be it as small as the API reads in the loop that serves everybody or a whole

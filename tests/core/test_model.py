@@ -253,6 +253,8 @@ def test_dependencies_go_by_either_name_but_not_by_both() -> None:
     assert problem.message == (
         "'depends_on' is another name for 'dependencies'; give only one of the two"
     )
+    null = {"name": "w", "nodes": [first, {**node, "dependencies": ["a"], "depends_on": None}]}
+    assert not check(null).errors, "null means that it is not given: generated clients send it"
 
 
 def test_a_workflow_cannot_be_changed_once_it_is_read() -> None:

@@ -232,7 +232,7 @@ def test_everything_wrong_with_a_schema_is_reported_at_once() -> None:
     ]
 
 
-def test_of_a_very_large_schema_only_the_first_violation_is_told() -> None:
+def test_of_a_very_large_schema_only_the_first_violation_is_reported() -> None:
     schema = props(**{f"p{i}": 5 for i in range(5000)})
     with at_most(1):
         (problem,) = check_schema(schema)
@@ -377,7 +377,7 @@ def test_no_more_than_a_hundred_violations_are_listed() -> None:
     assert found[-1] == ("params", "and 900 more problems")
 
 
-def test_of_very_many_values_only_the_first_violation_is_told() -> None:
+def test_of_very_many_values_only_the_first_violation_is_reported() -> None:
     with at_most(1):
         found = violations(props(a={"items": {"type": "string"}}), {"a": [1] * 100_000})
         assert found == [("params.a[0]", "must be text, not 1")]
@@ -538,7 +538,7 @@ def test_a_param_that_the_schema_forbids_is_an_error_and_no_warning() -> None:
     assert violations({"properties": A, "additionalProperties": False}, {"b": 1})
 
 
-def test_at_most_a_hundred_warnings_are_told() -> None:
+def test_at_most_a_hundred_warnings_are_reported() -> None:
     with at_most(1):
         found = warnings({"properties": A}, {f"p{i}": i for i in range(20_000)})
     assert (len(found), found[-1][2]) == (

@@ -35,11 +35,11 @@ class Journalled:
         self.meaning = Meaning("r", {})
         self.meaning.learn(self.run)
 
-    def apply(self, move: Transition) -> Decision:
+    def apply(self, transition: Transition) -> Decision:
         seq = self.run.seq + 1
-        decision = step(self.run, move, self.now, seq)
+        decision = step(self.run, transition, self.now, seq)
         if decision:
-            self._keep(move, decision, seq)
+            self._keep(transition, decision, seq)
         self.meaning.learn(self.run)
         return decision
 
@@ -53,12 +53,12 @@ class Journalled:
         self.apply(Claim("r", name, token, "w", self.now + 10))
         self.apply(Complete("r", name, token, output))
 
-    def _keep(self, move: Submit | Transition, decision: Decision, seq: int) -> None:
+    def _keep(self, transition: Submit | Transition, decision: Decision, seq: int) -> None:
         kept = [
             seq,
             self.now,
-            KINDS[type(move)],
-            extra_of(move, decision),
+            KINDS[type(transition)],
+            extra_of(transition, decision),
             [order.place for order in decision.dispatch],
             [event[:] for event in decision.events],
         ]
@@ -140,7 +140,7 @@ def test_a_journal_that_was_tampered_with_is_found_out(
     assert sentence in difference
 
 
-def test_an_empty_journal_is_told_as_such() -> None:
+def test_an_empty_journal_is_reported() -> None:
     it = finished_chain()
     assert verify(it.submit, [])[1] == ["the log is empty"]
 
@@ -154,7 +154,7 @@ def test_a_journal_that_lost_its_end_is_still_a_run() -> None:
         assert run.finished is (length == len(it.entries))
 
 
-def test_whoever_takes_over_gets_every_order_that_is_outstanding() -> None:
+def test_taking_over_a_run_gives_all_outstanding_orders() -> None:
     it = Journalled(graph({"a": [], "b": [], "c": ["a"]}))
     it.apply(Claim("r", "a", it.run.node("a").token, "w", 1010.0))
     decision = it.apply(TakeOver("r", 3))

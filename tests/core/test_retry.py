@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.core.retry import DEFAULT_RETRY, LONGEST_RETRY_AFTER, RetryPolicy, delay
+from dovetail.core.retry import DEFAULT_RETRY, MAX_RETRY_AFTER_SECONDS, RetryPolicy, delay
 
 PLAIN = RetryPolicy(base_delay_seconds=10, max_delay_seconds=300, jitter=0.5)
 
@@ -53,7 +53,7 @@ def test_a_retry_after_wins_only_if_it_is_longer() -> None:
 
 def test_a_retry_after_wins_over_the_longest_delay_up_to_one_hour() -> None:
     assert delay(PLAIN, 1, 0.0, at_least=600) == 600
-    assert delay(PLAIN, 1, 0.0, at_least=86_400) == LONGEST_RETRY_AFTER == 3600
+    assert delay(PLAIN, 1, 0.0, at_least=86_400) == MAX_RETRY_AFTER_SECONDS == 3600
 
 
 def test_the_handlers_own_delay_replaces_the_formula() -> None:

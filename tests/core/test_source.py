@@ -88,7 +88,7 @@ def test_a_byte_order_mark_is_ignored(kind: Format) -> None:
         ("|\n  12\n", "12\n"),
     ],
 )
-def test_a_yaml_scalar_is_typed_only_if_nobody_could_mean_text(scalar: str, value: Any) -> None:
+def test_a_yaml_scalar_is_typed_only_if_it_cannot_mean_text(scalar: str, value: Any) -> None:
     found = read_text(f"a: {scalar}", format="yaml").data["a"]
     assert (found, type(found)) == (value, type(value))
 

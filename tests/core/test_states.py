@@ -82,7 +82,7 @@ def test_the_drawn_page_is_up_to_date(drawing: ModuleType) -> None:
 
 def test_the_drawn_page_shows_every_move(drawing: ModuleType) -> None:
     text = drawing.page()
-    for before, after in ((b, a) for b, moves in ALLOWED.items() for a in moves):
+    for before, after in ((b, a) for b, transitions in ALLOWED.items() for a in transitions):
         assert f"{before} --> {after}" in text
-    for before, after in ((b, a) for b, moves in ALLOWED_RUN.items() for a in moves):
+    for before, after in ((b, a) for b, transitions in ALLOWED_RUN.items() for a in transitions):
         assert f"{before} --> {after}" in text

@@ -118,10 +118,10 @@ class TestRetries:
         assert not walk.complete("a", 1, old).changed
         assert walk.states["a"] == "RUNNING"
 
-    def test_the_event_tells_the_delay_the_retry_and_the_error(self) -> None:
+    def test_the_event_has_the_delay_the_retry_and_the_error(self) -> None:
         walk = a(max_retries=1)
         walk.break_("a")
-        (event,) = walk.told("node.retrying")
+        (event,) = walk.events_of("node.retrying")
         assert event.data == {"error": BROKEN, "delay": 10.0, "retry": 1}
         assert event.attempt == 1
 
@@ -138,7 +138,7 @@ class TestLeases:
             None,
         )
         assert walk.types("a") == ["node.queued", "node.started", "node.lost", "node.queued"]
-        assert walk.told("node.lost")[0].data == {"worker": "w1", "crashes": 1}
+        assert walk.events_of("node.lost")[0].data == {"worker": "w1", "crashes": 1}
         walk.start("a", worker="w2")
         assert (walk["a"].attempt, walk.token("a").attempt) == (2, 2)
         assert not walk.complete("a", "from the grave", old).changed
@@ -181,7 +181,7 @@ class TestLeases:
         walk.start("a")
         assert not walk.renew("a", old)
 
-    def test_a_result_counts_though_its_lease_ran_out_if_nobody_reaped_it(self) -> None:
+    def test_a_result_counts_though_its_lease_ran_out_if_it_was_not_reaped(self) -> None:
         walk = a()
         walk.start("a")
         walk.later(LEASE * 5)
@@ -216,7 +216,7 @@ class TestLeases:
             "message": "its worker died during 3 attempts",
         }
         assert walk["b"].cause == "a"
-        assert walk.told("node.failed")[0].data == {
+        assert walk.events_of("node.failed")[0].data == {
             "error": walk["a"].error,
             "reason": "worker_lost",
         }

@@ -37,7 +37,7 @@ class TestCancel:
         )
         assert walk.types()[-1] == "run.cancelled"
 
-    def test_running_handlers_are_told_to_stop_and_nobody_else(self) -> None:
+    def test_only_running_handlers_get_a_stop_order(self) -> None:
         walk = Walk({"a": [], "b": [], "c": []})
         walk.start("a", "b")
         tokens = [walk.token("a"), walk.token("b")]
@@ -269,7 +269,7 @@ class TestRetryFrom:
         assert walk.dispatched(walk.retry("b")) == ["b"]
         assert walk.states == {"a": "COMPLETED", "b": "QUEUED", "c": "PENDING"}
         assert (walk["a"].epoch, walk["a"].output) == (1, 1)
-        assert walk.told("run.retried")[0].data == {"from": "b"}
+        assert walk.events_of("run.retried")[0].data == {"from": "b"}
         walk.run("b", "c")
         assert (walk.status, walk["c"].epoch) == ("COMPLETED", 2)
 
@@ -287,7 +287,7 @@ class TestRetryFrom:
             "y": "PENDING",
         }
 
-    def test_a_running_descendant_is_fenced_and_told_to_stop(self) -> None:
+    def test_a_running_descendant_is_fenced_and_gets_a_stop_order(self) -> None:
         walk = Walk({"bad": [], "a": [], "b": ["a"], "other": []})
         walk.run("a")
         walk.start("b", "other")
@@ -351,7 +351,7 @@ class TestRefusals:
         walk.retry()
         assert (walk.state.epoch, walk.status) == (1, "COMPLETED")
 
-    def test_a_plan_tells_what_a_retry_would_reset_and_changes_nothing(self) -> None:
+    def test_a_plan_has_what_a_retry_would_reset_and_changes_nothing(self) -> None:
         walk = Walk({"x": [], **CHAIN})
         walk.run("a", "b", "c")
         walk.break_("x")

@@ -60,7 +60,7 @@ def test_every_event_is_of_a_known_type_and_all_node_events_have_an_attempt() ->
     assert seen == {*RUN_EVENTS, *NODE_EVENTS}
 
 
-def test_a_plain_run_tells_its_story_in_order() -> None:
+def test_a_plain_run_writes_its_events_in_order() -> None:
     walk = Walk({"a": [], "b": ["a"]})
     walk.run("a", "b")
     assert walk.types() == [
@@ -75,7 +75,7 @@ def test_a_plain_run_tells_its_story_in_order() -> None:
         "run.completed",
     ]
     assert walk.log[0].data == {"workflow": "walk", "version": None}
-    assert walk.told("node.started")[0].data == {"worker": "w"}
+    assert walk.events_of("node.started")[0].data == {"worker": "w"}
 
 
 def test_attempts_are_zero_before_the_first_start_and_count_from_there() -> None:
@@ -112,14 +112,14 @@ def test_a_node_event_has_the_nodes_epoch_and_a_run_event_the_runs() -> None:
 def test_skips_and_cancels_carry_their_reason() -> None:
     walk = Walk({"a": [], "b": ["a"], "c": []}, on_failure="continue", c={"condition": False})
     walk.break_("a")
-    told = {event.node: event.data for event in walk.told("node.skipped")}
+    told = {event.node: event.data for event in walk.events_of("node.skipped")}
     assert told == {
         "c": {"reason": "condition_false"},
         "b": {"reason": "dependency_failed", "cause": "a"},
     }
     walk = Walk({"a": []})
     walk.cancel()
-    assert walk.told("node.cancelled")[0].data == {"reason": "run_cancelled"}
+    assert walk.events_of("node.cancelled")[0].data == {"reason": "run_cancelled"}
 
 
 def test_a_stale_result_is_logged_each_time_and_a_repeated_one_never() -> None:
@@ -132,5 +132,5 @@ def test_a_stale_result_is_logged_each_time_and_a_repeated_one_never() -> None:
         walk.complete("a", 1, lost)
     walk.complete("a", 2)
     assert not walk.complete("a", 2)
-    assert len(walk.told("result.refused")) == 2
-    assert walk.told("result.refused")[0][3:6] == (1, "a", 1)
+    assert len(walk.events_of("result.refused")) == 2
+    assert walk.events_of("result.refused")[0][3:6] == (1, "a", 1)

@@ -135,7 +135,7 @@ class TestFailFast:
         assert walk.status == "FAILED"
         assert walk.states["e"] == "COMPLETED"
 
-    def test_no_running_node_is_told_to_stop(self) -> None:
+    def test_no_running_node_gets_a_stop_order(self) -> None:
         walk = Walk(NODES)
         walk.start("d")
         walk.break_("a")
@@ -196,7 +196,7 @@ class TestContinue:
             else:
                 walk.fail(node, {"type": "E", "message": node})
         assert walk.state.error == {"type": "E", "message": "y", "node": "y"}
-        assert walk.told("run.failed")[0].data == {"error": walk.state.error}
+        assert walk.events_of("run.failed")[0].data == {"error": walk.state.error}
 
     def test_a_retry_goes_on_after_another_branch_failed(self) -> None:
         walk = Walk({"a": [], "b": []}, on_failure="continue", b={"max_retries": 1})
@@ -218,7 +218,7 @@ def test_a_config_that_cannot_be_rendered_fails_the_node_before_its_first_start(
     walk.fail("a", {"type": "missing_value", "message": "no x"}, permanent=True, unrendered=True)
     assert walk.states["a"] == "FAILED"
     assert (walk["a"].attempt, walk["a"].started_at) == (0, None)
-    assert walk.told("node.failed")[0].attempt == 0
+    assert walk.events_of("node.failed")[0].attempt == 0
     assert walk.status == "FAILED"
 
 
@@ -227,7 +227,7 @@ def test_what_a_handler_raised_is_refused_if_the_store_has_lost_its_start(perman
     walk = Walk({"a": []})
     assert not walk.fail("a", permanent=permanent).changed
     assert walk.states == {"a": "QUEUED"}
-    assert walk.told("result.refused")[0].data == {"reason": "node is QUEUED"}
+    assert walk.events_of("result.refused")[0].data == {"reason": "node is QUEUED"}
 
 
 def test_a_node_that_runs_was_rendered() -> None:
@@ -257,4 +257,4 @@ def test_many_failures_above_the_same_nodes_skip_each_of_them_once() -> None:
         walk.break_(f"n{i}")
     assert walk.states["m49"] == "SKIPPED"
     assert walk["m49"].cause == "n0"
-    assert len(walk.told("node.skipped")) == 50
+    assert len(walk.events_of("node.skipped")) == 50

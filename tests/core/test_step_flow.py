@@ -35,7 +35,7 @@ def test_a_chain_runs_node_after_node_and_completes() -> None:
     assert walk.last.ended
 
 
-def test_a_node_keeps_who_ran_it_and_when() -> None:
+def test_a_node_keeps_its_worker_and_its_times() -> None:
     walk = Walk({"a": []})
     walk.later(2)
     walk.start("a", worker="worker-7")
@@ -127,8 +127,8 @@ def test_what_names_a_node_that_does_not_exist_decides_nothing() -> None:
     walk = Walk({"a": []})
     before = walk.state.snapshot()
     token = walk.token("a")
-    for move in (Claim("r", "ghost", token, "w", 1.0), Complete("r", "ghost", token, 1)):
-        assert not walk.apply(move)
+    for transition in (Claim("r", "ghost", token, "w", 1.0), Complete("r", "ghost", token, 1)):
+        assert not walk.apply(transition)
     assert walk.state.snapshot() == before
 
 
@@ -147,7 +147,7 @@ def test_a_chain_of_ten_thousand_nodes_runs_through() -> None:
     assert (walk.status, state.nodes[-1].output) == ("COMPLETED", size - 1)
 
 
-def test_a_completion_tells_only_of_its_children_however_large_the_run_is() -> None:
+def test_a_completion_lists_only_its_children_however_large_the_run_is() -> None:
     nodes = {"a": [], **{f"n{i}": ["a"] for i in range(5_000)}, "z": ["n1", "n2"]}
     walk = Walk(nodes)
     walk.run("a")
@@ -157,7 +157,7 @@ def test_a_completion_tells_only_of_its_children_however_large_the_run_is() -> N
     assert len(walk.complete("n2").changed) == 2
 
 
-def test_a_run_nobody_looks_at_writes_no_events_and_ends_the_same() -> None:
+def test_a_run_without_a_log_writes_no_events_and_ends_the_same() -> None:
     walk = Walk(DIAMOND, logged=False)
     walk.run("a")
     walk.start("b", "c")

@@ -125,7 +125,7 @@ class TestParking:
         parked = walk.park("a", 5)
         assert (walk.states["a"], walk.phase("a"), walk["a"].until) == ("QUEUED", "parked", 105.0)
         assert parked.wake == [(105.0, ("r", "a", token))]
-        assert walk.told("node.parked")[0].data == {"until": 105.0, "resource_tag": "api"}
+        assert walk.events_of("node.parked")[0].data == {"until": 105.0, "resource_tag": "api"}
         assert not walk.start("a")
         assert not walk.wake("a")
         walk.later(5)
@@ -150,7 +150,7 @@ class TestParking:
         walk.run("a")
         assert walk["a"].attempt == 1
 
-    def test_a_parked_node_may_be_told_to_come_sooner_and_never_later(self) -> None:
+    def test_a_parked_node_may_be_rescheduled_earlier_and_never_later(self) -> None:
         walk = Walk({"a": [], "b": []}, max_concurrency=1, a={"resource_tag": "api"})
         token = walk.token("a")
         assert walk.dispatched(walk.park("a", 60)) == ["b"]
@@ -159,7 +159,7 @@ class TestParking:
         assert not walk.dispatched(sooner), "it gave its place to another before"
         assert not walk.park("a", 2)
         assert not walk.park("a", 60)
-        assert [event.data["until"] for event in walk.told("node.parked")] == [160.0, 102.0]
+        assert [event.data["until"] for event in walk.events_of("node.parked")] == [160.0, 102.0]
         walk.later(2)
         walk.run("b")
         assert walk.dispatched(walk.wake("a")) == ["a"]
@@ -191,7 +191,7 @@ class TestCachedNodes:
             None,
         )
         assert walk.types("a") == ["node.queued", "node.cached"]
-        assert walk.told("node.cached")[0].attempt == 0
+        assert walk.events_of("node.cached")[0].attempt == 0
 
     def test_only_a_published_node_is_answered_from_the_cache(self) -> None:
         walk = Walk({"a": [], "b": ["a"]})
@@ -230,7 +230,7 @@ class TestProgress:
         before = walk["a"].snapshot()
         walk.progress("a", 0.25)
         assert walk["a"].snapshot() == before
-        event = walk.told("node.progress")[0]
+        event = walk.events_of("node.progress")[0]
         assert (event.node, event.attempt) == ("a", 1)
         assert event.data == {"fraction": 0.25, "message": "so far"}
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dovetail.core.values import LARGEST_INT, SMALLEST_INT, NotJson, encode, faults, is_json
+from dovetail.core.values import MAX_INT, MIN_INT, NotJson, encode, faults, is_json
 
 from .pace import at_most
 
@@ -55,7 +55,7 @@ def nested(depth: int) -> Any:
 json_values = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers(SMALLEST_INT, LARGEST_INT)
+    | st.integers(MIN_INT, MAX_INT)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: (
@@ -121,8 +121,8 @@ def test_subclasses_and_tuples_are_the_json_type_they_stand_for(value: Any, text
     [
         ({"a": [math.nan]}, "a[0]: nan is not a JSON number; numbers are finite"),
         ({"a b": -math.inf}, '["a b"]: -inf is not a JSON number; numbers are finite'),
-        (LARGEST_INT + 1, "18446744073709551616 does not fit into 64 bits; write it as text"),
-        (SMALLEST_INT - 1, "-9223372036854775809 does not fit into 64 bits; write it as text"),
+        (MAX_INT + 1, "18446744073709551616 does not fit into 64 bits; write it as text"),
+        (MIN_INT - 1, "-9223372036854775809 does not fit into 64 bits; write it as text"),
         ([10**5000], "[0]: a very large integer does not fit into 64 bits; write it as text"),
         (["a\ud800"], "[0]: contains a lone surrogate, which is no valid text"),
         ({"a\ud800": 1}, "a key contains a lone surrogate, which is no valid text"),
@@ -185,7 +185,7 @@ class Table:
         (len, "a builtin_function_or_method", ANY_JSON),
     ],
 )
-def test_what_json_cannot_hold_is_told_with_what_to_return_instead(
+def test_a_value_that_json_cannot_hold_is_refused_with_what_to_return_instead(
     value: Any, name: str, advice: str
 ) -> None:
     for output, where in (

@@ -46,20 +46,20 @@ class Stroll:
         self.meaning = Meaning("r", {})
         self.meaning.learn(self.run)
 
-    def apply(self, move: Transition) -> Decision:
+    def apply(self, transition: Transition) -> Decision:
         before = self.run.snapshot()
-        decision = step(self.run, move, self.now, next(self._nonces))
+        decision = step(self.run, transition, self.now, next(self._nonces))
         if decision:
-            note(f"{self.now}: {move}")
-        check_step(before, self.run, move, decision, self.now)
-        self.ledger.record(self.run, move, decision)
+            note(f"{self.now}: {transition}")
+        check_step(before, self.run, transition, decision, self.now)
+        self.ledger.record(self.run, transition, decision)
         self.meaning.learn(self.run)
         return decision
 
     def happen(self, deed: Deed) -> None:
         self.now += deed.wait
-        move = self.meaning.of(deed, self.run, self.now)
-        event(f"{type(move).__name__} {'taken' if self.apply(move) else 'refused'}")
+        transition = self.meaning.of(deed, self.run, self.now)
+        event(f"{type(transition).__name__} {'taken' if self.apply(transition) else 'refused'}")
 
     def finish(self, choose: Callable[[list[int]], int], fails: Callable[[str], bool]) -> None:
         """Drive the run fairly to its end: whatever is published is claimed, whatever was

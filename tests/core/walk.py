@@ -88,11 +88,11 @@ class Walk:
 
     # ── what happens ─────────────────────────────────────────────────────────────────────
 
-    def apply(self, move: Transition) -> Decision:
+    def apply(self, transition: Transition) -> Decision:
         before = self.state.snapshot()
-        decision = step(self.state, move, self.now, next(self._nonces))
-        check_step(before, self.state, move, decision, self.now)
-        self._ledger.record(self.state, move, decision)
+        decision = step(self.state, transition, self.now, next(self._nonces))
+        check_step(before, self.state, transition, decision, self.now)
+        self._ledger.record(self.state, transition, decision)
         self.log += decision.events
         self.last = decision
         return decision
@@ -124,7 +124,7 @@ class Walk:
         return self.apply(Reap("r", node, token or self.token(node), max_crashes))
 
     def lose(self, node: str) -> Decision:
-        """Its worker dies: the lease runs out and somebody notices."""
+        """Its worker dies: the lease runs out and is reaped."""
         self.later(LEASE)
         return self.reap(node)
 
@@ -193,5 +193,5 @@ class Walk:
         """The types of all events so far, or of those of one node."""
         return [event.type for event in self.log if node is None or event.node == node]
 
-    def told(self, kind: str) -> list[Event]:
+    def events_of(self, kind: str) -> list[Event]:
         return [event for event in self.log if event.type == kind]

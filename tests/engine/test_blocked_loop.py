@@ -237,7 +237,7 @@ async def test_the_worker_knows_which_handler_has_the_loop(tmp_path: Path) -> No
 
     settings = Settings(db=tmp_path / "runs.db", db_sync="normal", drain_seconds=0)
     async with embedded(settings, registry_of(at_once, later)) as commands:
-        worker = commands.store.is_alive.__self__._blocker.__self__  # type: ignore[attr-defined]
+        worker = commands.store._engine.is_alive.__self__._blocker.__self__  # type: ignore[attr-defined]
         nodes = [{"id": f"{h}_{i}", "handler": h} for i in "12" for h in ("at_once", "later")]
         run_id = (await commands.trigger({"name": "t", "nodes": nodes})).run_id
         await asyncio.wait_for(commands.wait(run_id), PATIENCE)

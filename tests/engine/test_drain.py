@@ -62,15 +62,17 @@ async def test_what_is_being_reported_when_a_worker_is_drained_is_not_lost(handl
     registry = Registry()
     registry.add(describe(handler, name="h"))
     crashes: list[BaseException] = []
-    desk = Desk([task(1, "h")])
-    worker = Worker(desk, RegistryCalls(registry), lambda: 0.0, crashes.append, concurrency=4)
+    task_source = Desk([task(1, "h")])
+    worker = Worker(
+        task_source, RegistryCalls(registry), lambda: 0.0, crashes.append, concurrency=4
+    )
     worker.start()
-    await desk.reporting.wait()
-    draining = asyncio.ensure_future(worker.drain(5, desk.give_back))
+    await task_source.reporting.wait()
+    draining = asyncio.ensure_future(worker.drain(5, task_source.give_back))
     await asyncio.sleep(0.01)
-    desk.go_on.set()
+    task_source.go_on.set()
     await draining
-    assert desk.reported == ["n1"]
-    assert desk.given_back == []
+    assert task_source.reported == ["n1"]
+    assert task_source.given_back == []
     await worker.close()
     assert crashes == []

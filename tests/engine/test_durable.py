@@ -14,6 +14,7 @@ from dovetail.config import RateLimit, Settings
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams, NotFound
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.wiring.embedded import attached, embedded
 
 from .harness import PATIENCE, Gate, definition, registry_of, statuses
@@ -87,14 +88,14 @@ class TestHistory:
             seen: list[str] = []
             cursor = None
             while True:
-                page = await commands.list_runs(limit=2, cursor=cursor)
+                page = await commands.list_runs(RunQuery(limit=2, cursor=cursor))
                 seen += [item["run_id"] for item in page["items"]]
                 cursor = page["next_cursor"]
                 if cursor is None:
                     break
             assert seen == ids[::-1]
-            assert (await commands.list_runs(status="FAILED"))["items"] == []
-            assert len((await commands.list_runs(workflow="test"))["items"]) == 5
+            assert (await commands.list_runs(RunQuery(status="FAILED")))["items"] == []
+            assert len((await commands.list_runs(RunQuery(workflow="test")))["items"]) == 5
             item = page["items"][0]
             assert "nodes" not in item
             assert item["result"] == {"a": 2}
@@ -105,7 +106,7 @@ class TestHistory:
     async def test_a_list_that_cannot_be_is_refused(self, db: Path, wanted: Any) -> None:
         async with shell(db) as commands:
             with pytest.raises(InvalidParams):
-                await commands.list_runs(**wanted)
+                await commands.list_runs(RunQuery(**wanted))
 
     async def test_a_run_is_found_by_the_beginning_of_its_id(self, db: Path) -> None:
         async with engine(db, add) as commands:
@@ -461,7 +462,7 @@ class TestBatches:
             assert [run["index"] for run in batch["runs"]] == list(range(100))
             rest = await commands.get_batch(made["batch_id"], cursor=batch["next_cursor"])
             assert [run["index"] for run in rest["runs"]] == list(range(100, 120))
-            listed = await commands.list_runs(batch=made["batch_id"], limit=500)
+            listed = await commands.list_runs(RunQuery(batch=made["batch_id"], limit=500))
             assert len(listed["items"]) == 120
             with pytest.raises(NotFound):
                 await commands.get_batch("nobody")

@@ -29,7 +29,7 @@ class Around:
         self.during: list[tuple[str, list[str]]] = []
         self.away = 0
         self.refused: set[str] = set()
-        self.desk = QueueTaskSource(
+        self.task_source = QueueTaskSource(
             *(self, self, self, self),  # type: ignore[arg-type]
             lambda: 100.0,
             self.follow,
@@ -49,8 +49,8 @@ class Around:
     async def claim(self, tasks: Sequence[Task], *_: Any) -> list[bool]:
         return [one.node_id not in self.refused for one in tasks]
 
-    async def settle(self, messages: Any) -> None:
-        self.note("settle")
+    async def acknowledge(self, messages: Any) -> None:
+        self.note("acknowledge")
 
     async def send(self, results: Sequence[Result]) -> None:
         self.note("send")
@@ -68,26 +68,26 @@ class Around:
 async def test_what_is_granted_is_held_before_anything_else_is_done_for_it() -> None:
     it = Around()
     it.refused = {"other"}
-    await it.desk.start([(None, task("mine", None)), (None, task("other"))])
-    assert it.during == [("settle", ["mine"])]
+    await it.task_source.start([(None, task("mine", None)), (None, task("other"))])
+    assert it.during == [("acknowledge", ["mine"])]
 
 
 async def test_a_result_that_has_not_arrived_is_held(monkeypatch: Any) -> None:
     monkeypatch.setattr(task_source, "PAUSE_SECONDS", 0)
     it = Around()
-    await it.desk.start([(None, task(name)) for name in "abc"])
+    await it.task_source.start([(None, task(name)) for name in "abc"])
     it.away = 2
     told = [
         Complete("r", "a", Token(1, 1, 1), None),
         Fail("r", "b", Token(1, 1, 1), {"type": "x", "message": "y"}),
     ]
-    await asyncio.wait_for(it.desk.report(told), 10)
+    await asyncio.wait_for(it.task_source.report(told), 10)
     assert it.during[1:] == [("send", ["a", "b", "c"])] * 3
     assert it.names() == ["c"]
 
 
 async def test_what_is_handed_back_is_held_no_longer_when_it_is_reaped() -> None:
     it = Around()
-    await it.desk.start([(None, task(name)) for name in "ab"])
-    await it.desk.hand_back([task("a")])
+    await it.task_source.start([(None, task(name)) for name in "ab"])
+    await it.task_source.hand_back([task("a")])
     assert it.during[-1] == ("reap", ["b"])

@@ -53,14 +53,14 @@ class Office:
             assert move.until == self.waits[move.node].at
             self.moved_up.append(move.node)
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
         self.waits |= {wait.wake.node: wait for wait in waits}
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
         waits = sorted(self.waits.values())
         return waits if waits and waits[-1].at > now + soon else []
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         for wait in waits:
             del self.waits[wait.wake.node]
 

@@ -1,4 +1,4 @@
-"""The hub and the desk, driven step by step with a clock moved by hand."""
+"""The hub and the task_source, driven step by step with a clock moved by hand."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from ..core.walk import graph
 
 
 class House:
-    """Store, transport, orchestrator and desk without a worker: the test is the worker."""
+    """Store, transport, orchestrator and task_source without a worker: the test is the worker."""
 
     def __init__(self, **buckets: TokenBucket) -> None:
         self.now = 1000.0
         self.store = MemoryStore()
-        self.transport = LocalTransport()
         self.stopped: list[Stop] = []
+        self.transport = LocalTransport(self.stopped.append)
         self.crashes: list[BaseException] = []
-        self.transport.on_stop = self.stopped.append
         self.orchestrator = LocalOrchestrator(
             self.store, self.transport, self.clock, self.crashes.append
         )
         self.limits = LocalLimits(buckets)
-        self.desk = LocalTaskSource(
+        self.task_source = LocalTaskSource(
             self.transport,
             self.store,
             self.orchestrator,
@@ -52,12 +51,12 @@ class House:
     async def take(self, limit: int = 100) -> list[Task]:
         """What can be taken now."""
         try:
-            return await asyncio.wait_for(self.desk.take(limit), 0.01)
+            return await asyncio.wait_for(self.task_source.take(limit), 0.01)
         except TimeoutError:
             return []
 
     async def report(self, *results: Any) -> None:
-        await self.desk.report(results)
+        await self.task_source.report(results)
 
     async def later(self, seconds: float) -> None:
         self.now += seconds
@@ -143,14 +142,14 @@ async def test_timers_ring_by_themselves() -> None:
     began = loop.time()
     house.clock = lambda: 1000.0 + loop.time() - began  # type: ignore[method-assign]
     house.orchestrator._clock = house.clock
-    house.desk._clock = house.clock
+    house.task_source._clock = house.clock
     nodes = graph({"a": [], "b": []}, a={"max_retries": 1}, b={"max_retries": 1})
     await house.submit(nodes)
     first, second = await house.take()
     await house.report(failed(first, after=0.05), failed(second, after=0.02))
-    taken = await asyncio.wait_for(house.desk.take(1), 5)
+    taken = await asyncio.wait_for(house.task_source.take(1), 5)
     assert names(taken) == ["b"], "the earlier of two timers rings first"
-    assert names(await asyncio.wait_for(house.desk.take(1), 5)) == ["a"]
+    assert names(await asyncio.wait_for(house.task_source.take(1), 5)) == ["a"]
     assert loop.time() - began >= 0.05
     await house.orchestrator.close()
 
@@ -221,7 +220,7 @@ class TestParking:
         compiled = graph({"a": [], "b": []}, **{n: {"resource_tag": "api"} for n in "ab"})
         await house.submit(compiled)
         await house.take()
-        await house.desk.slow("api", house.now + 60)
+        await house.task_source.slow("api", house.now + 60)
         await house.later(1)
         assert await house.take() == []
         await house.later(58.5)
@@ -260,7 +259,7 @@ class TestParking:
             assert len(waits) == size - 1
             assert max(waits) < size + 2, "it waits behind nodes that will never come"
             await house.orchestrator.apply([Cancel(f"r{number}")])
-        assert len(house.desk._booked) <= 2 * size
+        assert len(house.task_source._booked) <= 2 * size
 
 
 async def test_a_cached_output_answers_without_a_start() -> None:

@@ -160,5 +160,5 @@ async def test_only_what_was_accepted_a_while_ago_has_lost_its_maker() -> None:
     kept, maker = Kept(outlives=False), Maker()
     kept.left = [PendingRun("old", [ASKED], 980.0), PendingRun("new", [ASKED], 995.0)]
     them, _ = submitting(kept, maker)
-    await them.make_up()
+    await them.recover_accepted()
     assert (kept.settled, maker.made) == (["old"], [("asked", 980.0)])

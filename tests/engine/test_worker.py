@@ -355,7 +355,7 @@ async def test_the_idempotency_key_is_the_same_for_every_attempt_of_an_epoch() -
 
 
 class _Given:
-    """A desk with these tasks on it; it keeps what it is told."""
+    """A task_source with these tasks on it; it keeps what it is told."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self.tasks = tasks
@@ -380,10 +380,10 @@ async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_work
     tokens = [Token(1, 1, 7), Token(1, 1, 7) if same_token else Token(1, 2, 8)]
     starts = [Task("run", "n", token, "gate", {}, {}, {}, 60.0) for token in tokens]
     other = Task("run", "other", tokens[0], "gate", {}, {}, {}, 60.0)
-    desk = _Given([*starts, other])
+    task_source = _Given([*starts, other])
     crashes: list[BaseException] = []
     worker = Worker(
-        desk,  # type: ignore[arg-type]
+        task_source,  # type: ignore[arg-type]
         RegistryCalls(registry_of(gate)),
         time.time,
         crashes.append,
@@ -396,11 +396,11 @@ async def test_a_node_that_starts_here_again_while_it_runs_does_not_end_the_work
         worker.stop(Stop("run", "n", tokens[1]))
         assert worker.holding() == [*([] if same_token else starts[:1]), other]
         gate.opened.set()
-        while not any(one.node == "other" for one in desk.told):
+        while not any(one.node == "other" for one in task_source.told):
             await asyncio.sleep(0)
     await worker.close()
     assert not crashes
-    assert sum(one.output is not None for one in desk.told) == (1 if same_token else 2)
+    assert sum(one.output is not None for one in task_source.told) == (1 if same_token else 2)
 
 
 async def test_what_was_stopped_on_its_way_here_does_not_begin_and_takes_no_slot() -> None:
@@ -445,9 +445,9 @@ async def test_what_a_stopped_handler_returns_completes_nothing_whatever_a_store
         return "half of it"
 
     name = {"async": "clinging", "thread": "deaf"}[kind]
-    desk = _Given([Task("run", "n", token, name, {}, {}, {}, 60.0)])
+    task_source = _Given([Task("run", "n", token, name, {}, {}, {}, 60.0)])
     worker = Worker(
-        desk,  # type: ignore[arg-type]
+        task_source,  # type: ignore[arg-type]
         RegistryCalls(registry_of(clinging, deaf)),
         time.time,
         lambda error: None,
@@ -459,9 +459,9 @@ async def test_what_a_stopped_handler_returns_completes_nothing_whatever_a_store
             await asyncio.sleep(0)
         worker.stop(Stop("run", "n", token))
         release.set()
-        while not desk.told:
+        while not task_source.told:
             await asyncio.sleep(0.001)
     await worker.close()
-    (late,) = desk.told
+    (late,) = task_source.told
     assert (late.node, late.token.epoch, late.token.attempt) == ("n", 1, 1)
     assert late.token != token

@@ -96,7 +96,7 @@ IN_A_RUN = [
     # this process leaves
     "before drop_owner",
     "after drop_owner",
-    "before drop_nudges_of",
+    "before drop_notifications_of",
     "before COMMIT of drop_owner",
     "after COMMIT of drop_owner",
 ]
@@ -297,9 +297,9 @@ def check_long(nursery: Nursery, folder: str) -> None:
         "before add_entries of cancel",
         "after add_entries of cancel",
         "after project_run",
-        "after nudge",
-        "before COMMIT of nudge",
-        "after COMMIT of nudge",
+        "after notify_owner",
+        "before COMMIT of notify_owner",
+        "after COMMIT of notify_owner",
     ],
 )
 def test_a_cancel_whose_process_crashes_has_happened_whole_or_not_at_all(
@@ -321,10 +321,10 @@ def test_a_cancel_whose_process_crashes_has_happened_whole_or_not_at_all(
 @pytest.mark.parametrize(
     "point",
     [
-        "before drop_nudge",
-        "after drop_nudge",
-        "before COMMIT of drop_nudge",
-        "after COMMIT of drop_nudge",
+        "before drop_notification",
+        "after drop_notification",
+        "before COMMIT of drop_notification",
+        "after COMMIT of drop_notification",
     ],
 )
 def test_a_cancel_stands_when_whoever_drives_the_run_crashes_over_it(

@@ -27,6 +27,7 @@ from dovetail.cli.failures import exit_code_of
 from dovetail.core.errors import BrokenRun, StoreError
 from dovetail.core.states import RunStatus
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.wiring.embedded import embedded
 
 from ..engine.harness import registry_of
@@ -129,7 +130,7 @@ async def serving(file: File) -> AsyncIterator[httpx2.AsyncClient]:
     """The API over the engine in this process, without a socket."""
     settings = settings_of(file.path)
     async with embedded(settings, registry_of(waits)) as commands:
-        fleet = ThisProcess(commands, ["input", "waits"], 4, dict)
+        fleet = ThisProcess(commands, [{"name": "input"}, {"name": "waits"}], 4, dict)
         service = ApiService(commands, fleet, settings, ["test"])
         transport = httpx2.ASGITransport(app=create_app(service, __version__))
         base_url = "http://127.0.0.1/api/v1"
@@ -190,7 +191,9 @@ async def test_everything_else_goes_on_beside_a_run_that_is_damaged(
         assert (await ended(commands, file.other)).status is RunStatus.COMPLETED
         made = (await commands.trigger("quick", {})).run_id
         assert (await ended(commands, made)).status is RunStatus.COMPLETED
-        listed = {run["run_id"]: run for run in (await commands.list_runs(limit=100))["items"]}
+        listed = {
+            run["run_id"]: run for run in (await commands.list_runs(RunQuery(limit=100)))["items"]
+        }
         assert {file.victim, file.other, file.ended, made} <= listed.keys()
         if not damage.is_read:
             assert file.victim not in taken

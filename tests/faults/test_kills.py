@@ -20,6 +20,7 @@ from typing import Any
 
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.wiring.embedded import attached
 
 from .side_file import check_executions, starts
@@ -125,7 +126,7 @@ class Shell:
         runs = []
         cursor = None
         while True:
-            page = await commands.list_runs(limit=1000, cursor=cursor)
+            page = await commands.list_runs(RunQuery(limit=1000, cursor=cursor))
             runs += page["items"]
             cursor = page["next_cursor"]
             if cursor is None:

@@ -95,7 +95,7 @@ async def test_the_server_is_not_ready_and_answers_503_that_says_why(path: Path)
     settings = settings_of(path)
     async with embedded(settings, registry_of()) as commands:
         service = ApiService(
-            commands, ThisProcess(commands, ["input"], 4, dict), settings, ["test"]
+            commands, ThisProcess(commands, [{"name": "input"}], 4, dict), settings, ["test"]
         )
         transport = httpx2.ASGITransport(app=create_app(service, __version__))
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

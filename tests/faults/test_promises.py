@@ -27,7 +27,7 @@ from dovetail.core.states import NodeStatus, RunStatus
 from dovetail.core.transitions import Cancel, Claim, Complete, Fail, Progress, Retry, Submit
 from dovetail.engine.ports import KeyUsed
 from dovetail.stores.sqlite import writer
-from dovetail.stores.sqlite.store import SqliteStore
+from dovetail.stores.sqlite.store import SqliteObserver, SqliteStore
 from dovetail.wiring.embedded import attached, embedded
 
 from ..core.walk import graph
@@ -271,7 +271,7 @@ async def test_whoever_was_taken_over_is_told_what_to_stop(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     orders: asyncio.Queue[Any] = asyncio.Queue()
-    owner.on_orders = orders.put_nowait
+    owner.observe(SqliteObserver(on_effects=orders.put_nowait))
     run_id, token = await started(owner)
     await other.adopt([run_id], T, max_crashes=3)
     told = await asyncio.wait_for(orders.get(), SECONDS)
@@ -283,7 +283,7 @@ async def test_whoever_drives_a_run_is_told_that_another_cancelled_it(
     owner: SqliteStore, other: SqliteStore
 ) -> None:
     orders: asyncio.Queue[Any] = asyncio.Queue()
-    owner.on_orders = orders.put_nowait
+    owner.observe(SqliteObserver(on_effects=orders.put_nowait))
     run_id, token = await started(owner)
     waiting = asyncio.create_task(owner.wait(run_id))
     await other.apply([Cancel(run_id)], T, durable=True)

@@ -57,12 +57,12 @@ class TestProgress:
         ctx.progress(0, "with hunter2")
         assert told == ["with ***"]
 
-    def test_that_nobody_listens_to_is_fine(self):
+    def test_without_a_reporter_is_ignored(self):
         made().progress(0.1, "alone")
 
 
 class TestCancelled:
-    async def test_wakes_who_waits_for_it(self):
+    async def test_wakes_a_waiting_handler(self):
         ctx = made()
         waiting = asyncio.create_task(ctx.cancelled.wait())
         await asyncio.sleep(0)
@@ -70,7 +70,7 @@ class TestCancelled:
         ctx.cancel()
         assert await waiting is True
 
-    def test_is_set_for_who_asks_late(self):
+    def test_is_set_if_it_is_read_late(self):
         ctx = made()
         ctx.cancel()
         assert ctx.cancelled.is_set()

@@ -267,7 +267,7 @@ class TestAFailure:
             await call(local, ctx, url=server.url())
         assert failed.value.at_least == 7.0
 
-    async def test_with_a_huge_body_is_still_told_by_its_status(self, serve, local, ctx):
+    async def test_with_a_huge_body_is_still_reported_by_its_status(self, serve, local, ctx):
         server = await serve(response(503, b"x" * 2_000_000))
         with pytest.raises(RetryableError) as failed:
             await call(local, ctx, url=server.url())

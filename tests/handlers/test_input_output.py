@@ -46,7 +46,7 @@ async def test_sleep_takes_its_time():
     assert await run("sleep", {"seconds": 0}) == {"seconds": 0.0}
 
 
-async def test_sleep_ends_when_it_is_told_to_stop():
+async def test_sleep_ends_when_it_is_cancelled():
     ctx = Context(run_id="r", node_id="s")
     known = REGISTRY.get("sleep")
     sleeping = asyncio.create_task(known.fn(known.prepare({"seconds": 60}), ctx))

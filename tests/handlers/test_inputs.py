@@ -1,4 +1,4 @@
-"""`ctx.inputs` beyond what travels: a dict whose values are read when they are asked for."""
+"""Large `ctx.inputs`: a dict whose values are read on first use."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class TestTheEndpoint:
             answering("text"),
         ],
     )
-    async def test_that_is_none_is_told(self, serve, ctx, answer):
+    async def test_that_is_invalid_is_reported(self, serve, ctx, answer):
         server = await serve(answer)
         with pytest.raises(PermanentError, match="is DOVETAIL_LLM_BASE_URL right") as failed:
             await ask(at(server), ctx, prompt="x")

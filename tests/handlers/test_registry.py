@@ -377,7 +377,7 @@ class TestAFile:
             ("x = 1\n", 'no handler in it; decorate a function: @handler("name")'),
         ],
     )
-    def test_that_fails_is_told_in_one_line(self, tmp_path, text, said):
+    def test_that_fails_is_reported_in_one_line(self, tmp_path, text, said):
         spec = write(tmp_path / "h.py", text)
         with pytest.raises(DovetailError) as refused:
             Registry().load(spec)
@@ -393,7 +393,7 @@ class TestAFile:
         with pytest.raises(HandlerError, match=r"h\.py:4: ZeroDivisionError"):
             Registry().load(spec)
 
-    def test_that_is_not_there_is_told(self, tmp_path):
+    def test_that_is_not_there_is_reported(self, tmp_path):
         with pytest.raises(HandlerError, match="there is no such file"):
             Registry().load(str(tmp_path / "none.py"))
         with pytest.raises(HandlerError, match="there is no such file"):
@@ -429,7 +429,7 @@ class TestAModule:
         (known,) = Registry().load("flows")
         assert known.name == "word_count"
 
-    def test_that_is_not_there_is_told(self, tmp_path):
+    def test_that_is_not_there_is_reported(self, tmp_path):
         write(tmp_path / "flows" / "__init__.py", "")
         with pytest.raises(HandlerError, match=r"there is no module 'flows\.none' here; is it"):
             Registry().load("flows.none")
@@ -445,11 +445,11 @@ class TestAModule:
         with pytest.raises(HandlerError, match=r"flows\.syntax \(syntax\.py:1\): SyntaxError"):
             Registry().load("flows.syntax")
 
-    def test_with_a_name_that_is_none_is_told(self):
+    def test_with_an_invalid_name_is_reported(self):
         with pytest.raises(HandlerError, match=r"handlers not..a..name"):
             Registry().load("not..a..name")
 
-    def test_without_handlers_is_told(self):
+    def test_without_handlers_is_reported(self):
         with pytest.raises(HandlerError, match="handlers json: no handler in it"):
             Registry().load("json")
 
@@ -478,19 +478,19 @@ class TestEntryPoints:
         registry = load_registry(Settings())
         assert registry.get("word_count").origin == "flows_plugin"
 
-    def test_that_name_no_handler_are_told_with_their_package(self, installed):
+    def test_that_name_no_handler_are_reported_with_their_package(self, installed):
         installed("flows_plugin:other")
         with pytest.raises(
             HandlerError, match=r"entry point 'words' of flows-plugin: .* no handler"
         ):
             Registry().load_entry_points()
 
-    def test_that_fail_are_told_with_their_package(self, installed):
+    def test_that_fail_are_reported_with_their_package(self, installed):
         installed("flows_plugin:nothing")
         with pytest.raises(HandlerError, match="entry point 'words' of flows-plugin: Attribute"):
             Registry().load_entry_points()
 
-    def test_of_an_unknown_package_are_told_too(self, monkeypatch):
+    def test_of_an_unknown_package_are_reported_too(self, monkeypatch):
         entry = importlib.metadata.EntryPoint("x", "nowhere_at_all", "dovetail.handlers")
         monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
         with pytest.raises(HandlerError, match="entry point 'x' of an installed package"):

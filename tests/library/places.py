@@ -81,7 +81,7 @@ async def serving(
     listening = listen(["127.0.0.1"], port)
     registry = _registry(told, handlers)
     async with embedded(told, registry) as commands:
-        fleet = ThisProcess(commands, [known.name for known in registry.handlers()], 32)
+        fleet = ThisProcess(commands, [known.announcement() for known in registry.handlers()], 32)
         service = ApiService(commands, fleet, told)
         answering = asyncio.ensure_future(
             serve(

@@ -28,9 +28,9 @@ from dovetail.celery import (
     register_handlers,
     run_dag,
     run_dag_group,
-    runner,
     task,
 )
+from dovetail.celery import task as runner
 from dovetail.engine.limits import LATENESS
 from dovetail.handlers.registry import HandlerError
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -290,7 +290,7 @@ class TestTimeLimits:
         assert result.error["type"] == "timeout"
         assert awaited(flows, f"ended:{key}", 1) == ["asked to stop"]
 
-    def test_one_that_cannot_be_stopped_is_told_of_before_the_hard_limit(
+    def test_one_that_cannot_be_stopped_is_reported_before_the_hard_limit(
         self, flows: ModuleType
     ) -> None:
         result = run("blocking", soft_time_limit=1, time_limit=5)
@@ -339,7 +339,7 @@ class TestRates:
 
 
 class TestGroups:
-    def test_a_group_tells_what_its_dags_came_to_in_their_order(self, flows: ModuleType) -> None:
+    def test_a_group_has_the_results_of_its_dags_in_their_order(self, flows: ModuleType) -> None:
         definition = {
             **GREET,
             "on_failure": "continue",
@@ -358,7 +358,7 @@ class TestGroups:
         assert told.failures[1]["node"] == "odd"
         assert told.duration == sum(one.duration for one in told.results if one) > 0
 
-    def test_one_that_nobody_runs_does_not_hide_the_others(self, flows: ModuleType) -> None:
+    def test_one_without_a_worker_does_not_hide_the_others(self, flows: ModuleType) -> None:
         one, lost = (
             run_dag_group("documents", [{"doc_id": 1}], **to) for to in ({}, {"queue": "nobody"})
         )
@@ -399,7 +399,7 @@ class TestBeforeItIsSent:
         with pytest.raises(InvalidDefinition):
             run_dag.delay(text)
 
-    def test_every_problem_of_a_definition_is_told(self, tmp_path: Path) -> None:
+    def test_all_problems_of_a_definition_are_reported(self, tmp_path: Path) -> None:
         nodes = [{"id": "a", "handler": "x", "dependencies": ["b"]}, {"id": "a", "handler": "x"}]
         with pytest.raises(InvalidDefinition) as caught:
             run_dag.s({"name": "x", "nodes": nodes})

@@ -208,7 +208,7 @@ async def test_a_run_has_the_fields_of_the_api(dt: Dovetail) -> None:
     assert run.finished_at.endswith("Z")
 
 
-async def test_an_answer_cannot_be_changed_and_is_nobody_elses(dt: Dovetail) -> None:
+async def test_an_answer_cannot_be_changed_and_is_not_shared(dt: Dovetail) -> None:
     run = await dt.run(GREET)
     with pytest.raises(AttributeError):
         run.status = "FAILED"  # type: ignore[misc]
@@ -220,7 +220,7 @@ async def test_an_answer_cannot_be_changed_and_is_nobody_elses(dt: Dovetail) -> 
     assert again.result == {"text": "hello world"}
 
 
-async def test_whoever_changes_an_answer_changes_nothing_of_the_run_that_goes_on(
+async def test_changing_an_answer_changes_nothing_of_the_run(
     client: OpenAnywhere,
 ) -> None:
     door = Door()
@@ -318,7 +318,7 @@ async def test_a_retry_from_a_node_runs_a_completed_one_again(client: OpenAnywhe
 
 
 @everywhere
-async def test_a_cancelled_run_ends_for_whoever_waits(client: OpenAnywhere) -> None:
+async def test_a_cancelled_run_ends_for_waiting_callers(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -385,7 +385,7 @@ IMPOSSIBLE: list[Callable[[Dovetail], Any]] = [
 
 
 @everywhere
-async def test_what_can_be_no_argument_is_told_and_breaks_nothing(dt: Dovetail) -> None:
+async def test_a_wrong_argument_is_reported_and_breaks_nothing(dt: Dovetail) -> None:
     await dt.register(GREET)
     for place, ask in enumerate(IMPOSSIBLE):
         try:
@@ -542,7 +542,7 @@ async def test_a_workflow_that_is_not_there_is_not_found(dt: Dovetail, tmp_path:
         await dt.run("nobody")
 
 
-async def test_what_is_no_definition_is_told_as_such(dt: Dovetail, tmp_path: Path) -> None:
+async def test_a_wrong_definition_is_reported(dt: Dovetail, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "flow.txt").write_text(json.dumps(GREET))
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xe9"}')
@@ -704,7 +704,7 @@ async def test_events_go_on_after_the_last_one_seen(dt: Dovetail) -> None:
     assert [event async for event in dt.events(run.run_id, after=999)] == []
 
 
-async def test_what_a_type_of_event_tells_is_an_attribute_of_it(dt: Dovetail) -> None:
+async def test_the_data_of_an_event_are_its_attributes(dt: Dovetail) -> None:
     run = await dt.run(flow({"id": "no", "handler": "fail", "config": {"message": "as asked"}}))
     events = {event.type: event async for event in dt.events(run.run_id)}
     failed, created = events["node.failed"], events["run.created"]
@@ -718,7 +718,7 @@ async def test_what_a_type_of_event_tells_is_an_attribute_of_it(dt: Dovetail) ->
     assert (failed.to_dict()["node"], failed.to_dict()["attempt"]) == ("no", 1)
 
 
-async def test_whoever_stops_listening_leaves_the_run_alone(client: OpenAnywhere) -> None:
+async def test_a_caller_that_stops_listening_leaves_the_run_alone(client: OpenAnywhere) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -892,7 +892,7 @@ async def is_completed(dt: Dovetail, run_id: str) -> bool:
     return (await dt.get_run(run_id)).status == "COMPLETED"
 
 
-async def test_a_batch_that_was_left_goes_on_for_whoever_waits_for_it(
+async def test_a_batch_that_was_left_goes_on_for_a_waiting_caller(
     local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dovetail.client.PAGE", 4)
@@ -916,7 +916,7 @@ async def test_a_retry_of_a_run_that_was_left_goes_on_here(local: Open) -> None:
         await soon(lambda: is_completed(dt, failed.run_id))
 
 
-async def test_a_run_that_nobody_here_can_drive_is_told_as_such(local: Open) -> None:
+async def test_a_run_that_this_process_cannot_drive_is_reported(local: Open) -> None:
     door = Door()
     async with local(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -936,7 +936,9 @@ async def test_a_run_that_nobody_here_can_drive_is_told_as_such(local: Open) -> 
 
 
 @everywhere
-async def test_whoever_still_waits_when_the_block_is_left_is_told(client: OpenAnywhere) -> None:
+async def test_a_caller_that_still_waits_when_the_block_is_left_gets_an_error(
+    client: OpenAnywhere,
+) -> None:
     door = Door()
     async with client(door.handler) as dt:
         run = await dt.trigger(KNOCK)
@@ -1027,7 +1029,7 @@ async def test_two_clients_that_wait_for_the_same_lost_run_drive_it_once(local: 
     assert door.attempts == [2]
 
 
-async def test_whoever_finds_a_lost_run_taken_follows_it(
+async def test_a_caller_that_finds_a_lost_run_taken_follows_it(
     local: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door = Door()
@@ -1055,7 +1057,7 @@ async def test_whoever_finds_a_lost_run_taken_follows_it(
 
 
 @pytest.mark.parametrize("target", ["amqp://me:pw@host", "postgresql://me:pw@host/db"])
-def test_a_place_that_leads_nowhere_is_told(target: str) -> None:
+def test_a_wrong_target_is_reported(target: str) -> None:
     with pytest.raises(DovetailError, match=r"leads nowhere: .*Dovetail\('path\.db'\)") as error:
         Dovetail(target)
     assert "pw" not in str(error.value)
@@ -1067,7 +1069,7 @@ def test_runs_are_kept_in_a_file(target: str) -> None:
         Dovetail(target)
 
 
-async def test_a_file_that_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_used_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, whatever it is called\n" * 100)
     (tmp_path / "folder.db").mkdir()
     for name in ("text.db", "folder.db", "text.db/below.db"):
@@ -1086,7 +1088,7 @@ async def test_a_keyword_is_a_setting(local: Open) -> None:
         assert len(doors.attempts) == 2
 
 
-def test_a_setting_that_is_wrong_or_unknown_is_told_as_such(tmp_path: Path) -> None:
+def test_a_setting_that_is_wrong_or_unknown_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="did you mean 'concurrency'"):
         Dovetail(tmp_path / "x.db", concurency=8)
     with pytest.raises(SettingsError, match="must be greater than or equal to 1"):
@@ -1122,7 +1124,7 @@ async def test_handlers_are_functions_files_and_modules(tmp_path: Path) -> None:
     Dovetail(tmp_path / "x.db", handlers="thrice.py")
 
 
-def test_what_is_no_handler_is_told_as_such(tmp_path: Path) -> None:
+def test_a_wrong_handler_is_reported(tmp_path: Path) -> None:
     def plain(config: dict[str, Any], ctx: Context) -> None: ...
 
     for wrong in (plain, [plain], [7]):

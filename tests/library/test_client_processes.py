@@ -137,7 +137,7 @@ async def until_ran(run_id: str, start: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_run_whose_process_was_killed_goes_on_for_whoever_waits_for_it(
+async def test_a_run_whose_process_was_killed_goes_on_in_a_waiting_process(
     start: Start,
 ) -> None:
     child = await start(DRIVE)
@@ -177,7 +177,7 @@ await dt.wait_batch(batch.batch_id)
 """
 
 
-async def test_so_do_whoever_listens_and_whoever_waits_for_a_batch(start: Start) -> None:
+async def test_so_do_listeners_and_waiters_of_a_batch(start: Start) -> None:
     child = await start(DRIVE_BATCH)
     batch_id, run_id = (await line_of(child)).split()
     await until_ran(run_id, "b 1")

@@ -34,9 +34,10 @@ from dovetail.cli.board import Board
 from dovetail.client import connection
 from dovetail.client.connection import ServerUnreachable
 from dovetail.client.errors import AccessDenied, NoDovetail, ServerError
-from dovetail.client.server import ServerCommands
+from dovetail.client.server import RemoteEngine
+from dovetail.engine.api import EngineApi, ServedEngine
 from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view, timestamp
+from dovetail.engine.views import timestamp
 
 from ..servers.server import free_port
 from .places import serving
@@ -213,7 +214,7 @@ async def test_a_live_stream_that_breaks_goes_on_where_it_was(tmp_path: Path) ->
 # --- servers that are away ---------------------------------------------------------------------
 
 
-async def test_a_server_that_was_never_there_is_told_within_moments() -> None:
+async def test_a_server_that_was_never_there_is_reported_within_moments() -> None:
     port = free_port()
     async with Dovetail(f"http://127.0.0.1:{port}") as dt, asyncio.timeout(SECONDS):
         with pytest.raises(ServerUnreachable) as told:
@@ -223,7 +224,7 @@ async def test_a_server_that_was_never_there_is_told_within_moments() -> None:
     assert re.search(r"tried \d+ times within \d+ s; is it running, as in  dovetail serve\?", words)
 
 
-async def test_who_waits_goes_on_while_the_server_is_started_anew(tmp_path: Path) -> None:
+async def test_a_waiting_caller_goes_on_while_the_server_restarts(tmp_path: Path) -> None:
     port = free_port()
     doors = [asyncio.Event(), asyncio.Event()]
     doors[1].set()
@@ -282,7 +283,7 @@ async def serve_process(folder: Path, port: int) -> Process:
     return process
 
 
-async def test_who_waits_goes_on_when_the_server_is_killed_and_started_again(
+async def test_a_waiting_caller_goes_on_when_the_server_is_killed_and_started_again(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.py").write_text(HANDLERS)
@@ -390,7 +391,7 @@ async def test_retry_after_is_waited_for_and_bounds_are_kept(
         assert (await dt.get_run(run.run_id)).status != "CANCELLED"
 
 
-async def test_what_is_no_dovetail_server_is_told(tmp_path: Path, impatient: None) -> None:
+async def test_another_kind_of_server_is_reported(tmp_path: Path, impatient: None) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         page = told("200 OK", b"<html>hello", content_type="text/html")
         line.instead = [page]
@@ -409,7 +410,7 @@ async def test_what_is_no_dovetail_server_is_told(tmp_path: Path, impatient: Non
         assert len(line.requests("GET")) == 1, "nobody follows, with a token in hand"
 
 
-async def test_a_bug_of_the_server_is_told_with_the_id_of_its_log(tmp_path: Path) -> None:
+async def test_a_bug_of_the_server_is_reported_with_its_request_id(tmp_path: Path) -> None:
     async with over_a_line(tmp_path) as (dt, line):
         problem = b'{"type": "urn:dovetail:problem:internal_error", "detail": "went wrong"}'
         kind = {"content_type": "application/problem+json", "x_request_id": "abc123"}
@@ -463,7 +464,7 @@ async def test_a_token_is_asked_for_by_its_names(
         ("http://host/#hunter2", "ends before"),
     ],
 )
-def test_what_is_no_address_is_told_before_anything_is_sent(url: str, words: str) -> None:
+def test_a_wrong_address_is_reported_before_anything_is_sent(url: str, words: str) -> None:
     with pytest.raises(DovetailError, match=re.escape(words)) as error:
         Dovetail(url)
     assert "hunter2" not in str(error.value)
@@ -481,7 +482,7 @@ async def test_an_address_may_end_in_a_slash_and_no_proxy_leads_to_loopback(
         Dovetail(url, server=url)
 
 
-def test_the_environment_alone_moves_nobody_to_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_alone_does_not_select_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_SERVER", "http://host:8700")
     assert "dovetail.db" in repr(Dovetail())
     assert "redis://host" in repr(Dovetail("redis://host"))
@@ -499,16 +500,17 @@ async def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.M
 # --- the same answers --------------------------------------------------------------------------
 
 
-def test_whatever_decides_is_asked_of_the_server() -> None:
-    """A new command of the engine is to be asked here, too, or to be known as one that reads."""
-    reads = {
-        *("workflow", "workflows", "versions", "delete_workflow", "set_alias", "delete_alias"),
-        *("receipt", "find_run", "list_runs", "events", "owner", "resume", "get_batch", "ended"),
-        *("look", "summary", "with_results", "with_output", "find_batch"),
-    }
-    public = {name for name in vars(Commands) if not name.startswith("_")}
+@pytest.mark.parametrize("engine", [Commands, RemoteEngine])
+def test_every_engine_has_every_call_of_the_protocol(engine: type) -> None:
+    asked = {name for name in vars(EngineApi) if not name.startswith("_")}
+    assert asked <= {*vars(engine), *getattr(engine, "__dataclass_fields__", ())}
+
+
+def test_an_engine_has_no_public_call_that_is_in_no_protocol() -> None:
+    asked = {name for one in (EngineApi, ServedEngine) for name in vars(one)}
     fields = set(Commands.__dataclass_fields__)
-    assert public - fields - set(vars(ServerCommands)) == reads
+    for engine in (Commands, RemoteEngine):
+        assert {name for name in vars(engine) if not name.startswith("_")} - fields <= asked
 
 
 async def test_a_run_reads_the_same_here_and_there(tmp_path: Path) -> None:
@@ -551,12 +553,11 @@ async def test_a_run_reads_the_same_here_and_there(tmp_path: Path) -> None:
             asyncio.timeout(SECONDS),
         ):
             while True:  # one that is parked may be woken meanwhile, and parked again
-                there = await commands.store.load(run.run_id)
-                here = await beside._commands.store.load(run.run_id)
+                there = await commands.snapshot(run.run_id)
+                here = await beside._commands.snapshot(run.run_id)
                 if there.seq == here.seq:
                     break
-        assert commands.view(there) == run_view(here) == await commands.get_run(run.run_id)
-        assert there.seq == here.seq
+        assert there.view == here.view == await commands.get_run(run.run_id)
         assert rows(Board.now(there)) == rows(Board.now(here))
         assert {row["until"] is not None for row in rows(Board.now(there))} == {True, False}
         assert await commands.verify(run.run_id) == []

@@ -93,7 +93,7 @@ def test_a_script_needs_no_event_loop() -> None:
     assert WorkflowExecutor().execute_sync(dag, context={"x": 1}).outputs == {"a": 2}
 
 
-async def test_a_running_event_loop_is_told_to_await() -> None:
+async def test_in_a_running_event_loop_the_error_says_to_await() -> None:
     with pytest.raises(RuntimeError, match="await execute"):
         WorkflowExecutor().execute_sync(WorkflowDAG().add_step("a", print))
 
@@ -233,7 +233,7 @@ class TestFailures:
 
 
 class TestAsData:
-    async def test_a_result_told_as_json_is_the_same_result(self) -> None:
+    async def test_a_result_from_json_is_the_same_result(self) -> None:
         dag = TestFailures().dag()
         dag.add_step("odd", print, condition=lambda ctx: False)
         result = await run(dag)

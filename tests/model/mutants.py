@@ -292,7 +292,7 @@ MUTANTS = (
         "held nodes are not released",
         Scenario("", scenarios.one_at_a_time, {}),
         "held although there is room",
-        everywhere("close", close_over_the_held),
+        everywhere("fill_slots_and_finish", close_over_the_held),
     ),
     Mutant(
         "a woken node takes no notice of max_concurrency",

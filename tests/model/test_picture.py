@@ -40,7 +40,7 @@ WORDS = {
     "claim": "apply",
     "settle_pending": "verdicts",
     "load": "look",
-    "settle": "ack",
+    "acknowledge": "ack",
 }
 STEPS = {"apply", "publish", "delay", "moved", "ended", "lease", "put_off", "released", "woken"}
 STEPS |= {"verdicts", "look", "running", "ack"}
@@ -77,7 +77,7 @@ class Engine:
         self._clock = count(100, 50).__next__
         self._nonces = count(1).__next__
         self.run: RunState
-        self.agenda = Noting(
+        self.timers = Noting(
             self.told,
             due=lambda now, limit: self.due,
             expired=lambda now, limit: self.expired,
@@ -96,7 +96,7 @@ class Engine:
         self.orchestrator = DistributedOrchestrator(
             self.store,  # type: ignore[arg-type]
             Noting(self.told),  # type: ignore[arg-type]
-            self.agenda,  # type: ignore[arg-type]
+            self.timers,  # type: ignore[arg-type]
             Noting(self.told, lost=list),  # type: ignore[arg-type]
             self.clock,
             lease_seconds=10,
@@ -201,7 +201,7 @@ async def finished(engine: Engine) -> None:
 async def test_a_result_is_applied_and_then_followed(engine: Engine) -> None:
     await claimed(engine, "a")
     message = ("result", engine.start("a"), "yes", False)
-    await engine.orchestrator.take_in([result(engine, "a")])
+    await engine.orchestrator.apply_results([result(engine, "a")])
     engine.same(processes.take_in(message))
 
 
@@ -211,17 +211,17 @@ async def test_the_last_result_takes_the_run_off_the_agenda(engine: Engine) -> N
     engine.step(result(engine, "a"))
     await claimed(engine, "b")
     message = ("result", engine.start("b"), "yes", False)
-    await engine.orchestrator.take_in([result(engine, "b")])
+    await engine.orchestrator.apply_results([result(engine, "b")])
     engine.same(processes.take_in(message))
 
 
-async def test_a_result_that_somebody_died_over_makes_who_takes_it_look(engine: Engine) -> None:
+async def test_a_result_whose_reader_died_makes_the_next_reader_look(engine: Engine) -> None:
     await claimed(engine, "a")
     message = ("result", engine.start("a"), "yes", True)
     late = result(engine, "a")
     engine.also(("yes", *engine.start("a")))
     engine.step(late)
-    await engine.orchestrator.take_in([late], again=True)
+    await engine.orchestrator.apply_results([late], again=True)
     engine.same(processes.take_in(message))
 
 
@@ -276,17 +276,17 @@ async def test_a_retry_is_noted_before_it_is_done(engine: Engine) -> None:
 async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine) -> None:
     task = Task("r", "a", engine.token("a"), "h", {}, {}, {}, 1.0)
     inbox = Noting(engine.told, tasks=lambda limit: [("message", task)])
-    desk = QueueTaskSource(
+    task_source = QueueTaskSource(
         inbox,  # type: ignore[arg-type]
         engine.store,  # type: ignore[arg-type]
-        engine.agenda,  # type: ignore[arg-type]
+        engine.timers,  # type: ignore[arg-type]
         Noting(engine.told),  # type: ignore[arg-type]
         engine.clock,
         engine.orchestrator.apply,
         worker_id="w",
         lease_seconds=10,
     )
-    assert await desk.take(1) == [task]
+    assert await task_source.take(1) == [task]
     engine.same(processes.take(engine.start("a")), without="")
 
 
@@ -304,7 +304,7 @@ async def test_a_worker_claims_between_its_index_and_its_message(engine: Engine)
         (
             "go_on",
             mutants.go_on_alike,
-            test_a_result_that_somebody_died_over_makes_who_takes_it_look,
+            test_a_result_whose_reader_died_makes_the_next_reader_look,
         ),
     ],
 )

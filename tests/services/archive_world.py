@@ -16,8 +16,8 @@ from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.run import Phase, RunState
 from dovetail.core.states import NodeStatus
-from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit
-from dovetail.engine.distributed.archiver import Archiver
+from dovetail.core.transitions import Claim, Complete, Dispatch, Stop, Submit, Transition
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -53,8 +53,9 @@ class Outbox:
     def __init__(self) -> None:
         self.offered: list[Dispatch] = []
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
         self.offered += dispatches
+        return ()
 
     async def stop(self, order: Stop) -> None:
         pass
@@ -96,7 +97,7 @@ class World:
             self.clock,
             lease_seconds=LEASE,
             max_crashes=3,
-            notices=self.hints,
+            observer=self.hints,
         )
         self.restorer = Restorer(
             self.snapshots,
@@ -115,11 +116,9 @@ class World:
         return self.now
 
     def another_archiver(self) -> Archiver:
+        self.writer = ArchiveWriter(self.snapshots, self.hints, self.archive, self.clock)
         return Archiver(
-            self.snapshots,
-            self.hints,
-            self.archive,
-            self.clock,
+            self.writer,
             checkpoint_interval=10,
             retention_seconds=RETENTION,
             rest_seconds=0.0,
@@ -146,7 +145,7 @@ class World:
         self.now += 0.001
         until = self.now + LEASE
         starts = [(run_id, name, run.node(name).token) for name in names]
-        await self.orchestrator.agenda.lease([run_id], until)
+        await self.orchestrator.timers.lease([run_id], until)
         claims = [Claim(*start, "worker", until) for start in starts]
         await self.store.apply(claims, self.now)  # as workers do: no notice is given
 
@@ -256,4 +255,4 @@ async def everything(world: World) -> Keys:
 async def come_back_with(world: World, keys: Keys) -> None:
     """As a Redis that is started again without the end of its log."""
     await world.pipe.call("FLUSHALL")
-    await world.pipe.many([("RESTORE", name, 0, dumped) for name, dumped in keys])
+    await world.pipe.call_many([("RESTORE", name, 0, dumped) for name, dumped in keys])

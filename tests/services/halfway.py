@@ -15,8 +15,7 @@ from dovetail.core.transitions import Complete, Submit
 from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.engine.ports import Task
 from dovetail.stores.redis.timers import ACTIVE, LEASES
-from dovetail.transports.messages import read_task
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import read_task, stream_of
 from dovetail.wiring.distributed import ServiceParts
 
 from ..core.walk import graph
@@ -36,7 +35,7 @@ class Stage:
         self.living = parts.orchestrator
         self.store = parts.store
         self.store.ahead = None  # what is sent is sent by who follows, or was not sent
-        self.agenda = parts.orchestrator.agenda
+        self.timers = parts.orchestrator.timers
 
     async def tasks(self) -> list[Task]:
         """What lies in the stream of tasks, taken out of it."""
@@ -52,17 +51,17 @@ class Stage:
 
     async def claim(self, task: Task, lease: float = LONGEST_LEASE) -> None:
         now = self.parts.clock()
-        await self.agenda.lease([task.run_id], now + lease)
+        await self.timers.lease([task.run_id], now + lease)
         assert await self.store.claim([task], "w", now + lease, now) == [True]
 
     async def renew(self, task: Task, lease: float) -> None:
-        desk = QueueTaskSource(
-            *(cast(Any, None), self.store, self.agenda, cast(Any, None), self.parts.clock),
+        task_source = QueueTaskSource(
+            *(cast(Any, None), self.store, self.timers, cast(Any, None), self.parts.clock),
             self.living.apply,
             worker_id="w",
             lease_seconds=lease,
         )
-        assert await desk.renew([task]) == []
+        assert await task_source.renew([task]) == []
 
     async def listed(self) -> dict[str, float]:
         """Runs on the list of leases, and when each is looked at."""
@@ -85,5 +84,5 @@ class Stage:
             for task in tasks:
                 now = self.parts.clock()
                 if (await self.store.claim([task], "w", now + 60, now)) == [True]:
-                    await self.living.take_in([Complete("r", task.node_id, task.token, 1)])
+                    await self.living.apply_results([Complete("r", task.node_id, task.token, 1)])
         return run

@@ -274,7 +274,7 @@ class TestManyArchivers:
             raise asyncio.CancelledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.hints, "settle", die)
+            patch.setattr(world.hints, "acknowledge", die)
             with pytest.raises(asyncio.CancelledError):
                 await world.archiver.archive_what_moved()
         await world.assert_archived(run_id)
@@ -304,7 +304,7 @@ class TestManyArchivers:
         run_id = await world.begin(graph(DIAMOND))
         claims = await world.hints.claim(10)
         await world.do(run_id, "a")
-        await world.hints.settle(claims)
+        await world.hints.acknowledge(claims)
         assert [one.run_id for one in await world.hints.claim(10)] == [run_id]
 
 

@@ -17,6 +17,7 @@ from dovetail.config import Settings
 from dovetail.core.errors import ArchiveDown
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Cancel
+from dovetail.engine.ports import RunQuery
 from dovetail.stores.postgres import pool as postgres_pool
 from dovetail.stores.postgres import records as postgres_records
 from dovetail.wiring.distributed import commanding
@@ -200,7 +201,7 @@ async def test_runs_that_were_under_way_when_redis_was_emptied_are_completed(
                 run = await asyncio.wait_for(commands.wait(run_id), 30)
                 assert run.status is RunStatus.COMPLETED
             async with asyncio.timeout(10):
-                while (await commands.list_runs(status="COMPLETED"))["items"][9:] == []:
+                while (await commands.list_runs(RunQuery(status="COMPLETED")))["items"][9:] == []:
                     await asyncio.sleep(0.1)
             for run_id in ids:
                 told = await commands.events(run_id)

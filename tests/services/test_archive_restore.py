@@ -11,9 +11,9 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.audit.event_check import audit
 from dovetail.core.errors import NotFound
-from dovetail.core.restore import restore
 from dovetail.core.run import Phase
 from dovetail.core.states import NodeStatus, RunStatus
+from dovetail.core.step import restore
 from dovetail.core.transitions import Cancel, Complete, Fail, Park, Retry, Submit
 from dovetail.engine.distributed.publisher import Publisher
 from dovetail.redis_client.pipelined import PipelinedRedis
@@ -245,7 +245,7 @@ class TestRestoring:
             raise asyncio.CancelledError
 
         with monkeypatch.context() as patch:
-            patch.setattr(world.orchestrator, "look_after", die)
+            patch.setattr(world.orchestrator, "reconcile_run", die)
             with pytest.raises(asyncio.CancelledError):
                 await world.restorer.restore()
         # The run is there, and nobody was told of it but the agenda.
@@ -366,7 +366,7 @@ class TestRestoring:
         run_id = await half_done(world)
         await world.archiver.archive_what_moved()
         await lose_everything(world)
-        script, harmed = world.pipe.script, []
+        script, harmed = world.pipe.call_script, []
 
         async def after_a_restart(source: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
             if not harmed:
@@ -374,7 +374,7 @@ class TestRestoring:
                 assert await world.pipe.call(verb, *harmed, *more)
             return await script(source, keys, args)
 
-        monkeypatch.setattr(world.pipe, "script", after_a_restart)
+        monkeypatch.setattr(world.pipe, "call_script", after_a_restart)
         assert await world.restorer.restore() == 1
         assert (await world.finish(run_id)).status is RunStatus.COMPLETED
         assert not await world.pipe.call("KEYS", "*restoring*")
@@ -584,9 +584,11 @@ class TestAnAtMostOnceNodeOfARunThatRedisLost:
                     known = kept is not None and kept.nodes.get(place, "W").startswith("Q")
                     sent.append((task.node_id, known))
 
-        publisher = Publisher(world.store, world.store, Sender(), world.clock)  # type: ignore[arg-type]
-        publisher.record = world.archiver.record
-        world.orchestrator._transport = publisher  # type: ignore[assignment]
+        publisher = Publisher(
+            *(world.store, world.store, Sender(), world.clock),  # type: ignore[arg-type]
+            record=world.writer.record,
+        )
+        world.orchestrator._transport = publisher
         nodes = {"a": {}, "b": {"dependencies": ["a"], **ONCE}, "c": {"dependencies": ["b"]}}
         run_id = await world.begin(graph(nodes))
         await world.do(run_id, "a")
@@ -606,9 +608,11 @@ class TestAnAtMostOnceNodeOfARunThatRedisLost:
             asked.append(run_ids)
             return False
 
-        publisher = Publisher(world.store, world.store, Sender(), world.clock)  # type: ignore[arg-type]
-        publisher.record = away
-        world.orchestrator._transport = publisher  # type: ignore[assignment]
+        publisher = Publisher(
+            *(world.store, world.store, Sender(), world.clock),  # type: ignore[arg-type]
+            record=away,
+        )
+        world.orchestrator._transport = publisher
         await world.begin(graph({"a": {**ONCE}}))
         await world.begin(graph({"a": {**ONCE}}))
         assert (len(sent), len(asked)) == (2, 1), "who is away is not asked at every message"

@@ -110,7 +110,7 @@ async def test_what_is_finished_in_the_archive_is_not_undone(world: World, when:
     assert (await world.load(run_id)).snapshot() == run.snapshot()
     assert (await world.records.summary(run_id))["status"] == "COMPLETED"
     assert await world.records.events(run_id) == events
-    await world.orchestrator.look_after(run_id)
+    await world.orchestrator.reconcile_run(run_id)
     await world.archiver.archive_what_moved()
     assert await world.hints.claim(10) == []
     world.now += RETENTION + 1

@@ -27,8 +27,13 @@ from dovetail.stores.redis.store import PARTS
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import read_task, result_fields
-from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.messages import (
+    RESULTS,
+    read_task,
+    result_fields,
+    result_messages,
+    stream_of,
+)
 from dovetail.transports.streams.sender import ORCHESTRATORS, STOPS, WORKERS
 from dovetail.wiring.distributed import ServiceParts, connected, orchestrate, working
 
@@ -227,7 +232,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
     redis_url: str,
 ) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
-        agenda, now = parts.orchestrator.agenda, parts.clock()
+        agenda, now = parts.orchestrator.timers, parts.clock()
         parts.store.ahead = None
         await parts.store.create_many([Submit("r", FLOW, {})], now)
         await parts.pipe.call("SET", "wf:{bad}:meta", "junk")
@@ -242,7 +247,7 @@ async def test_a_damaged_run_is_not_in_the_way_of_who_looks_through_all_of_them(
 
 async def test_a_parked_node_is_not_forgotten_by_who_wakes_it_too_late(redis_url: str) -> None:
     async with connected(Settings(redis_url=redis_url)) as parts:
-        agenda, now = parts.orchestrator.agenda, parts.clock()
+        agenda, now = parts.orchestrator.timers, parts.clock()
         wake = orchestrator.Wake("r", "a", Token(1, 1, 1))
         await agenda.delay([(now - 1, wake)])
         due = await agenda.due(now, 10)
@@ -265,14 +270,14 @@ async def test_what_is_claimed_beside_a_damaged_run_is_ours(stage: Stage) -> Non
     await stage.living.submit_many([Submit(run_id, RETRIED, {}) for run_id in ids])
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     tasks = [read_task(fields) for _, fields in found]
-    await stage.parts.pipe.many(damaged("bad", "nodes"))
-    desk = QueueTaskSource(
-        *(Settled(), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+    await stage.parts.pipe.call_many(damaged("bad", "nodes"))
+    task_source = QueueTaskSource(
+        *(Settled(), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply_each,
         worker_id="w",
         lease_seconds=60.0,
     )
-    started = await desk.start([(None, task) for task in tasks])
+    started = await task_source.start([(None, task) for task in tasks])
     assert [task.run_id for task in started] == ["r0", "r1", "r2"]
 
 
@@ -281,7 +286,7 @@ class Settled:
 
     has_more = False
 
-    async def settle(self, messages: Sequence[Any]) -> None:
+    async def acknowledge(self, messages: Sequence[Any]) -> None:
         pass
 
 
@@ -292,8 +297,8 @@ async def test_what_is_decided_beside_a_damaged_run_is_followed(stage: Stage) ->
     now = stage.parts.clock()
     claims = [Claim(one, "a", (await stage.store.load(one)).nodes[0].token, "w", 1) for one in ids]
     assert all(await stage.store.apply(claims, now))
-    await stage.agenda.lease(ids, 1)
-    await stage.parts.pipe.many(damaged("bad"))
+    await stage.timers.lease(ids, 1)
+    await stage.parts.pipe.call_many(damaged("bad"))
     await stage.living.reap()
     found = await stage.parts.pipe.call("XRANGE", stream_of("output"), "-", "+")
     assert {read_task(fields).run_id for _, fields in found} == {"r0", "r1"}
@@ -307,8 +312,8 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
     await store.create_many([Submit(one, RETRIED, {}) for one in ids], clock())
     starts = [(one, "a", await scene.token(one)) for one in ids]
     assert all(await store.apply([Claim(*start, "w", clock() + 60) for start in starts], clock()))
-    await scene.parts.pipe.many(damaged("bad"))
-    await scene.parts.pipe.many(result_messages([Complete(*start, 1) for start in starts]))
+    await scene.parts.pipe.call_many(damaged("bad"))
+    await scene.parts.pipe.call_many(result_messages([Complete(*start, 1) for start in starts]))
     for one in ids[1:]:
         assert await scene.status(one) is RunStatus.COMPLETED
     await scene.until(lambda: is_settled(scene, RESULTS, ORCHESTRATORS))
@@ -317,7 +322,7 @@ async def test_what_comes_in_one_message_with_a_result_that_cannot_be_applied_is
 
 async def test_who_asks_for_nothing_is_answered(redis_url: str) -> None:
     async with PipelinedRedis(redis_url) as pipe:
-        assert await asyncio.wait_for(pipe.ask([]), 5) == []
+        assert await asyncio.wait_for(pipe.send([]), 5) == []
         assert await pipe.call("PING") == b"PONG"
 
 
@@ -407,7 +412,7 @@ async def test_no_message_ends_a_worker_or_lies_there_for_ever(scene: Scene) -> 
             await scene.call("XADD", stream_of("output"), "*", *fields)
             sent += 1
     await scene.until(lambda: is_settled(scene, stream_of("output"), WORKERS))
-    await scene.parts.orchestrator.agenda.moved(ids, 1)
+    await scene.parts.orchestrator.timers.moved(ids, 1)
     for run_id in ids:  # those that were dead letters are sent again, as they should be
         assert await scene.status(run_id) in (RunStatus.COMPLETED, RunStatus.FAILED)
 

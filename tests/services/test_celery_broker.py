@@ -187,7 +187,7 @@ async def test_what_workers_took_is_not_lost(parts: ServiceParts, redis_url: str
         await sender.send([TASK_OF_A_RUN] * 3)
         await parts.pipe.call("DEL", QUEUE)
         for _ in range(3):
-            await parts.pipe.many(counts.taken("h"))
+            await parts.pipe.call_many(counts.taken("h"))
         assert [await sender.lost() for _ in range(5)] == [[]] * 5
         assert await counts.waiting(parts.pipe) == {}
 
@@ -197,7 +197,7 @@ async def test_messages_that_came_twice_hide_no_later_loss(
 ) -> None:
     async with sender_of(parts, redis_url) as sender:
         for _ in range(5):
-            await parts.pipe.many(counts.taken("h"))
+            await parts.pipe.call_many(counts.taken("h"))
         assert await sender.lost() == []
         await sender.send([TASK_OF_A_RUN])
         await parts.pipe.call("DEL", QUEUE)
@@ -227,8 +227,8 @@ async def test_a_long_backlog_is_not_sent_again(redis_url: str) -> None:
         now = parts.clock()
         for at in range(5):
             await parts.sender.lost()  # type: ignore[attr-defined]
-            for run_id, since in await parts.orchestrator.agenda.idle(now + 3600, 100):
-                await parts.orchestrator.look_after(run_id, since, {})
+            for run_id, since in await parts.orchestrator.timers.idle(now + 3600, 100):
+                await parts.orchestrator.reconcile_run(run_id, since, {})
             assert len(await waiting(parts)) == 50, f"look {at}"
 
 
@@ -328,15 +328,18 @@ async def test_a_broker_that_may_throw_messages_away_is_told() -> None:
 def test_a_blocking_connection_answers_as_the_other_does(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     assert done(pipe.call("PING")) == b"PONG"
-    pipe.soon([("INCR", "n"), ("INCR", "n")])
-    assert done(pipe.many([("GET", "n"), ("STRLEN", "n")])) == [b"2", 1]
+    pipe.enqueue([("INCR", "n"), ("INCR", "n")])
+    assert done(pipe.call_many([("GET", "n"), ("STRLEN", "n")])) == [b"2", 1]
     assert pipe.roundtrips == 2
     with pytest.raises(RedisError, match="WRONGTYPE"):
         done(pipe.call("LPUSH", "n", 1))
-    assert done(pipe.script("return ARGV[1]", [], ["x"])) == b"x"
+    assert done(pipe.call_script("return ARGV[1]", [], ["x"])) == b"x"
     done(pipe.call("SCRIPT", "FLUSH"))
-    assert done(pipe.script("return ARGV[1]", [], ["y"])) == b"y"
-    assert done(pipe.many([pipe.evaluation("return 7", [], []), ("PING",)])) == [7, b"PONG"]
+    assert done(pipe.call_script("return ARGV[1]", [], ["y"])) == b"y"
+    assert done(pipe.call_many([pipe.script_command("return 7", [], []), ("PING",)])) == [
+        7,
+        b"PONG",
+    ]
     pipe.close()
 
 
@@ -353,16 +356,16 @@ def test_a_blocking_connection_that_broke_asks_again() -> None:
 def test_what_is_posted_is_under_way_at_once_and_costs_no_roundtrip(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     done(pipe.call("PING"))
-    pipe.post([("RPUSH", "told", "a")])
+    pipe.send_nowait([("RPUSH", "told", "a")])
     other = SyncRedis(redis_url)
     while not done(other.call("LLEN", "told")):
         pass
     other.close()
-    pipe.post([("RPUSH", "told", "b")])
-    pipe.soon([("RPUSH", "told", "c")])
+    pipe.send_nowait([("RPUSH", "told", "b")])
+    pipe.enqueue([("RPUSH", "told", "c")])
     assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b", b"c"]
     assert pipe.roundtrips == 2
-    pipe.confirm()  # nothing is left to wait for
+    pipe.flush_acks()  # nothing is left to wait for
     pipe.close()
 
 
@@ -371,13 +374,13 @@ def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
         pipe = SyncRedis(server.url, patience=20)
         done(pipe.call("PING"))
         server.stop()
-        pipe.post([("RPUSH", "told", "a")])
-        pipe.post([("RPUSH", "told", "b")])
+        pipe.send_nowait([("RPUSH", "told", "a")])
+        pipe.send_nowait([("RPUSH", "told", "b")])
         server.start()
-        pipe.confirm()
+        pipe.flush_acks()
         assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a", b"b"]
         server.stop()
-        pipe.post([("RPUSH", "told", "c")])
+        pipe.send_nowait([("RPUSH", "told", "c")])
         server.start()
         assert done(pipe.call("LINDEX", "told", -1)) == b"c"
         pipe.close()
@@ -386,12 +389,12 @@ def test_what_is_posted_over_a_connection_that_broke_is_sent_again() -> None:
 def test_what_is_posted_and_refused_is_posted_again(redis_url: str) -> None:
     pipe = SyncRedis(redis_url)
     done(pipe.call("SET", "told", "in the way"))
-    pipe.post([("RPUSH", "told", "a")])
+    pipe.send_nowait([("RPUSH", "told", "a")])
     assert done(pipe.call("GET", "told")) == b"in the way"
     with pytest.raises(RedisError, match="refused"):
-        pipe.confirm()
+        pipe.flush_acks()
     done(pipe.call("DEL", "told"))
-    pipe.confirm()
+    pipe.flush_acks()
     assert done(pipe.call("LRANGE", "told", 0, -1)) == [b"a"]
     pipe.close()
 

@@ -21,6 +21,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.errors import RetryableError
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
@@ -156,7 +157,7 @@ async def whole_life(commands: Commands, pipe: PipelinedRedis) -> None:
     made = await commands.batch("flow", [{"x": n} for n in range(5)], idempotency_key="b")
     done = await commands.wait_batch(made["batch_id"])
     assert done["counts"] == {"COMPLETED": 5}
-    listed = await commands.list_runs(batch=made["batch_id"], status="COMPLETED", limit=3)
+    listed = await commands.list_runs(RunQuery(batch=made["batch_id"], status="COMPLETED", limit=3))
     assert len(listed["items"]) == 3
 
     failed = await commands.trigger(BROKEN)
@@ -253,6 +254,6 @@ async def test_every_command_names_keys_of_one_slot(
 
 def test_scripts_make_up_no_key_themselves() -> None:
     """A cluster must know from the call which slot a script is for."""
-    for file in resources.files("dovetail.stores").joinpath("lua").iterdir():
+    for file in resources.files("dovetail.stores.redis").joinpath("lua").iterdir():
         text = re.sub(r"--.*", "", file.read_text())
         assert "wf:" not in text, file.name

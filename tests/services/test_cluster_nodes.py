@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.engine.commands import Commands
-from dovetail.redis_client.cluster import SLOTS, key_of, owners, slot_of
+from dovetail.redis_client.cluster import SLOTS, key_of, slot_of, slot_owners
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.timers import ACTIVE, LEASES
 from dovetail.transports.streams.sender import RESULTS, stream_of
@@ -113,12 +113,14 @@ async def test_a_script_is_loaded_and_a_scan_goes_through_all_of_them(empty: Red
     async with PipelinedRedis(empty.url) as pipe:
         assert not pipe.keeps_order
         keys = [f"key {n}".encode() for n in range(300)]
-        await pipe.many([("SET", key, n) for n, key in enumerate(keys)])
-        assert await pipe.many([("GET", key) for key in keys]) == [b"%d" % n for n in range(300)]
+        await pipe.call_many([("SET", key, n) for n, key in enumerate(keys)])
+        assert await pipe.call_many([("GET", key) for key in keys]) == [
+            b"%d" % n for n in range(300)
+        ]
         script = "return redis.call('GET', KEYS[1])"
-        calls = [pipe.evaluation(script, [key.decode()], []) for key in keys]
-        assert (await pipe.many(calls))[7] == b"7"
-        assert await pipe.together([("INCR", "n")] * 5) == [1, 2, 3, 4, 5]
+        calls = [pipe.script_command(script, [key.decode()], []) for key in keys]
+        assert (await pipe.call_many(calls))[7] == b"7"
+        assert await pipe.transaction([("INCR", "n")] * 5) == [1, 2, 3, 4, 5]
         found: list[bytes] = []
         cursor: Any = b"0"
         while True:
@@ -155,7 +157,7 @@ def test_where_the_key_of_a_command_stands(command: Any, key: bytes | None) -> N
 
 def test_who_has_what_is_known_if_every_slot_is_somebodys() -> None:
     whole = [[0, 9999, [b"h", 1, b"id"], [b"r", 9, b"id"]], [10000, SLOTS - 1, [None, 2, b"id"]]]
-    found = owners(whole, ("asked", 7))
+    found = slot_owners(whole, ("asked", 7))
     assert found is not None
     assert (found[0], found[9999], found[10000]) == (("h", 1), ("h", 1), ("asked", 2))
-    assert owners(whole[:1], ("asked", 7)) is None
+    assert slot_owners(whole[:1], ("asked", 7)) is None

@@ -43,7 +43,7 @@ class Asking:
     def __call__(self, *words: str, code: int = 0) -> Outcome:
         return self._checked(self._command(*words), code)
 
-    def follow(self, *words: str, code: int = 0) -> Outcome:
+    def dispatch_effects(self, *words: str, code: int = 0) -> Outcome:
         return self._checked(self.shell(*words, **self._env), code)
 
     def _checked(self, done: Outcome, code: int) -> Outcome:
@@ -104,7 +104,7 @@ def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     said = asking("trigger", "inquired", "-p", "n=3").out
     short = said.split()[1]
     assert said.splitlines()[1] == f"follow it with:  dovetail runs watch {short}"
-    watched = asking.follow("runs", "watch", short, code=1)
+    watched = asking.dispatch_effects("runs", "watch", short, code=1)
     assert "there is no inquired" in watched.out
     assert f"dovetail runs retry {short}" in watched.out
     shown = asking.json("runs", "show", short)
@@ -114,7 +114,7 @@ def test_a_workflow_is_registered_triggered_and_its_run_asked_about(
     assert asking.json("runs", "verify", short)["items"][0]["divergences"] == []
     assert asking.json("runs", "retry", short, "--dry-run") == {"rerun": ["b"], "reuse": ["a"]}
     hands.touch("inquired")
-    again = json.loads(asking.follow("runs", "retry", short, "--json").out)
+    again = json.loads(asking.dispatch_effects("runs", "retry", short, "--json").out)
     assert (again["status"], again["epoch"]) == ("COMPLETED", 2)
     assert asking.json("runs", "results", short)["outputs"]["b"] == "found"
 
@@ -135,7 +135,7 @@ def test_a_trigger_does_not_wait_and_has_the_shape_of_the_api(asking: Asking, ha
     hands.touch("waits")
     detached = asking("runs", "retry", made["run_id"], "--detach").out
     assert "follow it with:  dovetail runs watch" in detached
-    assert "COMPLETED" in asking.follow("runs", "watch", made["run_id"]).out
+    assert "COMPLETED" in asking.dispatch_effects("runs", "watch", made["run_id"]).out
 
 
 def test_ctrl_c_ends_a_look_and_not_the_run(asking: Asking, hands: Hands) -> None:
@@ -157,9 +157,9 @@ def test_ctrl_c_ends_a_look_and_not_the_run(asking: Asking, hands: Hands) -> Non
 def test_a_batch_is_run_by_the_services_and_gone_on_with(asking: Asking, hands: Hands) -> None:
     words = ["batch", asking.write("lines", "needs"), "--items", "items.jsonl"]
     asking.shell.write("items.jsonl", "".join(f'{{"n": {n}}}\n' for n in range(20)))
-    assert "20 failed" in asking.follow(*words, code=1).out
+    assert "20 failed" in asking.dispatch_effects(*words, code=1).out
     hands.touch("lines")
-    again = asking.follow(*words, "--retry-failed", "--json")
+    again = asking.dispatch_effects(*words, "--retry-failed", "--json")
     assert json.loads(again.out)["counts"] == {"COMPLETED": 20}
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_a_batch_and_none_of_its_runs(asking: Asking, hands: Hands) 
     assert b"what was made goes on without this view; make the rest with:" in out
     assert len(asking.json("runs", "list", *HELD, "--status", "RUNNING")["items"]) == 3
     hands.touch("held")
-    assert json.loads(asking.follow(*words, "--json").out)["counts"] == {"COMPLETED": 3}
+    assert json.loads(asking.dispatch_effects(*words, "--json").out)["counts"] == {"COMPLETED": 3}
 
 
 HELD = ("--workflow", "held")

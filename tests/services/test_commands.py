@@ -19,6 +19,7 @@ from dovetail.core.errors import ArchiveDown, Conflict, InvalidDefinition, Inval
 from dovetail.core.run import RunState
 from dovetail.engine.commands import Commands
 from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
+from dovetail.engine.ports import RunQuery
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.store import keys_of
 from dovetail.wiring.distributed import ARCHIVE, commanding
@@ -61,7 +62,7 @@ async def started(hands: Hands, run_id: str) -> None:
 
 
 async def ids(commands: Commands, **wanted: Any) -> list[str]:
-    return [run["run_id"] for run in (await commands.list_runs(**wanted))["items"]]
+    return [run["run_id"] for run in (await commands.list_runs(RunQuery(**wanted)))["items"]]
 
 
 # --- workflows -----------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ async def test_a_run_is_made_done_and_read(commands: Commands) -> None:
     whole = await commands.get_run(run_id)
     assert whole.pop("nodes")[1]["output"] == "hello 3"
     assert short == whole
-    (listed,) = (await commands.list_runs(workflow="read"))["items"]
+    (listed,) = (await commands.list_runs(RunQuery(workflow="read")))["items"]
     assert listed == short
     assert (await commands.results(run_id))["result"] == {"b": "hello 3"}
     assert await commands.find_run(run_id[:8]) == run_id
@@ -264,14 +265,14 @@ KILLED = """
 import asyncio, os, time
 from dovetail.config import load_settings
 from dovetail.wiring.distributed import commanding
-from dovetail.engine.distributed.orchestrator import SharedOrchestrator
+from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 
 async def die(self, submits, now=None):
     print(*(submit.run_id for submit in submits), flush=True)
     os._exit(9)
 
 async def main():
-    SharedOrchestrator.submit_many = die
+    DistributedOrchestrator.submit_many = die
     async with commanding(load_settings()) as commands:
         # Long ago, so that nobody waits for its maker any more.
         object.__setattr__(commands, "clock", lambda: time.time() - 100)
@@ -429,7 +430,7 @@ async def test_a_place_in_a_batch_is_taken_once(commands: Commands) -> None:
 @BOTH
 async def test_a_batch_of_five_hundred_costs_few_roundtrips(commands: Commands) -> None:
     await commands.register(flow("large"))
-    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    pipe = commands.store._redis  # type: ignore[attr-defined]
     before = pipe.roundtrips
     made = await commands.batch("large", [{"n": n} for n in range(500)])
     assert pipe.roundtrips - before < 120  # thirty, and what the services ask meanwhile
@@ -459,7 +460,7 @@ async def test_rate_limits_are_everybodys(commands: Commands, hands: Hands) -> N
 
 async def forget(commands: Commands, run_id: str) -> None:
     """Redis drops the run, once it is archived."""
-    pipe = commands.store._pipe  # type: ignore[attr-defined]
+    pipe = commands.store._redis  # type: ignore[attr-defined]
     while await pipe.call("ZSCORE", "wf:unarchived", run_id) is not None:
         await asyncio.sleep(0.02)
     await pipe.call("DEL", *keys_of(run_id))

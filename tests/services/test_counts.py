@@ -22,7 +22,7 @@ from dovetail.engine.commands import Commands
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import Registry, describe
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.transports.streams.messages import RESULTS
+from dovetail.transports.messages import RESULTS
 from dovetail.transports.streams.sender import STOPS, stream_of
 from dovetail.wiring.distributed import commanding
 
@@ -30,20 +30,20 @@ from ..servers.redis_server import RedisServer
 
 SERVICE = """
 import asyncio, json, sys
-from dovetail import pipe
+from dovetail.redis_client import pipelined
 from dovetail.config import Settings
 from dovetail.wiring.distributed import orchestrate, working
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 
 opened = []
-make = pipe.Pipe.__init__
+make = pipelined.PipelinedRedis.__init__
 
 def make_counted(self, *given, **more):
     make(self, *given, **more)
     opened.append(self)
 
-pipe.Pipe.__init__ = make_counted
+pipelined.PipelinedRedis.__init__ = make_counted
 
 async def noop(config, ctx):
     return {"n": 1}

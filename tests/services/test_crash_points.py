@@ -21,8 +21,7 @@ from dovetail.engine.ports import Task
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.store import RedisStore
 from dovetail.stores.redis.timers import ACTIVE
-from dovetail.transports.messages import result_fields
-from dovetail.transports.streams.messages import RESULTS, stream_of
+from dovetail.transports.messages import RESULTS, result_fields, stream_of
 from dovetail.transports.streams.sender import ORCHESTRATORS, StreamReader
 from dovetail.wiring.distributed import orchestrate
 
@@ -31,7 +30,7 @@ from .halfway import CONDITIONAL, FLOW, LONG_AGO, Stage
 
 
 async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
-    await stage.agenda.moved(["r"], LONG_AGO)
+    await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     assert await stage.tasks() == []
     await stage.living.sweep()
@@ -39,7 +38,7 @@ async def test_the_run_was_made_and_not_published(stage: Stage) -> None:
 
 
 async def test_the_run_was_made_and_not_published_and_made_again_by_another(stage: Stage) -> None:
-    await stage.agenda.moved(["r"], LONG_AGO)
+    await stage.timers.moved(["r"], LONG_AGO)
     await stage.store.create(Submit("r", FLOW, {}), stage.parts.clock())
     await stage.living.submit(Submit("r", FLOW, {}))
     assert await stage.tasks() == []
@@ -65,12 +64,12 @@ async def test_a_result_was_read_and_not_applied(stage: Stage) -> None:
     dead = StreamReader(pipe, pipe, ORCHESTRATORS, "dead")
     assert len(await dead.read([RESULTS], 10)) == 1
     heir = StreamReader(pipe, pipe, ORCHESTRATORS, "heir")
-    await heir.dismiss(RESULTS, "dead")  # too early: it would take along what it holds
+    await heir.remove_consumer(RESULTS, "dead")  # too early: it would take along what it holds
     left = await heir.claim_from(RESULTS, "dead", 10)
     assert [message.content for message in left] == [result]
-    await stage.living.take_in([message.content for message in left], again=True)
-    await heir.settle(left)
-    await heir.dismiss(RESULTS, "dead")
+    await stage.living.apply_results([message.content for message in left], again=True)
+    await heir.acknowledge(left)
+    await heir.remove_consumer(RESULTS, "dead")
     assert (await stage.drive()).status is RunStatus.COMPLETED
     known = [told[1] for told in await pipe.call("XINFO", "CONSUMERS", RESULTS, ORCHESTRATORS)]
     assert known == [b"heir"]
@@ -83,7 +82,7 @@ async def test_a_result_was_applied_and_its_children_not_published(stage: Stage)
     result = Complete("r", "a", task.token, 1)
     (decision,) = await stage.store.apply([result], stage.parts.clock())
     assert decision.dispatch
-    await stage.living.take_in([result], again=True)
+    await stage.living.apply_results([result], again=True)
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
@@ -110,7 +109,7 @@ async def test_a_condition_was_left_to_decide(
     with monkeypatch.context() as patched:
         patched.setattr(RedisStore, "_settle", die)
         with pytest.raises(InterruptedError):
-            await stage.living.take_in([Complete("r", "a", task.token, 1)])
+            await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     await stage.is_forgotten()
     run = await stage.drive()
     assert (run.status, run.node("b").output) == (RunStatus.COMPLETED, 1)
@@ -134,7 +133,7 @@ async def test_two_conditions_were_left_to_decide_by_two_that_died(
         with monkeypatch.context() as patched:
             patched.setattr(RedisStore, "_settle", die)
             with pytest.raises(InterruptedError):
-                await stage.living.take_in([Complete("r", task.node_id, task.token, 1)])
+                await stage.living.apply_results([Complete("r", task.node_id, task.token, 1)])
     await stage.is_forgotten()
     run = await stage.drive()
     assert (run.node("c").output, run.node("d").reason) == (1, "condition_false")
@@ -154,12 +153,12 @@ async def test_a_node_was_woken_and_not_published(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
     error = {"type": "E", "message": "m"}
-    await stage.living.take_in([Fail("r", "a", task.token, error, after=0.0)])
-    ((_, wake),) = await stage.agenda.due(stage.parts.clock(), 10)
+    await stage.living.apply_results([Fail("r", "a", task.token, error, after=0.0)])
+    ((_, wake),) = await stage.timers.due(stage.parts.clock(), 10)
     assert await stage.store.apply([wake], stage.parts.clock())
     await stage.is_forgotten()
     await stage.living.wake_due()
-    assert await stage.agenda.due(stage.parts.clock(), 10) == [], "it is on nobody's list any more"
+    assert await stage.timers.due(stage.parts.clock(), 10) == [], "it is on nobody's list any more"
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
@@ -167,7 +166,7 @@ async def test_a_run_had_ended_and_was_still_on_the_list(stage: Stage) -> None:
     await stage.submit()
     await stage.store.apply([Cancel("r")], stage.parts.clock())
     await stage.is_forgotten()
-    assert await stage.agenda.idle(stage.parts.clock() + 3600, 10) == []
+    assert await stage.timers.idle(stage.parts.clock() + 3600, 10) == []
 
 
 async def test_a_run_was_retried_before_its_end_was_taken_off_the_list(stage: Stage) -> None:
@@ -175,17 +174,17 @@ async def test_a_run_was_retried_before_its_end_was_taken_off_the_list(stage: St
     ended = stage.parts.clock()
     await stage.store.apply([Cancel("r")], ended)
     await stage.living.apply([Retry("r")])
-    await stage.agenda.ended(["r"], ended)
-    assert [run_id for run_id, _ in await stage.agenda.idle(ended + 60, 10)] == ["r"]
+    await stage.timers.ended(["r"], ended)
+    assert [run_id for run_id, _ in await stage.timers.idle(ended + 60, 10)] == ["r"]
 
 
 async def test_what_only_waits_for_a_worker_is_not_sent_again(stage: Stage) -> None:
     """Else a long backlog would grow by itself."""
     await stage.living.submit(Submit("r", FLOW, {}))
-    await stage.living.look_after("r", stage.parts.clock(), {})
+    await stage.living.reconcile_run("r", stage.parts.clock(), {})
     assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
     await stage.tasks()
-    await stage.living.look_after("r", stage.parts.clock(), {})
+    await stage.living.reconcile_run("r", stage.parts.clock(), {})
     assert await stage.parts.pipe.call("XLEN", stream_of("h")) == 1
 
 
@@ -209,9 +208,9 @@ async def test_what_ends_an_orchestrator_while_it_applies_leaves_the_result_unse
         raise InterruptedError
 
     with monkeypatch.context() as patched:
-        patched.setattr(DistributedOrchestrator, "take_in", die)
+        patched.setattr(DistributedOrchestrator, "apply_results", die)
         fields = result_fields(Complete("r", "a", task.token, 1))
-        await stage.parts.pipe.together([("XADD", RESULTS, "*", *fields)] * copies)
+        await stage.parts.pipe.transaction([("XADD", RESULTS, "*", *fields)] * copies)
         with pytest.raises(ExceptionGroup):
             await asyncio.wait_for(orchestrate(Settings(redis_url=redis_url)), 10)
     assert (await stage.parts.pipe.call("XPENDING", RESULTS, ORCHESTRATORS))[0] == copies
@@ -223,13 +222,13 @@ async def test_what_workers_hand_back_is_queued_at_once_and_no_crash_however_oft
     task = await stage.submit()
     for attempt in range(1, 6):  # more often than a node may crash
         await stage.claim(task)
-        desk = QueueTaskSource(
-            *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+        task_source = QueueTaskSource(
+            *(cast(Any, None), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
             stage.living.apply,
             worker_id="w",
             lease_seconds=60,
         )
-        await desk.hand_back([task])
+        await task_source.hand_back([task])
         (task,) = await stage.tasks()
         assert task.token.attempt == attempt + 1
     await stage.living.reap()
@@ -245,14 +244,14 @@ async def test_what_a_worker_wanted_to_hand_back_when_it_died_is_queued_at_once(
     async def die(*_: Any) -> None:
         raise InterruptedError
 
-    desk = QueueTaskSource(
-        *(cast(Any, None), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+    task_source = QueueTaskSource(
+        *(cast(Any, None), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         die,
         worker_id="w",
         lease_seconds=60,
     )
     with pytest.raises(InterruptedError):
-        await desk.hand_back([task])
+        await task_source.hand_back([task])
     await stage.living.reap()
     (again,) = await stage.tasks()
     assert again.token.attempt == 2
@@ -270,7 +269,7 @@ class _Given:
 
     has_more = False
 
-    async def settle(self, messages: Any) -> None: ...
+    async def acknowledge(self, messages: Any) -> None: ...
 
 
 class _GivenAndLost(_Given):
@@ -285,32 +284,32 @@ class _GivenAndLost(_Given):
 async def test_what_is_claimed_is_run_though_what_was_read_beside_it_is_lost(stage: Stage) -> None:
     task = await stage.submit()
     inbox = cast(Any, _GivenAndLost(task))
-    desk = QueueTaskSource(
-        *(inbox, stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+    task_source = QueueTaskSource(
+        *(inbox, stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
         lease_seconds=60,
     )
-    assert await desk.take(1) == [task]
+    assert await task_source.take(1) == [task]
 
 
 async def test_a_claim_that_is_granted_to_whoever_has_just_left_is_handed_back(
     stage: Stage,
 ) -> None:
     task = await stage.submit()
-    desk = QueueTaskSource(
-        *(cast(Any, _Given(task)), stage.store, stage.agenda, cast(Any, None), stage.parts.clock),
+    task_source = QueueTaskSource(
+        *(cast(Any, _Given(task)), stage.store, stage.timers, cast(Any, None), stage.parts.clock),
         stage.living.apply,
         worker_id="w",
         lease_seconds=60,
     )
-    taking = asyncio.create_task(desk.take(1))
-    while desk._taking is None or not desk._taking.done():
+    taking = asyncio.create_task(task_source.take(1))
+    while task_source._taking is None or not task_source._taking.done():
         await asyncio.sleep(0)
     taking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await taking
-    await desk.hand_back([])
+    await task_source.hand_back([])
     (again,) = await stage.tasks()
     assert again.token.attempt == 2
 
@@ -320,10 +319,10 @@ async def test_the_list_of_runs_was_lost(stage: Stage) -> None:
     await stage.living.submit_many([Submit(run_id, FLOW, {}) for run_id in ids])
     await stage.living.apply([Cancel(run_id) for run_id in ids[:10]])
     await stage.parts.pipe.call("DEL", ACTIVE)
-    await stage.agenda.moved(["r29"], LONG_AGO)
+    await stage.timers.moved(["r29"], LONG_AGO)
     now = stage.parts.clock()
-    await stage.agenda.remember_all(now)
-    found = dict(await stage.agenda.idle(now + 60, 100))
+    await stage.timers.remember_all(now)
+    found = dict(await stage.timers.idle(now + 60, 100))
     assert found == {**dict.fromkeys(ids[10:], pytest.approx(now)), "r29": LONG_AGO}
 
 
@@ -332,7 +331,7 @@ async def test_many_runs_were_made_and_not_published(
 ) -> None:
     monkeypatch.setattr(orchestrator, "BATCH_SIZE", 3)
     ids = [f"r{i}" for i in range(8)]
-    await stage.agenda.moved(ids, LONG_AGO)
+    await stage.timers.moved(ids, LONG_AGO)
     await stage.store.create_many([Submit(one, FLOW, {}) for one in ids], stage.parts.clock())
     await stage.living.sweep()
     assert {task.run_id for task in await stage.tasks()} == set(ids)
@@ -351,6 +350,6 @@ async def test_a_result_was_applied_and_the_answer_lost(
         return await apply(moves, now, **more)
 
     monkeypatch.setattr(stage.store, "apply", asked_again)
-    await stage.living.take_in([result])
+    await stage.living.apply_results([result])
     monkeypatch.undo()
     assert (await stage.drive()).status is RunStatus.COMPLETED

@@ -246,7 +246,7 @@ async def test_lost_task_streams_are_published_again(services: Services, redis_u
 
 async def test_a_run_that_is_not_there_is_forgotten_and_stops_nobody(redis_url: str) -> None:
     async with parts_of(redis_url) as parts:
-        agenda = parts.orchestrator.agenda
+        agenda = parts.orchestrator.timers
         await agenda.moved(["ghost"], 1.0)  # its maker died before it was made
         await agenda.lease(["ghost"], 1.0)
         await parts.orchestrator.sweep()
@@ -266,7 +266,7 @@ async def test_who_could_not_ask_for_long_gives_workers_a_moment_to_say_that_the
         await orchestrator.submit(Submit("r", graph({"a": {}}), {}))
         token = (await store.load("r")).node("a").token
         await store.apply([Claim("r", "a", token, "w", parts.clock() - 1)], parts.clock())
-        await orchestrator.agenda.lease(["r"], parts.clock() - 1)
+        await orchestrator.timers.lease(["r"], parts.clock() - 1)
         for leases, lost in ((1.0, 0), (0.4, 0), (0.2, 1)):
             now += leases * orchestrator._lease_seconds
             await orchestrator.reap()

@@ -57,7 +57,7 @@ async def everything(settings: Settings) -> AsyncIterator[Commands]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duties that come round while one looks."""
     monkeypatch.setattr(distributed, "EXPIRE_SECONDS", 0.05)
-    monkeypatch.setattr(distributed, "MAKE_UP_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "RECOVER_SECONDS", 0.05)
     monkeypatch.setattr(triggers, "AGE_SECONDS", 0.05)
 
 
@@ -146,8 +146,8 @@ async def test_an_orchestrator_that_is_told_to_stop_leaves_no_result_behind(redi
         asyncio.timeout(SECONDS),
     ):
         orchestrating = asyncio.create_task(orchestrate(settings, stopping))
-        pipe = commands.store._pipe  # type: ignore[attr-defined]
-        while not isinstance((await pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
+        pipe = commands.store._redis  # type: ignore[attr-defined]
+        while not isinstance((await pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
             await asyncio.sleep(0.001)  # until it reads
         made = await commands.batch(FLOW, [{}] * 20)
         stopping.set()

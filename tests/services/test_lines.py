@@ -20,7 +20,7 @@ from dovetail.engine.ports import ParkedNode
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.handlers.registry import describe
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.timers import LINE
+from dovetail.stores.redis.timers import PARKED
 from dovetail.stores.redis.workers import WorkerRegistry
 from dovetail.wiring.distributed import commanding, working
 
@@ -168,9 +168,9 @@ async def test_who_was_lost_from_the_line_is_found_by_the_sweep(stage: Stage) ->
     task = await stage.submit(graph({"a": []}, a={"resource_tag": "api"}))
     until = stage.parts.clock() + 600
     await stage.living.apply([Park("r", "a", task.token, until)])
-    assert await stage.agenda.line(0.0, 0.0) == []
+    assert await stage.timers.parked(0.0, 0.0) == []
     await stage.is_forgotten()
-    assert await stage.agenda.line(0.0, 0.0) == [
+    assert await stage.timers.parked(0.0, 0.0) == [
         ParkedNode(until, "api", Wake("r", "a", task.token))
     ]
 
@@ -184,5 +184,5 @@ async def test_a_line_in_which_all_are_there_is_told_once_when_to_come(
     told = [event for event in await it.commands.events(run_id) if event["type"] == "node.parked"]
     assert len(told) < 38 + 10, "a busy machine may make some come late"
     async with PipelinedRedis(redis_url) as pipe:
-        while await pipe.call("EXISTS", LINE):
+        while await pipe.call("EXISTS", PARKED):
             await asyncio.sleep(0.05)

@@ -6,6 +6,7 @@ Nobody dies here either; see test_crash_points.py.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from typing import Any
 
@@ -16,15 +17,13 @@ from dovetail.core.events import Token
 from dovetail.core.states import RunStatus
 from dovetail.core.transitions import NOTHING, Cancel, Complete, Renew, Retry, Submit
 from dovetail.engine.distributed import orchestrator
-from dovetail.engine.distributed.orchestrator import EVER
 from dovetail.engine.distributed.task_source import QueueTaskSource
 from dovetail.stores.redis import run_cache
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.timers import LEASES
 from dovetail.stores.redis.workers import WorkerRegistry
-from dovetail.transports.messages import task_fields
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import stream_of, task_fields
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader
 
 from ..core.walk import graph
@@ -116,7 +115,7 @@ async def test_what_a_dead_worker_had_claimed_is_reaped_in_time_though_another_a
     heir = QueueTaskSource(
         StreamInbox(reader, pipe, ["h"]),
         stage.store,
-        stage.agenda,
+        stage.timers,
         RedisLimits(pipe),
         stage.parts.clock,
         stage.living.apply,
@@ -223,7 +222,7 @@ async def test_of_two_workers_on_a_run_the_one_that_died_is_missed_and_the_other
     run = await stage.store.load("r")
     assert [node.crashes for node in run.nodes] == [0, 1, 0]
     assert await stage.listed() == {"r": run.node("a").lease_until}
-    await stage.living.take_in([Complete("r", "a", first.token, 1)])
+    await stage.living.apply_results([Complete("r", "a", first.token, 1)])
     assert (await stage.drive()).status is RunStatus.COMPLETED
 
 
@@ -231,7 +230,7 @@ async def test_a_claim_that_comes_while_somebody_looks_keeps_the_run_on_the_list
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await stage.submit()
-    await stage.agenda.lease(["r"], LONG_AGO)  # of a start that is over
+    await stage.timers.lease(["r"], LONG_AGO)  # of a start that is over
     running = stage.store.running
 
     async def claimed_after(run_ids: Any) -> Any:
@@ -254,7 +253,7 @@ async def test_somebody_had_put_off_a_look_and_not_looked(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task, lease=LEASE)
     await asyncio.sleep(LEASE)
-    await stage.agenda.put_off(["r"], stage.parts.clock() + 2 * LEASE)
+    await stage.timers.put_off(["r"], stage.parts.clock() + 2 * LEASE)
     await stage.living.reap()
     assert (await stage.store.load("r")).node("a").crashes == 0
     await asyncio.sleep(2 * LEASE)
@@ -283,13 +282,13 @@ async def test_who_cannot_go_on_after_it_has_put_off_a_look_leaves_it_to_the_nex
 
 async def test_who_looks_leaves_a_look_that_another_has_put_off_later(stage: Stage) -> None:
     await stage.submit()
-    await stage.agenda.lease(["r"], LONG_AGO)
-    await stage.agenda.put_off(["r"], 2 * LONG_AGO)
-    await stage.agenda.put_off(["r"], 3 * LONG_AGO)
-    await stage.agenda.released(["r"], 2 * LONG_AGO)
+    await stage.timers.lease(["r"], LONG_AGO)
+    await stage.timers.put_off(["r"], 2 * LONG_AGO)
+    await stage.timers.put_off(["r"], 3 * LONG_AGO)
+    await stage.timers.released(["r"], 2 * LONG_AGO)
     assert await stage.listed() == {"r": 3 * LONG_AGO}
-    await stage.agenda.released(["r"], 3 * LONG_AGO)
-    await stage.agenda.put_off(["r"], 4 * LONG_AGO)
+    await stage.timers.released(["r"], 3 * LONG_AGO)
+    await stage.timers.put_off(["r"], 4 * LONG_AGO)
     assert await stage.listed() == {}
 
 
@@ -333,22 +332,22 @@ async def test_who_has_not_heard_all_results_looks_at_nobody(
 async def test_the_list_of_leases_is_behind_a_lease_that_was_renewed(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
-    await stage.agenda.lease(["r"], LONG_AGO)
+    await stage.timers.lease(["r"], LONG_AGO)
     await stage.living.reap()
-    assert await stage.agenda.expired(stage.parts.clock() + 30, 10) == []
-    assert await stage.agenda.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
-    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    assert await stage.timers.expired(stage.parts.clock() + 30, 10) == []
+    assert await stage.timers.expired(stage.parts.clock() + 61, 10), "it is still held by somebody"
+    await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     assert (await stage.drive()).node("a").crashes == 0
 
 
 async def test_a_run_that_has_ended_is_on_no_list(stage: Stage) -> None:
     task = await stage.submit()
     await stage.claim(task)
-    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     assert list(await stage.listed()) == ["r"], "it goes on"
     await stage.drive()
     assert await stage.listed() == {}
-    assert await stage.agenda.idle(EVER, 10) == []
+    assert await stage.timers.idle(math.inf, 10) == []
 
 
 async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list_of_leases(
@@ -360,14 +359,14 @@ async def test_a_run_that_was_retried_before_its_end_was_noted_stays_on_the_list
     await stage.living.apply([Retry("r")])
     (task,) = await stage.tasks()
     await stage.claim(task)
-    await stage.agenda.ended(["r"], ended)
+    await stage.timers.ended(["r"], ended)
     assert list(await stage.listed()) == ["r"]
 
 
 async def test_a_lease_is_known_though_its_run_was_forgotten_for_another_of_the_same_question(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_cache, "MOST_SHELLS", 1)
+    monkeypatch.setattr(run_cache, "MAX_CACHED_RUNS", 1)
     starts = []
     for run_id in ("r", "s"):
         await stage.living.submit(Submit(run_id, FLOW, {}))
@@ -385,5 +384,5 @@ async def test_only_what_runs_is_found_to_run(stage: Stage) -> None:
     await stage.parts.pipe.call("HSET", "wf:{r}:nodes", "not a place", state)
     until = float(state.split(b"|")[10])
     assert await stage.store.running(["r", "ghost"]) == [(("r", "a", task.token), until)]
-    await stage.living.take_in([Complete("r", "a", task.token, 1)])
+    await stage.living.apply_results([Complete("r", "a", task.token, 1)])
     assert await stage.store.running(["r"]) == []

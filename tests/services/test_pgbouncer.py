@@ -8,6 +8,7 @@ import pytest
 
 from dovetail.config import Settings
 from dovetail.core.errors import StoreError
+from dovetail.engine.ports import RunQuery
 from dovetail.wiring.distributed import commanding
 
 from ..servers.pgbouncer_server import PgBouncerServer
@@ -54,6 +55,6 @@ async def test_every_trigger_is_answered_and_one_that_failed_is_found_by_its_key
             for run_id in again:
                 assert run_id is not None
                 await commands.wait(run_id)
-            counted = await commands.list_runs(workflow="pooled", limit=500)
+            counted = await commands.list_runs(RunQuery(workflow="pooled", limit=500))
             assert len(counted["items"]) == 120
     postgres_server.drop_database(database)

@@ -57,11 +57,11 @@ async def test_who_gives_up_waiting_takes_nobodys_answer(pipe: PipelinedRedis) -
 
 async def test_a_script_is_sent_once_and_again_after_redis_forgot_it(pipe: PipelinedRedis) -> None:
     source = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
-    assert await pipe.script(source, ["n"], [2]) == 2
+    assert await pipe.call_script(source, ["n"], [2]) == 2
     await pipe.call("SCRIPT", "FLUSH")
-    assert await pipe.script(source, ["n"], [2]) == 4
+    assert await pipe.call_script(source, ["n"], [2]) == 4
     with pytest.raises(RedisError, match="script"):
-        await pipe.script("return redis.call('LPUSH', KEYS[1], 1)", ["n"], [])
+        await pipe.call_script("return redis.call('LPUSH', KEYS[1], 1)", ["n"], [])
 
 
 async def test_who_waits_for_what_is_done_together_finds_all_of_it(
@@ -73,20 +73,20 @@ async def test_who_waits_for_what_is_done_together_finds_all_of_it(
         async with asyncio.timeout(5):
             while b"blocked_clients:1" not in await pipe.call("INFO", "clients"):
                 await asyncio.sleep(0.001)
-        ids = await pipe.together(added)
+        ids = await pipe.transaction(added)
         ((_, found),) = await asked
     assert [number for number, _ in found] == ids
 
 
 async def test_of_what_is_done_together_only_the_refused_is_not_done(pipe: PipelinedRedis) -> None:
     counting = [("INCR", "n")] * 3
-    assert await pipe.together([*counting, ("GET", "n")]) == [1, 2, 3, b"3"]
+    assert await pipe.transaction([*counting, ("GET", "n")]) == [1, 2, 3, b"3"]
     with pytest.raises(RedisError, match="INCR"):  # nothing of it was queued
-        await pipe.together([*counting, ("INCR",)])
+        await pipe.transaction([*counting, ("INCR",)])
     assert await pipe.call("GET", "n") == b"6"
     await pipe.call("SET", "text", "x")
     with pytest.raises(RedisError, match="INCR"):  # the others were done
-        await pipe.together([*counting, ("INCR", "text")])
+        await pipe.transaction([*counting, ("INCR", "text")])
     assert await pipe.call("GET", "n") == b"9"
 
 
@@ -94,8 +94,8 @@ async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_come
     pipe: PipelinedRedis,
 ) -> None:
     before = pipe.roundtrips
-    last = pipe.ask([("RPUSH", "l", "last")], patience=60, behind=True)
-    first = pipe.ask([("RPUSH", "l", "first")], patience=60)
+    last = pipe.send([("RPUSH", "l", "last")], delay=60, last=True)
+    first = pipe.send([("RPUSH", "l", "first")], delay=60)
     await pipe.call("RPUSH", "l", "second")
     assert (await first, await last) == ([1], [3])
     assert await pipe.call("LRANGE", "l", 0, -1) == [b"first", b"second", b"last"]
@@ -103,8 +103,8 @@ async def test_what_has_patience_travels_with_the_next_and_what_goes_behind_come
 
 
 async def test_patience_ends(pipe: PipelinedRedis) -> None:
-    patient = pipe.ask([("INCR", "n")], patience=60)
-    other = pipe.ask([("INCR", "n")], patience=0.001)
+    patient = pipe.send([("INCR", "n")], delay=60)
+    other = pipe.send([("INCR", "n")], delay=0.001)
     async with asyncio.timeout(5):
         assert (await patient, await other) == ([1], [2])
 
@@ -118,14 +118,14 @@ async def test_a_redis_that_dies_and_comes_back_is_only_a_delay() -> None:
             await asyncio.sleep(0.2)
             await asyncio.to_thread(server.start)
             assert await asyncio.wait_for(asyncio.gather(*asked), 10) == [b"kept"] * 5
-            assert await pipe.script("return 7", [], []) == 7
+            assert await pipe.call_script("return 7", [], []) == 7
 
 
 async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
     pipe: PipelinedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pause for all: each with one of its own would take minutes of a batch."""
-    ask, loads = PipelinedRedis.ask, [True, True]
+    ask, loads = PipelinedRedis.send, [True, True]
     rests: list[float] = []
 
     def answer(self: PipelinedRedis, commands: Any, **more: Any) -> Any:
@@ -140,13 +140,13 @@ async def test_many_that_a_redis_refuses_while_it_loads_wait_together(
     async def rest(self: PipelinedRedis, seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(PipelinedRedis, "ask", answer)
-    monkeypatch.setattr(PipelinedRedis, "_rest", rest)
-    assert await pipe.many([("INCR", "n")] * 50) == list(range(1, 51))
+    monkeypatch.setattr(PipelinedRedis, "send", answer)
+    monkeypatch.setattr(PipelinedRedis, "_sleep", rest)
+    assert await pipe.call_many([("INCR", "n")] * 50) == list(range(1, 51))
     assert len(rests) == 2
     loads.append(True)
     with pytest.raises(RedisError, match="LPUSH: WRONGTYPE"):
-        await pipe.many([("INCR", "n"), ("LPUSH", "n", "x"), ("INCR", "n")])
+        await pipe.call_many([("INCR", "n"), ("LPUSH", "n", "x"), ("INCR", "n")])
     assert await pipe.call("GET", "n") == b"52"
 
 
@@ -203,7 +203,7 @@ async def test_a_connection_that_is_not_let_in_is_closed(
             async with PipelinedRedis(url):
                 pass
         trying = PipelinedRedis(url)
-        trying.begin()
+        trying.open_in_background()
         while doorman.taken < 10:
             await asyncio.sleep(0.01)
         assert doorman.open <= 2, "the last one, and one whose end is on its way"
@@ -220,7 +220,7 @@ async def test_the_same_of_one_that_waits_for_each_answer() -> None:
         waiting = SyncRedis(url)
         for _ in range(3):
             with pytest.raises(RedisError, match="WRONGPASS"):
-                await asyncio.to_thread(waiting.ask, [("PING",)])
+                await asyncio.to_thread(waiting.send, [("PING",)])
         while doorman.open:
             await asyncio.sleep(0.001)
         waiting.close()
@@ -259,7 +259,7 @@ async def test_a_connection_has_the_name_that_its_url_gives_it(redis_url: str) -
 async def test_a_silence_may_last_as_long_as_the_url_says(redis_url: str) -> None:
     url = f"{redis_url}?socket_timeout=3&socket_connect_timeout=1&socket_keepalive=true"
     async with PipelinedRedis(url) as pipe:
-        assert 2 < pipe._watch.when() - pipe._loop.time() <= 3
+        assert 2 < pipe._silence_timer.when() - pipe._loop.time() <= 3
     blocking = SyncRedis(url)
     done(blocking.call("PING"))
     assert blocking._socket is not None

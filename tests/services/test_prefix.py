@@ -18,7 +18,7 @@ from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.handlers.builtin import builtin_registry
 from dovetail.redis_client import pipelined
 from dovetail.redis_client.cluster import slot_of
-from dovetail.redis_client.pipelined import Keys, PipelinedRedis, UnknownKeys
+from dovetail.redis_client.pipelined import KeyPrefix, PipelinedRedis, UnknownKeyPositions
 from dovetail.redis_client.sync import SyncRedis, done
 from dovetail.redis_client.url import read
 from dovetail.stores.redis.workers import WorkerRegistry
@@ -68,8 +68,9 @@ def connection(server: RedisServer) -> Iterator[redis.Redis]:
 def words_of_the_source() -> set[str]:
     """Every word in capital letters that a file says: commands of Redis are among them."""
     found = set()
-    for path in (ROOT / "src" / "dovetail").rglob("*.py"):
-        if path.parent.name in ("dovetail", "stores", "transports", "celery"):
+    package = ROOT / "src" / "dovetail"
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("redis_client", "stores", "transports", "wiring"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found |= {node.value} if re.fullmatch("[A-Z]+", node.value) else set()
@@ -96,24 +97,30 @@ def test_the_keys_of_every_command_that_is_sent_are_known(
 ) -> None:
     commands = (words_of_the_source() - NOT_COMMANDS) & set(table)
     assert len(commands) > 30
-    known = pipelined.FIRST | pipelined.SECOND | pipelined.EVERY | pipelined.NONE | BY_SHAPE
-    assert commands <= known, "say in redis_keys which of their words are keys"
+    known = (
+        pipelined.KEY_IS_FIRST
+        | pipelined.KEY_IS_SECOND
+        | pipelined.ALL_ARE_KEYS
+        | pipelined.WITHOUT_KEYS
+        | BY_SHAPE
+    )
+    assert commands <= known, "add them to the tables in redis_client/pipelined.py"
 
 
 def test_redis_has_the_same_words_for_keys(table: dict[str, tuple[int, int]]) -> None:
     for names, expected in (
-        (pipelined.FIRST, (1, 1)),
-        (pipelined.EVERY, (1, -1)),
-        (pipelined.NONE, (0, 0)),
+        (pipelined.KEY_IS_FIRST, (1, 1)),
+        (pipelined.ALL_ARE_KEYS, (1, -1)),
+        (pipelined.WITHOUT_KEYS, (0, 0)),
     ):
         assert {name: table[name] for name in names} == dict.fromkeys(names, expected)
 
 
 def test_a_command_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UnknownKeys, match="SUNIONSTORE"):
-        Keys("p:").of(("SUNIONSTORE", "a", "b"))
-    with pytest.raises(UnknownKeys, match="RENAME"):
-        Keys("p:").of(b"*3\r\n$6\r\nRENAME\r\n$1\r\na\r\n$1\r\nb\r\n")
+    with pytest.raises(UnknownKeyPositions, match="SUNIONSTORE"):
+        KeyPrefix("p:").add(("SUNIONSTORE", "a", "b"))
+    with pytest.raises(UnknownKeyPositions, match="RENAME"):
+        KeyPrefix("p:").add(b"*3\r\n$6\r\nRENAME\r\n$1\r\na\r\n$1\r\nb\r\n")
 
 
 @pytest.mark.parametrize(
@@ -133,16 +140,16 @@ def test_a_command_that_is_not_known_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_a_prefix_is_put_before_every_key_and_nothing_else(command: Any, expected: Any) -> None:
-    assert Keys("p:").of(command) == expected
+    assert KeyPrefix("p:").add(command) == expected
 
 
 def test_keys_that_share_a_slot_share_one_with_any_prefix() -> None:
     def slot(key: str) -> int:
-        return slot_of(str(Keys(PREFIX).key(key)).encode())
+        return slot_of(str(KeyPrefix(PREFIX).key(key)).encode())
 
     assert slot("wf:{run}:meta") == slot("wf:{run}:events") == slot_of(b"run")
     assert slot("wf:def:d1") == slot("wf:unused:{wf:def:d1}")
-    assert Keys(PREFIX).without(b"team1:wf:unused:{team1:wf:def:d1}") == "wf:unused:{wf:def:d1}"
+    assert KeyPrefix(PREFIX).remove(b"team1:wf:unused:{team1:wf:def:d1}") == "wf:unused:{wf:def:d1}"
 
 
 # ── the setting ──────────────────────────────────────────────────────────────────────────
@@ -183,14 +190,14 @@ async def test_both_connections_put_it_before_their_keys(
     url = f"{server.url}?key_prefix={PREFIX}"
     async with PipelinedRedis(url) as pipe:
         await pipe.call("SET", "a", 1)
-        pipe.soon([("SET", "b", 1)])
-        await pipe.script("return redis.call('SET', KEYS[1], ARGV[1])", ["c"], ["a"])
-        await pipe.together([("SET", "d", 1), ("SET", "e", 1), ("SET", "f", 1)])
+        pipe.enqueue([("SET", "b", 1)])
+        await pipe.call_script("return redis.call('SET', KEYS[1], ARGV[1])", ["c"], ["a"])
+        await pipe.transaction([("SET", "d", 1), ("SET", "e", 1), ("SET", "f", 1)])
     blocking = SyncRedis(url)
-    blocking.soon([("SET", "g", 1)])
+    blocking.enqueue([("SET", "g", 1)])
     done(blocking.call("SET", "h", 1))
-    blocking.post([("SET", "i", 1)])
-    blocking.confirm()
+    blocking.send_nowait([("SET", "i", 1)])
+    blocking.flush_acks()
     blocking.close()
     assert sorted(connection.keys()) == [f"{PREFIX}{letter}" for letter in "abcdefghi"]
 

@@ -26,8 +26,8 @@ from dovetail.handlers.context import Context
 from dovetail.handlers.registry import Registry, describe
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.limits import RedisLimits
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.messages import RESULTS, result_messages, stream_of
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import ServiceParts, commanding, connected, orchestrate, working
@@ -95,7 +95,7 @@ async def orchestrating(settings: Settings) -> AsyncIterator[None]:
 
 async def until_read(parts: ServiceParts) -> None:
     """Somebody reads results."""
-    while not isinstance((await parts.pipe.ask([("XINFO", "GROUPS", RESULTS)]))[0], list):
+    while not isinstance((await parts.pipe.send([("XINFO", "GROUPS", RESULTS)]))[0], list):
         await asyncio.sleep(0.01)
 
 
@@ -104,7 +104,7 @@ async def claimed(parts: ServiceParts, run_id: str, lease: float = 300.0) -> Com
     await parts.orchestrator.submit(Submit(run_id, FLOW, {}))
     token = (await parts.store.load(run_id)).node("a").token
     now = parts.clock()
-    await parts.orchestrator.agenda.lease([run_id], now + lease)
+    await parts.orchestrator.timers.lease([run_id], now + lease)
     await parts.store.apply([Claim(run_id, "a", token, "w", now + lease)], now)
     return Complete(run_id, "a", token, 1)
 
@@ -127,12 +127,12 @@ async def test_what_was_refused_is_asked_again_and_done_once(
             asyncio.ensure_future(one)
             for one in (
                 pipe.call("INCR", "called"),
-                pipe.many([("INCR", "many"), ("GET", "many"), ("INCR", "many")]),
-                pipe.together(added),
-                pipe.script("return redis.call('INCR', KEYS[1])", ["scripted"], []),
+                pipe.call_many([("INCR", "many"), ("GET", "many"), ("INCR", "many")]),
+                pipe.transaction(added),
+                pipe.call_script("return redis.call('INCR', KEYS[1])", ["scripted"], []),
             )
         ]
-        pipe.soon([("INCR", "soon")])
+        pipe.enqueue([("INCR", "soon")])
         await asyncio.sleep(0.3)
         assert not any(one.done() for one in asked)
         full.end()
@@ -156,7 +156,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
             await pipe.call("SET", "taken", 1)
             full.begin()
             try:
-                await pipe.script(script, ["made", "taken"], [])
+                await pipe.call_script(script, ["made", "taken"], [])
                 done = True
             except RedisError:
                 done = False
@@ -168,7 +168,7 @@ async def test_a_script_is_refused_before_it_has_done_anything_or_not_at_all(
 async def test_what_redis_6_says_of_a_script_is_understood(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = PipelinedRedis.ask
+    ask = PipelinedRedis.send
     refusals = [
         "ERR Error running script (call to f_8f55): @user_script:41: @user_script: 41: "
         "-OOM command not allowed when used memory > 'maxmemory'."
@@ -182,8 +182,8 @@ async def test_what_redis_6_says_of_a_script_is_understood(
         return told
 
     async with PipelinedRedis(redis_url) as pipe:
-        monkeypatch.setattr(PipelinedRedis, "ask", answer)
-        assert await pipe.script("return 7", [], []) == 7
+        monkeypatch.setattr(PipelinedRedis, "send", answer)
+        assert await pipe.call_script("return 7", [], []) == 7
     assert refusals == []
 
 
@@ -256,10 +256,10 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
     ):
         done = await claimed(parts, "r")
         reader = StreamReader(blocking, parts.pipe, WORKERS, "w")
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             StreamInbox(reader, parts.pipe, ["h"]),
             parts.store,
-            parts.orchestrator.agenda,
+            parts.orchestrator.timers,
             RedisLimits(parts.pipe),
             parts.clock,
             parts.orchestrator.apply,
@@ -267,11 +267,11 @@ async def test_results_are_told_though_nothing_else_could_be(full: Refusing) -> 
             lease_seconds=60.0,
         )
         full.begin()
-        await desk.slow("tag", parts.clock() + 60)
-        await desk.report([Progress("r", "a", done.token, 0.5, "half"), done])
+        await task_source.slow("tag", parts.clock() + 60)
+        await task_source.report([Progress("r", "a", done.token, 0.5, "half"), done])
         full.end()
         while not await parts.pipe.call("XLEN", RESULTS):
-            await desk.report([done])  # whatever comes next sees to what was sent before
+            await task_source.report([done])  # whatever comes next sees to what was sent before
             await asyncio.sleep(0.05)
 
 
@@ -283,7 +283,9 @@ async def test_results_that_were_read_just_then_are_applied_soon(full: Refusing)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        await parts.pipe.many([("MULTI",), *result_messages([done]), full.beginning, ("EXEC",)])
+        await parts.pipe.call_many(
+            [("MULTI",), *result_messages([done]), full.beginning, ("EXEC",)]
+        )
         await asyncio.sleep(1.0)
         full.end()
         async with asyncio.timeout(SOON):
@@ -295,7 +297,10 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     """Whatever the reason, and also if it was applied and nothing could follow."""
-    take_in, follow = DistributedOrchestrator.take_in, DistributedOrchestrator._follow
+    apply_results, dispatch = (
+        DistributedOrchestrator.apply_results,
+        DistributedOrchestrator._dispatch,
+    )
     failures = [RedisError("refused for long")] * 2
     monkeypatch.setattr(StreamSender, "sends_ahead", False)
 
@@ -304,20 +309,20 @@ async def test_what_could_not_be_applied_is_taken_up_again_soon(
     ) -> bool:
         if failures and crash == "before":
             raise failures.pop()
-        return await take_in(self, results, **more)
+        return await apply_results(self, results, **more)
 
     async def fail_to_follow(self: DistributedOrchestrator, *what: Any, **more: Any) -> None:
         if failures and crash == "after" and self is not parts.orchestrator:
             raise failures.pop()
-        await follow(self, *what, **more)
+        await dispatch(self, *what, **more)
 
-    monkeypatch.setattr(DistributedOrchestrator, "take_in", fail_first)
+    monkeypatch.setattr(DistributedOrchestrator, "apply_results", fail_first)
     settings = Settings(redis_url=redis_url)
     async with connected(settings) as parts, orchestrating(settings), asyncio.timeout(SECONDS):
         done = await claimed(parts, "r")
         await until_read(parts)
-        monkeypatch.setattr(DistributedOrchestrator, "_follow", fail_to_follow)
-        await parts.pipe.many(result_messages([done]))
+        monkeypatch.setattr(DistributedOrchestrator, "_dispatch", fail_to_follow)
+        await parts.pipe.call_many(result_messages([done]))
         async with asyncio.timeout(SOON + 2):  # it fails twice
             await followed(parts, "r")
             while await parts.pipe.call("XLEN", stream_of("h")) < len(FLOW.nodes):

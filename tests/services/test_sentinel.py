@@ -97,7 +97,7 @@ async def test_a_server_that_does_not_lead_is_not_believed(
         blocking.close()
         asked = sentinel.asked
         waiting = PipelinedRedis(sentinel.url())
-        waiting.begin()
+        waiting.open_in_background()
         answer = asyncio.ensure_future(waiting.call("ROLE"))
         while sentinel.asked < asked + 2:
             await asyncio.sleep(0.01)

@@ -16,15 +16,15 @@ from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError
 from dovetail.stores.redis.workers import MOST_OPENED, WorkerFacts, WorkerRegistry
 from dovetail.transports.dead_letters import DEAD
-from dovetail.transports.messages import task_fields
-from dovetail.transports.streams import inbox as stream_inbox
-from dovetail.transports.streams import sender as streams
-from dovetail.transports.streams.inbox import Received, StreamInbox
-from dovetail.transports.streams.messages import (
+from dovetail.transports.messages import (
     FEWEST_MESSAGES,
     MOST_PACKED_BYTES,
     MOST_TASKS_PACKED,
+    task_fields,
 )
+from dovetail.transports.streams import reader as stream_inbox
+from dovetail.transports.streams import sender as streams
+from dovetail.transports.streams.reader import Received, StreamInbox
 from dovetail.transports.streams.sender import WORKERS, StreamReader, StreamSender, stream_of
 
 TOKEN = Token(1, 1, 77)
@@ -75,7 +75,7 @@ async def post(redis_url: str) -> AsyncIterator[Post]:
 
 
 async def settled(inbox: StreamInbox, found: Sequence[Received], post: Post) -> None:
-    await inbox.settle([message for message, _ in found])
+    await inbox.acknowledge([message for message, _ in found])
     await post.pipe.call("PING")  # what is settled travels with whatever comes next
 
 
@@ -356,14 +356,14 @@ async def test_what_could_not_be_sent_again_is_not_settled(
     monkeypatch.setattr(stream_inbox, "SHARE_SECONDS", 0.0)
     keeper, _ = await keeping(post)
     before = await post.pending()
-    many = PipelinedRedis.many
+    many = PipelinedRedis.call_many
 
     async def refused(pipe: PipelinedRedis, commands: Sequence[Command]) -> list[Any]:
         if any(isinstance(one, bytes) and b"XADD" in one for one in commands):
             raise RedisError("it is away")
         return await many(pipe, commands)
 
-    monkeypatch.setattr(PipelinedRedis, "many", refused)
+    monkeypatch.setattr(PipelinedRedis, "call_many", refused)
     with pytest.raises(RedisError):
         await keeper.share_once()
     assert await post.pending() == before  # so others find it after a lease

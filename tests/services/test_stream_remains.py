@@ -23,7 +23,7 @@ from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
 from dovetail.transports.streams import gc as stream_remains
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import MARK, WORKERS, StreamReader, StreamSender, stream_of
 from dovetail.wiring import distributed
 from dovetail.wiring.distributed import orchestrate
@@ -95,7 +95,7 @@ async def taken(yard: Yard, name: str, *, settle: bool = True) -> StreamInbox:
     found = await inbox.tasks(10)
     assert found
     if settle:
-        await inbox.settle([message for message, _ in found])
+        await inbox.acknowledge([message for message, _ in found])
         await yard.pipe.call("PING")  # it travels with whatever comes next
     return inbox
 
@@ -124,7 +124,7 @@ async def test_one_that_holds_something_stays_and_another_takes_it_over(yard: Ya
     async with asyncio.timeout(SECONDS):
         while not (found := await other._stale(10)):
             await asyncio.sleep(0.05)
-    await other.settle(found)
+    await other.acknowledge(found)
     await yard.pipe.call("PING")
     await yard.remains().clear()
     assert "dead" not in await yard.consumers()
@@ -135,7 +135,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
 ) -> None:
     await yard.serve("somebody else")
     inbox = await taken(yard, "slow")
-    many, read = PipelinedRedis.many, []
+    many, read = PipelinedRedis.call_many, []
 
     async def read_first(self: PipelinedRedis, commands: Any, **more: Any) -> list[Any]:
         if commands and commands[0][0] == "EVALSHA" and not read:  # the dismissal
@@ -143,7 +143,7 @@ async def test_one_that_reads_something_in_that_very_moment_keeps_it(
             read.extend(await inbox.tasks(10))
         return await many(self, commands, **more)
 
-    monkeypatch.setattr(PipelinedRedis, "many", read_first)
+    monkeypatch.setattr(PipelinedRedis, "call_many", read_first)
     await yard.remains().clear()
     assert read
     assert "slow" in await yard.consumers()
@@ -175,7 +175,7 @@ async def test_one_that_was_dismissed_and_is_alive_goes_on_as_before(
             reading = None
     assert await yard.consumers() == {"slow"}
     assert await yard.pending() == await yard.length() > 0
-    await inbox.settle([message for message, _ in found])
+    await inbox.acknowledge([message for message, _ in found])
     await yard.pipe.call("PING")
     assert (await yard.pending(), await yard.length()) == (0, 0)
     await yard.remains().clear()
@@ -253,8 +253,8 @@ async def test_a_long_stream_is_looked_through_bit_by_bit_and_again(
 
 
 async def test_an_orchestrator_clears_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(distributed, "REST", 0)
+    monkeypatch.setattr(distributed, "GC_SECONDS", 0.05)
+    monkeypatch.setattr(distributed, "GC_PAUSE_RATIO", 0)
     settings = Settings(redis_url=redis_url, lease_seconds=0.01)
     async with PipelinedRedis(redis_url) as pipe:
         yard = Yard(pipe, lambda _: None)  # type: ignore[arg-type, return-value]

@@ -21,8 +21,8 @@ from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.transports.broadcast import StopBroadcast
 from dovetail.transports.dead_letters import DEAD
 from dovetail.transports.messages import MOST_INPUTS, result_fields
-from dovetail.transports.streams import inbox as stream_inbox
-from dovetail.transports.streams.inbox import StreamInbox
+from dovetail.transports.streams import reader as stream_inbox
+from dovetail.transports.streams.reader import StreamInbox
 from dovetail.transports.streams.sender import (
     RESULTS,
     WORKERS,
@@ -125,7 +125,7 @@ async def test_a_result_arrives_as_it_was_sent(ends: Ends, result: Any) -> None:
 async def test_a_settled_message_is_gone_for_good(ends: Ends) -> None:
     await ends.sender.send([TASK] * 3)
     found = await ends.inbox.tasks(10)
-    await ends.inbox.settle([message for message, _ in found])
+    await ends.inbox.acknowledge([message for message, _ in found])
     assert len(found) == 3
     async with asyncio.timeout(10):
         while await ends.pipe.call("XLEN", stream_of("h")):
@@ -178,7 +178,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
     await same._open(RESULTS)
     same._breaks = -1  # the connection broke
     ask, loading = (
-        PipelinedRedis.ask,
+        PipelinedRedis.send,
         [hiredis.ReplyError("LOADING Redis is loading the dataset in memory")],
     )
 
@@ -189,7 +189,7 @@ async def test_what_was_read_and_never_arrived_is_read_once_redis_has_its_data_a
             return told
         return ask(self, commands, **more)
 
-    monkeypatch.setattr(PipelinedRedis, "ask", answer)
+    monkeypatch.setattr(PipelinedRedis, "send", answer)
     assert await same.read([RESULTS], 10) == []
     assert [message.content for message in await same.read([RESULTS], 10)] == [result]
 
@@ -314,7 +314,7 @@ async def test_many_results_travel_in_few_messages_and_arrive_as_they_were_told(
     found = await ends.results.read([RESULTS], 100)
     assert sorted(map(str, (message.content for message in found))) == sorted(map(str, told))
     assert await ends.pipe.call("XLEN", RESULTS) == 3 + 3
-    await ends.results.settle(found)
+    await ends.results.acknowledge(found)
     assert await ends.pipe.call("XLEN", RESULTS) == 0
     assert (await ends.pipe.call("XPENDING", RESULTS, "orchestrators"))[0] == 0
 
@@ -490,7 +490,7 @@ async def test_what_was_read_and_never_opened_is_for_others(
         first += await ends.inbox.tasks(2)
     assert ends.inbox.has_more
     await ends.inbox.open_more()
-    await ends.inbox.settle([message for message, _ in first])
+    await ends.inbox.acknowledge([message for message, _ in first])
     await ends.inbox.close()
     assert await ends.pipe.call("LLEN", DEAD) == 1
     async with PipelinedRedis(redis_url) as blocking:

@@ -23,7 +23,7 @@ from dovetail.celery.task import _made_backend
 from dovetail.config import Settings
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.redis_client.sync import SyncRedis, done
-from dovetail.redis_client.url import of_celery, read
+from dovetail.redis_client.url import read, to_celery
 from dovetail.transports.celery.application import make_app
 from dovetail.wiring.embedded import broker_findings, redis_findings
 
@@ -146,7 +146,7 @@ async def by_celery(url: str) -> None:
 async def results_of_celery(url: str) -> None:
     """Where `run_dag` of an app without a backend keeps its result."""
     app = make_app(Settings(redis_url=url, transport="celery"))
-    backend = _made_backend(app, of_celery(read(url)))
+    backend = _made_backend(app, to_celery(read(url)))
 
     def ping() -> None:
         assert backend.client.ping()

@@ -18,7 +18,7 @@ from dovetail.core.dag import build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import ArchiveDown, StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import DoctorFinding
+from dovetail.engine.ports import DoctorFinding, RunQuery
 from dovetail.stores.postgres import pool as postgres_pool
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import MOST_CONNECTIONS, SCHEMA_VERSION, PostgresPool
@@ -387,7 +387,7 @@ class TestServerAway:
             for _ in range(3):
                 await asyncio.gather(*(records.accept(submit(), 1.0) for _ in range(20)))
                 own_server.restart()  # our loop sees nothing of it before the next call
-            assert len((await records.list_runs(limit=100))["items"]) == 60
+            assert len((await records.list_runs(RunQuery(limit=100)))["items"]) == 60
 
     async def test_one_that_does_not_answer_costs_a_bounded_time(
         self, own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch

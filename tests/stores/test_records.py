@@ -19,7 +19,7 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound
 from dovetail.core.transitions import Cancel, Submit
 from dovetail.engine.distributed.archiver import RunSnapshot
-from dovetail.engine.ports import KeyUsed, Records, WorkflowVersion
+from dovetail.engine.ports import KeyUsed, Records, RunQuery, WorkflowVersion
 from dovetail.stores.postgres.archive import PostgresArchive
 from dovetail.stores.postgres.pool import PostgresPool
 from dovetail.stores.postgres.records import PostgresRecords
@@ -284,7 +284,7 @@ class TestRuns:
         seen: list[str] = []
         cursor = None
         while True:
-            page = await records.list_runs(limit=2, cursor=cursor)
+            page = await records.list_runs(RunQuery(limit=2, cursor=cursor))
             seen += [item["run_id"] for item in page["items"]]
             cursor = page["next_cursor"]
             if cursor is None:
@@ -292,13 +292,15 @@ class TestRuns:
         assert seen == [run.run_id for run in runs[::-1]]
 
         async def listed(**wanted: Any) -> list[str]:
-            return [item["run_id"] for item in (await records.list_runs(**wanted))["items"]]
+            return [
+                item["run_id"] for item in (await records.list_runs(RunQuery(**wanted)))["items"]
+            ]
 
         assert await listed(status="CANCELLED") == [runs[1].run_id]
         assert await listed(status="CANCELLED", workflow="even") == []
         assert await listed(workflow="odd") == [runs[3].run_id, runs[1].run_id]
         assert await listed(workflow="\ud800") == await listed(workflow="\0") == []
-        (ended,) = (await records.list_runs(status="CANCELLED"))["items"]
+        (ended,) = (await records.list_runs(RunQuery(status="CANCELLED")))["items"]
         assert ended["finished_at"] == "2023-11-14T22:13:30.250000Z"
         assert ended["duration"] is not None
         assert ended["result"] == {"a": None}
@@ -306,7 +308,7 @@ class TestRuns:
     @pytest.mark.parametrize("cursor", ["x", "-1", "9" * 30, "", "\0", "٣"])
     async def test_a_cursor_that_is_none_is_refused(self, keeper: Keeper, cursor: str) -> None:
         with pytest.raises(InvalidParams, match="is no cursor"):
-            await keeper.records.list_runs(cursor=cursor)
+            await keeper.records.list_runs(RunQuery(cursor=cursor))
 
     async def test_a_run_is_found_by_the_beginning_of_its_id(self, keeper: Keeper) -> None:
         runs = [
@@ -391,13 +393,13 @@ class TestBatches:
         rest = await records.get_batch("batch", cursor=batch["next_cursor"], counts=False)
         assert [run["index"] for run in rest["runs"]] == list(range(100, 120))
         assert (rest["next_cursor"], rest["counts"]) == (None, {})
-        listed = await records.list_runs(batch="batch", limit=500)
+        listed = await records.list_runs(RunQuery(batch="batch", limit=500))
         assert [item["params"]["x"] for item in listed["items"]] == list(range(119, -1, -1))
         for wrong in ("again", "", "\0", "\ud800"):
             with pytest.raises(NotFound, match="no batch"):
                 await records.get_batch(wrong)
             with pytest.raises(NotFound, match="no batch"):
-                await records.list_runs(batch=wrong)
+                await records.list_runs(RunQuery(batch=wrong))
         with pytest.raises(InvalidParams):
             await records.get_batch("batch", cursor="x")
 

@@ -18,13 +18,13 @@ from dovetail.stores.redis.definitions import (
     definition_key,
 )
 from dovetail.stores.redis.records import RedisRecords
-from dovetail.stores.redis.run_cache import SMALL_DEFINITION, RunHeaderCache
+from dovetail.stores.redis.run_cache import SMALL_DEFINITION_BYTES, RunHeaderCache
 from dovetail.stores.redis.store import RedisStore
 
 from .test_records import NOW, graph, register, submit
 from .test_redis_records import DAY, RedisKeeper
 
-LARGE = "x" * SMALL_DEFINITION
+LARGE = "x" * SMALL_DEFINITION_BYTES
 """It is not sent with every run: who makes one only asks whether it is there."""
 
 
@@ -134,7 +134,7 @@ async def test_that_of_what_was_accepted_and_not_made_stays(shelf: Shelf) -> Non
     await shelf.records.accept(keyed._replace(key=("run", "k", "body")), NOW)
     await shelf.records.accept_batch("batch", placed, None, NOW)  # and their maker dies
     await shelf.look_twice(NOW)
-    made = await shelf.make_up(NOW + 1)
+    made = await shelf.recover_accepted(NOW + 1)
     assert sorted(made) == sorted([keyed.run_id, placed[0].run_id])
     assert await shelf.found_by_another(keyed)
 
@@ -219,7 +219,7 @@ async def test_one_that_was_put_aside_anew_is_not_forgotten_by_who_saw_it_there_
     async def while_others_look(self: UnusedDefinitions) -> set[str]:
         monkeypatch.setattr(UnusedDefinitions, "_of_runs", runs)
         used = await self._of_runs()
-        await shelf.pipe.many(await RunHeaderCache(shelf.pipe).keeping([run]))
+        await shelf.pipe.call_many(await RunHeaderCache(shelf.pipe).keeping([run]))
         await UnusedDefinitions(shelf.pipe).look(NOW + 9 * DAY)
         return used
 
@@ -236,7 +236,7 @@ async def test_a_run_that_nobody_knows_of_is_retried_and_listed_with_its_definit
     await register(shelf.records)
     await shelf.accept(run, NOW)
     await shelf.cancel(run, NOW)
-    digest = shelf.store._shells.definitions.stored(run.graph).sha256
+    digest = shelf.store._headers.definitions.stored(run.graph).sha256
 
     async def put_aside() -> None:
         content = await shelf.pipe.call("GETDEL", definition_key(digest))

@@ -13,7 +13,7 @@ from dovetail.engine.ports import DoctorFinding
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
 from dovetail.stores.redis.doctor import disagreements, examine, reach
 from dovetail.stores.redis.workers import WorkerFacts, WorkerRegistry
-from dovetail.transports.streams.results import OrchestratorPeers
+from dovetail.transports.streams.reader import OrchestratorPeers
 from dovetail.wiring.health import await_redis
 
 from ..servers.redis_cluster import RedisCluster
@@ -131,8 +131,16 @@ class Told:
         self._pipe = pipe
         self._command = command
         self._answers = answers
-        self.script, self.many, self.evaluation = pipe.script, pipe.many, pipe.evaluation
-        self.clustered, self.target, self.name_of = pipe.clustered, pipe.target, pipe.name_of
+        self.call_script, self.call_many, self.script_command = (
+            pipe.call_script,
+            pipe.call_many,
+            pipe.script_command,
+        )
+        self.is_clustered, self.target, self.key_name = (
+            pipe.is_clustered,
+            pipe.target,
+            pipe.key_name,
+        )
         self.keeps_order = pipe.keeps_order
 
     def nodes(self) -> list[Told]:

@@ -33,6 +33,10 @@ async def test_a_worker_is_shown_in_the_fields_of_the_api(pipe: PipelinedRedis) 
         "pid": 7,
         "started_at": "2023-11-14T22:13:20.250000Z",
         "handlers": ["input", "sleep"],
+        "handler_details": [
+            {"name": name, "max_retries": 0, "secrets": False, "version": 1}
+            for name in ("input", "sleep")
+        ],
         "running": 2,
         "concurrency": 32,
         "alive": True,

@@ -146,11 +146,11 @@ async def test_a_service_that_asks_for_patience_slows_everybody(redis_url: str) 
 PROCESS = """
 import asyncio, sys, time
 from dovetail.engine.limits import TokenBucket
-from dovetail.redis_client.pipelined import Pipe
+from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.redis.limits import RedisLimits
 
 async def main(url, rate, burst, seconds):
-    async with Pipe(url) as pipe:
+    async with PipelinedRedis(url) as pipe:
         limits = RedisLimits(pipe, {"t": TokenBucket(float(rate), int(burst))})
         print("ready", flush=True)
         sys.stdin.readline()

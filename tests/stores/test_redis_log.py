@@ -36,11 +36,11 @@ async def test_half_of_a_transaction_is_not_carried_out_when_redis_starts_once_m
             breaks = watch_restarts(pipe)
             watching = asyncio.ensure_future(anext(breaks))
             await rewritten(pipe)
-            await pipe.script(BOTH, ["first", "second"], [])
+            await pipe.call_script(BOTH, ["first", "second"], [])
             await asyncio.to_thread(cut, server, b"second")
             assert await watching
             await rewritten(pipe)
-            await pipe.script(BOTH, ["third", "fourth"], [])
+            await pipe.call_script(BOTH, ["third", "fourth"], [])
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
             names = ["first", "second", "third", "fourth"]

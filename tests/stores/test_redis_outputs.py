@@ -84,7 +84,7 @@ async def test_to_look_after_a_run_takes_no_output(server: RedisServer) -> None:
         await pipe.call("FLUSHALL")
         await with_large_outputs(services.store, "last")
         await pipe.call("CONFIG", "RESETSTAT")
-        await services.orchestrator.look_after("run")
+        await services.orchestrator.reconcile_run("run")
         assert (await spent(pipe))[1] < SIZE / 10
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.core.errors import Conflict, NotFound
 from dovetail.core.transitions import Cancel, Claim, Complete, Decision, Fail, Retry, Submit
-from dovetail.engine.ports import KeyUsed
+from dovetail.engine.ports import KeyUsed, RunQuery
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
 from dovetail.stores.redis import run_index
@@ -44,7 +44,7 @@ class RedisKeeper:
     def __init__(self, pipe: PipelinedRedis) -> None:
         self.pipe = pipe
         self.store = RedisStore(pipe)
-        self.records = RedisRecords(pipe, born=self.store.born)
+        self.records = RedisRecords(pipe, origin=self.store.origin)
 
     async def accept(self, asked: Submit, now: float) -> Decision:
         accepted = await self.records.accept(asked, now)
@@ -84,7 +84,7 @@ class RedisKeeper:
         else:
             await self.records.moved([run.run_id], [run.run_id])
 
-    async def make_up(self, before: float) -> list[str]:
+    async def recover_accepted(self, before: float) -> list[str]:
         """What an orchestrator does for makers that died."""
         made = []
         for left in await self.records.unmade(before):
@@ -96,7 +96,7 @@ class RedisKeeper:
         return made
 
     async def statuses(self, **wanted: Any) -> list[str]:
-        listed = await self.records.list_runs(limit=1000, **wanted)
+        listed = await self.records.list_runs(RunQuery(limit=1000, **wanted))
         return [item["run_id"] for item in listed["items"]]
 
     async def keys(self) -> set[str]:
@@ -116,7 +116,7 @@ async def keeper(single_or_cluster: Any) -> AsyncIterator[RedisKeeper]:
 async def test_a_finished_run_has_its_result_in_the_list(keeper: RedisKeeper) -> None:
     run = submit()
     await keeper.complete(run, await keeper.accept(run, NOW), {"x": [1, None]}, NOW + 1.5)
-    (item,) = (await keeper.records.list_runs(status="COMPLETED"))["items"]
+    (item,) = (await keeper.records.list_runs(RunQuery(status="COMPLETED")))["items"]
     assert (item["result"], item["duration"]) == ({"a": {"x": [1, None]}}, 1.5)
     single = submit(graph("out", nodes=[{"id": "a", "handler": "output"}]))
     await keeper.complete(single, await keeper.accept(single, NOW), 7, NOW + 1)
@@ -131,7 +131,7 @@ async def test_a_failed_run_has_its_error_and_its_node_in_the_list(keeper: Redis
     moves = [Claim(run.run_id, "a", token, "w", NOW + 10)]
     await keeper.store.apply([*moves, Fail(run.run_id, "a", token, error)], NOW + 1)
     await keeper.records.refresh([run.run_id])
-    (item,) = (await keeper.records.list_runs(status="FAILED"))["items"]
+    (item,) = (await keeper.records.list_runs(RunQuery(status="FAILED")))["items"]
     assert item["error"] == {**error, "node": "a"}
 
 
@@ -285,12 +285,12 @@ async def test_runs_that_change_their_status_are_never_missing_among_all(
 
     async def watch() -> None:
         while True:
-            page = await keeper.records.list_runs(workflow=workflow, limit=12)
+            page = await keeper.records.list_runs(RunQuery(workflow=workflow, limit=12))
             assert [run["run_id"] for run in page["items"]] == expected
             looks.append(page["next_cursor"])
 
     looks: list[None] = []
-    page = await keeper.records.list_runs(workflow=workflow, limit=12)
+    page = await keeper.records.list_runs(RunQuery(workflow=workflow, limit=12))
     expected = [run["run_id"] for run in page["items"]]
     assert set(expected) == {run.run_id for run in runs}
     watching = asyncio.create_task(watch())
@@ -348,7 +348,7 @@ async def test_an_end_that_is_known_and_was_retried_meanwhile_is_not_listed(
     run = submit(version=1, place=(batch_number("batch"), 0))
     await keeper.accept(run, NOW)
     (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
-    slow = RedisRecords(Overtaken(keeper.pipe, retry), born=keeper.store.born)  # type: ignore[arg-type]
+    slow = RedisRecords(Overtaken(keeper.pipe, retry), origin=keeper.store.origin)  # type: ignore[arg-type]
     await slow.moved([run.run_id], [], {run.run_id: decision.events[-1]})
     assert await keeper.statuses(status="RUNNING") == [run.run_id]
     for where in (RUNS, "wf:workflow:{test}", "wf:batch:{batch}"):
@@ -398,16 +398,16 @@ async def test_where_nodes_have_no_order_the_second_look_waits_for_the_changes(
     class Unordered(Overtaken):
         keeps_order = False
 
-        async def many(self, commands: Sequence[Command]) -> Any:
+        async def call_many(self, commands: Sequence[Command]) -> Any:
             asked.append({str(command[0]) for command in commands})
-            return await super().many(commands)
+            return await super().call_many(commands)
 
     async def nothing() -> None: ...
 
     asked: list[set[str]] = []
     run = submit()
     await keeper.store.create(run, NOW)
-    records = RedisRecords(Unordered(keeper.pipe, nothing), born=keeper.store.born)  # type: ignore[arg-type]
+    records = RedisRecords(Unordered(keeper.pipe, nothing), origin=keeper.store.origin)  # type: ignore[arg-type]
     await records.begun([run], NOW)
     (decision,) = await keeper.store.apply([Cancel(run.run_id)], NOW + 1)
     await records.moved([run.run_id], [], {run.run_id: decision.events[-1]})
@@ -424,15 +424,15 @@ class Overtaken:
 
     def __init__(self, pipe: PipelinedRedis, meanwhile: Callable[[], Awaitable[None]]) -> None:
         self.call = pipe.call
-        self.script = pipe.script
+        self.call_script = pipe.call_script
         self._pipe = pipe
         self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
 
-    async def many(self, commands: Sequence[Command]) -> Any:
+    async def call_many(self, commands: Sequence[Command]) -> Any:
         if self._meanwhile is not None and commands[0][0] == "ZADD":
             meanwhile, self._meanwhile = self._meanwhile, None
             await meanwhile()
-        return await self._pipe.many(commands)
+        return await self._pipe.call_many(commands)
 
 
 async def test_a_retried_run_moves_back_to_those_that_run(keeper: RedisKeeper) -> None:
@@ -453,11 +453,11 @@ async def test_pages_by_status_and_workflow_cost_what_they_show(keeper: RedisKee
         if at % 100 == 0:
             await keeper.cancel(run, NOW + at)
     before = keeper.pipe.commands
-    page = await keeper.records.list_runs(status="CANCELLED", workflow="many", limit=2)
+    page = await keeper.records.list_runs(RunQuery(status="CANCELLED", workflow="many", limit=2))
     assert [item["workflow"] for item in page["items"]] == ["many"] * 2
     assert keeper.pipe.commands - before < 12
     rest = await keeper.records.list_runs(
-        status="CANCELLED", workflow="many", limit=2, cursor=page["next_cursor"]
+        RunQuery(status="CANCELLED", workflow="many", limit=2, cursor=page["next_cursor"])
     )
     assert (len(rest["items"]), rest["next_cursor"]) == (1, None)
 
@@ -482,7 +482,7 @@ async def test_what_runs_of_a_batch_is_counted_and_shown_newest_first_in_pages(
     cursor = None
     while True:
         page = await keeper.records.list_runs(
-            status="RUNNING", batch="batch", limit=4, cursor=cursor
+            RunQuery(status="RUNNING", batch="batch", limit=4, cursor=cursor)
         )
         seen += [item["run_id"] for item in page["items"]]
         cursor = page["next_cursor"]
@@ -544,7 +544,7 @@ async def test_whoever_asks_again_makes_the_run_of_a_maker_that_died(keeper: Red
         await keeper.accept(submit(params={"x": 1}, key=("run", "k", "body")), NOW + 1)
     assert (known.value.made, known.value.same_body) == (asked.run_id, True)
     assert await keeper.statuses() == [asked.run_id]
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
 
 
 async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeeper) -> None:
@@ -555,7 +555,7 @@ async def test_what_nobody_can_make_any_more_is_in_nobodys_way(keeper: RedisKeep
     for key in await keeper.keys():
         if key.startswith("wf:def:") and b"broken" in await keeper.pipe.call("GET", key):
             await keeper.pipe.call("DEL", key)
-    assert await keeper.make_up(NOW) == [asked.run_id]
+    assert await keeper.recover_accepted(NOW) == [asked.run_id]
     assert await keeper.pipe.call("ZCARD", "wf:accepted") == 0
 
 
@@ -563,11 +563,11 @@ async def test_an_orchestrator_makes_the_run_of_a_maker_that_died(keeper: RedisK
     params = {"x": [1, "é\0"]}
     asked = submit(params=params, version=2, key=("run of test", "a:b {c}", "body"))
     await keeper.records.accept(asked, NOW)
-    assert await keeper.make_up(NOW - 1) == [], "its maker may still be at it"
-    assert await keeper.make_up(NOW) == [asked.run_id]
+    assert await keeper.recover_accepted(NOW - 1) == [], "its maker may still be at it"
+    assert await keeper.recover_accepted(NOW) == [asked.run_id]
     shown = await keeper.records.summary(asked.run_id)
     assert (shown["params"], shown["version"]) == (params, 2)
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
     with pytest.raises(KeyUsed) as known:
         await keeper.accept(submit(key=("run of test", "a:b {c}", "other")), NOW)
     assert (known.value.made, known.value.same_body) == (asked.run_id, False)
@@ -585,11 +585,11 @@ async def test_a_batch_whose_maker_died_is_made_whole(keeper: RedisKeeper) -> No
     asked = [submit(params={"x": at}) for at in range(5)]
     accepted = await keeper.records.accept_batch("batch", asked, ("batch", "k", "body"), NOW)
     await keeper.store.create(accepted[0], NOW)  # and the maker dies
-    await keeper.make_up(NOW)
+    await keeper.recover_accepted(NOW)
     batch = await keeper.records.get_batch("batch")
     assert [run["run_id"] for run in batch["runs"]] == [one.run_id for one in asked]
     assert [run["index"] for run in batch["runs"]] == list(range(5))
-    assert await keeper.make_up(NOW + 100) == []
+    assert await keeper.recover_accepted(NOW + 100) == []
 
 
 async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: RedisKeeper) -> None:
@@ -597,7 +597,7 @@ async def test_a_batch_whose_maker_died_before_it_had_its_key_gets_it(keeper: Re
     asked = [submit(), submit()]
     await keeper.records.accept_batch("batch", asked, key, NOW)
     await keeper.pipe.call("DEL", "wf:key:batch:k")  # as if it had not come so far
-    assert sorted(await keeper.make_up(NOW)) == sorted(one.run_id for one in asked)
+    assert sorted(await keeper.recover_accepted(NOW)) == sorted(one.run_id for one in asked)
     with pytest.raises(KeyUsed) as known:
         await keeper.accept_batch("other", [submit()], key, NOW + 1)
     assert known.value.made == "batch"
@@ -607,7 +607,7 @@ async def test_a_batch_that_lost_its_key_to_another_is_not_made(keeper: RedisKee
     key = ("batch", "k", "body")
     await keeper.records.accept_batch("late", [submit(), submit()], key, NOW)
     await keeper.pipe.call("HSET", "wf:key:batch:k", "made", "early")
-    assert await keeper.make_up(NOW) == []
+    assert await keeper.recover_accepted(NOW) == []
     with pytest.raises(NotFound, match="no batch 'late'"):
         await keeper.records.get_batch("late")
     assert await keeper.statuses() == []
@@ -788,13 +788,13 @@ class Crashing:
         self._count()
         return await self._pipe.call(*command)
 
-    async def many(self, commands: Any) -> Any:
+    async def call_many(self, commands: Any) -> Any:
         self._count()
-        return await self._pipe.many(commands)
+        return await self._pipe.call_many(commands)
 
-    async def script(self, *given: Any) -> Any:
+    async def call_script(self, *given: Any) -> Any:
         self._count()
-        return await self._pipe.script(*given)
+        return await self._pipe.call_script(*given)
 
     def _count(self) -> None:
         if not self._left:
@@ -820,7 +820,7 @@ async def test_what_is_not_there_any_more_is_not_listed(keeper: RedisKeeper) -> 
     for at, run in enumerate(runs):
         await keeper.accept(run, NOW + at)
     await keeper.pipe.call("DEL", *keys_of(runs[3].run_id))
-    page = await keeper.records.list_runs(limit=2)
+    page = await keeper.records.list_runs(RunQuery(limit=2))
     assert [item["run_id"] for item in page["items"]] == [runs[2].run_id, runs[1].run_id]
-    rest = await keeper.records.list_runs(limit=2, cursor=page["next_cursor"])
+    rest = await keeper.records.list_runs(RunQuery(limit=2, cursor=page["next_cursor"]))
     assert [item["run_id"] for item in rest["items"]] == [runs[0].run_id]

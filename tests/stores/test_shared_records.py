@@ -11,6 +11,7 @@ import pytest
 from dovetail.config import Settings
 from dovetail.core.errors import Conflict
 from dovetail.engine.commands import Commands
+from dovetail.engine.ports import RunQuery
 from dovetail.stores import tiered
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.wiring import distributed
@@ -38,7 +39,8 @@ def flow(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def archive_all(settings: Settings) -> None:
-    async with connected(settings) as parts, distributed.archived(settings, parts) as archive:
+    async with connected(settings) as parts:
+        archive = parts.archive
         assert archive is not None
         while await parts.pipe.call("ZCARD", "wf:unarchived"):
             await archive.archiver.archive_what_moved()
@@ -50,7 +52,7 @@ async def listed(commands: Commands, **wanted: Any) -> list[str]:
     found: list[str] = []
     cursor = None
     while True:
-        page = await commands.list_runs(limit=2, cursor=cursor, **wanted)
+        page = await commands.list_runs(RunQuery(limit=2, cursor=cursor, **wanted))
         found += [run["run_id"] for run in page["items"]]
         cursor = page["next_cursor"]
         if cursor is None:
@@ -77,7 +79,7 @@ async def test_runs_are_listed_as_they_are_however_far_the_archive_is(
     await commands.retry(ids[0])
     assert await listed(commands, **of, status="CANCELLED") == ids[:0:-2]
     assert await listed(commands, **of, status="RUNNING") == [*ids[-2::-2], ids[0]]
-    (newest,) = (await commands.list_runs(**of, limit=1))["items"]
+    (newest,) = (await commands.list_runs(RunQuery(**of, limit=1)))["items"]
     assert newest == await commands.get_run(ids[-1], nodes=False)
 
 
@@ -89,7 +91,7 @@ async def test_a_page_is_filled_though_many_moved_that_nobody_hinted_at(
     await archive_all(settings)
     for run_id in ids[2:]:
         await commands.cancel(run_id)
-    await commands.store._pipe.call("DEL", "wf:unarchived")  # type: ignore[attr-defined]
+    await commands.store._redis.call("DEL", "wf:unarchived")  # type: ignore[attr-defined]
     assert await listed(commands, workflow=one["name"], status="RUNNING") == ids[1::-1]
 
 
@@ -128,7 +130,7 @@ async def test_what_redis_lost_is_shown_as_it_was_archived(
     ended, open_ = [(await commands.trigger(one)).run_id for _ in range(2)]
     await commands.cancel(ended)
     await archive_all(settings)
-    await commands.store._pipe.call("FLUSHDB")  # type: ignore[attr-defined]
+    await commands.store._redis.call("FLUSHDB")  # type: ignore[attr-defined]
     assert await listed(commands, workflow=one["name"], status="CANCELLED") == [ended]
     assert await listed(commands, workflow=one["name"], status="RUNNING") == [open_]
     assert (await commands.get_run(open_))["nodes"][0]["status"] == "QUEUED"

@@ -46,10 +46,10 @@ def held(store: SqliteStore) -> threading.Event:
 
 async def until_written(store: SqliteStore, gate: threading.Event) -> None:
     """Let the thread go on to the next gate, and the loop hear of what it wrote."""
-    before = store._rounds._writing
+    before = store._commits._writing
     gate.set()
     async with asyncio.timeout(10):
-        while store._rounds._writing is before:
+        while store._commits._writing is before:
             await asyncio.sleep(0.001)
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from dovetail.cli.app import app
 from dovetail.config import Settings, env_name, load_settings
-from dovetail.telemetry.metrics import METRICS, Metric
+from dovetail.telemetry.counters import METRICS, Metric
 from dovetail.wiring.embedded import redis_findings
 
 from ..servers.redis_server import RedisServer
@@ -87,7 +87,7 @@ def test_every_query_names_a_metric_that_is_exported_and_its_labels(query: str) 
         assert word.endswith("_bucket")
 
 
-def test_a_query_of_a_metric_that_nobody_exports_is_noticed() -> None:
+def test_a_query_of_an_unknown_metric_is_noticed() -> None:
     assert metric_of("dovetail_runs_started_total") not in KNOWN
     assert metric_of("dovetail_runs_total_bucket") not in KNOWN
     assert metric_of("dovetail_node_duration_seconds_bucket") in KNOWN
@@ -160,7 +160,7 @@ def test_the_image_sets_only_settings_that_exist() -> None:
     assert set(re.findall(r"DOVETAIL_\w+", text)) <= SETTINGS
 
 
-def test_the_health_check_tells_a_service_that_lives_from_one_that_does_not(
+def test_the_health_check_distinguishes_a_live_service_from_a_dead_one(
     three: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = importlib.util.spec_from_file_location("healthcheck", DEPLOY / "healthcheck.py")

@@ -1,4 +1,4 @@
-"""Log lines: one for each record, whoever logs, without secrets, in both forms."""
+"""Log lines: one per record, from any logger, without secrets, in both forms."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_warnings_are_records_and_showing_logs_twice_shows_them_once(
     assert json.loads(line)["logger"] == "py.warnings"
 
 
-def test_who_logs_nothing_does_not_wait_for_structlog() -> None:
+def test_a_command_that_logs_nothing_does_not_wait_for_structlog() -> None:
     script = (
         "import sys, dovetail\n"
         "from dovetail.config import Settings\n"

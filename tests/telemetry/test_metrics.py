@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from dovetail.telemetry.metrics import METRICS
+from dovetail.telemetry.counters import METRICS
 
 from .conftest import Three
 from .services import Api, Page, Services, ask, node, page_of, wait_for
@@ -163,7 +163,7 @@ def test_what_waits_in_an_embedded_server_is_its_queue(embedded: tuple[Services,
     assert api.page()("dovetail_queue_depth", handler="quick") == 0
 
 
-def test_a_path_that_nobody_has_is_no_label_of_its_own(embedded: tuple[Services, Api]) -> None:
+def test_an_unknown_path_is_not_a_label(embedded: tuple[Services, Api]) -> None:
     _, api = embedded
     for path in ("/nothing", "/api/v1/else", "/api/v1/runs/none/else"):
         assert api.http.get(path).status_code == 404
@@ -215,7 +215,7 @@ def test_a_lost_worker_a_late_result_and_what_waits_are_counted(three: Three) ->
     wait_for(lambda: _status(api, run_id) == "RUNNING", "it to run")
     mortal.send_signal(signal.SIGKILL)
     wait_for(lambda: three.total("dovetail_leases_reaped_total") > reaped, "the reaper")
-    # It waits again, for a handler that nobody serves any more.
+    # It waits again, for a handler that no worker serves any more.
     wait_for(
         lambda: all(page("dovetail_queue_depth", handler="lone") for page in three.pages()),
         "the queue",
@@ -245,7 +245,7 @@ def test_the_archive_is_behind_by_what_waits_longest_for_it(three: Three) -> Non
         connection.delete("wf:unarchived")
 
 
-def test_a_service_tells_on_its_port_whether_it_lives_and_is_ready(three: Three) -> None:
+def test_a_service_reports_on_its_port_whether_it_is_live_and_ready(three: Three) -> None:
     for port in (three.orchestrator_port, three.worker_port):
         assert ask(port, "/health/live").status_code == 200
         assert ask(port, "/health/ready").status_code == 200

@@ -1,4 +1,4 @@
-"""Spans: one trace for all of a run, whoever asked for it and wherever its nodes ran."""
+"""Spans: one trace for a whole run, whatever triggered it and wherever its nodes ran."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_is_one_trace_across_three_processes_below_its_caller(three: Three
     assert trigger.attributes["http.response.status_code"] == 202
 
 
-def test_every_start_of_a_node_is_a_span_and_what_went_wrong_is_told(three: Three) -> None:
+def test_each_start_of_a_node_is_a_span_with_its_error(three: Three) -> None:
     receiver, api = three.receiver, three.api
     backoff = {"base_delay_seconds": 0.01, "max_delay_seconds": 0.02}
     run_id = api.run(
@@ -102,7 +102,7 @@ def test_a_retry_is_a_span_of_its_own_in_the_same_trace(three: Three) -> None:
     assert parents == {span.span_id for span in runs}
 
 
-def test_a_run_that_nobody_traced_has_a_trace_of_its_own_and_an_unsampled_caller_none(
+def test_a_run_without_a_caller_has_its_own_trace_and_an_unsampled_caller_none(
     three: Three,
 ) -> None:
     receiver, api = three.receiver, three.api
@@ -110,7 +110,7 @@ def test_a_run_that_nobody_traced_has_a_trace_of_its_own_and_an_unsampled_caller
     strange = api.run(node("a"), name="strange", headers={"traceparent": "00-zz-zz-01"})
     api.ended(unsampled)
     api.ended(strange)
-    # As one who knows nothing of traces asks, past the API.
+    # A trigger without a trace, past the API.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("DOVETAIL_", "OTEL_"))}
     (three.services.folder / "flow.yaml").write_text(
         "name: asked\nnodes: [{id: a, handler: quick}, {id: b, handler: quick}]"

@@ -1,25 +1,9 @@
-"""Who asks: the token of a request, and the address it comes from, also behind a proxy.
+"""Whether there is room for a request: ASGI, behind the guard, in front of every endpoint.
 
-What a proxy forwards counts only if the proxy is trusted by a setting; anybody can write such a
-header. What it must not know: what a caller may do, or how much of it.
-
-How much may be under way at once, by kind: in all, and by one caller.
-
-Each kind has a budget of its own, so that a thousand clients that wait for runs keep nobody from
-starting one. Of each budget one token has a share, and one address a larger one, so that nobody
-takes all of it. Health has the smallest, and takes nothing of another. What it must not know: HTTP.
-
-A line of work that is done one piece at a time, in turn by caller.
-
-Whoever brings a hundred pieces waits behind its own; another caller's piece is done after the one
-under way. A piece that cannot be begun in time is refused. What it must not know: what the work
-is, or who a caller is.
-
-Whether there is room for a request: ASGI, behind the guard, in front of every endpoint.
-
-A request takes a place in the budget of its kind, and leaves it when it is answered. An endpoint
-that begins to wait moves to the budget of those that wait. What it must not know: who may ask, or
-what an endpoint does.
+Each kind of request (reads, writes, waits, health) has a budget. One token has a share of it, and
+one address a larger share, so that no caller takes all of it. Clients that wait for runs do not
+keep others from triggering. The address of a caller comes from a forwarded header only if the
+proxy is trusted by a setting. Large bodies are worked on one at a time, in turn by caller.
 """
 
 from __future__ import annotations
@@ -43,7 +27,7 @@ from dovetail.config import Settings, env_name
 IPV6_PREFIX = 64
 """One customer of a provider has all addresses of such a network: they count as one."""
 NOWHERE = "an unknown address"
-MOST_HOPS = 32
+MAX_HOPS = 32
 _FOR = re.compile(r'(?:^|[;,\s])for=(?:"([^"]*)"|([^;,\s"]*))', re.IGNORECASE)
 _WITH_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+))(?::[0-9]{1,5})?")
 
@@ -99,7 +83,7 @@ def _forwarded(
             x += value.decode("latin-1").split(",")
         elif name == b"forwarded":
             standard += [quoted or bare for quoted, bare in _FOR.findall(value.decode("latin-1"))]
-    found = {_last(hops[-MOST_HOPS:], peer, proxies) for hops in (x, standard) if hops}
+    found = {_last(hops[-MAX_HOPS:], peer, proxies) for hops in (x, standard) if hops}
     return found.pop() if len(found) == 1 else peer
 
 
@@ -144,7 +128,7 @@ def network_of(address: str) -> str:
 
 Kind = Literal["health", "waiting", "read", "write", "large"]
 
-HEALTH_AT_ONCE = 128
+MAX_HEALTH_REQUESTS = 128
 """Health is answered from what is known; only while a store hangs do requests pile up."""
 PARTS: Mapping[Kind, float] = {"waiting": 0.5, "read": 0.25, "write": 0.25}
 """Of the connections there may be: a request holds one for as long as it takes."""
@@ -177,7 +161,7 @@ class OverBudget(Exception):
 
 def limits_of(settings: Settings, connections: int) -> dict[Kind, Limit]:
     """The budgets of a server that may have so many connections."""
-    found: dict[Kind, Limit] = {"health": _limit(HEALTH_AT_ONCE, settings.caller_share)}
+    found: dict[Kind, Limit] = {"health": _limit(MAX_HEALTH_REQUESTS, settings.caller_share)}
     for kind, name in SETTING_OF.items():
         most = getattr(settings, name)
         if kind in PARTS:
@@ -333,7 +317,7 @@ class FairLine:
         called = pieces.popleft()
         if not pieces:
             del self._waiting[caller]
-        self._busy = True  # from now on: nobody may come between
+        self._busy = True  # from now on: no other caller may come between
         called.set_result(None)
 
 
@@ -341,7 +325,7 @@ class Gate:
     """Lets a few begin in each turn of the event loop, in turn by caller.
 
     A thousand requests that arrive together would otherwise all begin in the same turn of the
-    loop, and everybody else would wait until the last of them has begun. If nobody waits, passing
+    loop, and all other requests would wait until the last of them has begun. If none waits, passing
     costs next to nothing.
     """
 
@@ -355,7 +339,7 @@ class Gate:
         if not self._left:
             passes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(caller, deque()).append(passes)
-            await passes  # who is cancelled meanwhile is passed over
+            await passes  # a cancelled request is passed over
             return
         self._left -= 1
         self._open_soon()
@@ -411,7 +395,7 @@ class Admission:
                 if kind != "health":
                     await self._gate.pass_through(caller.name)
             except OverBudget as error:
-                await refuse(_told(error), scope, receive, send)
+                await refuse(_refusal(error), scope, receive, send)
                 return
             await self._app(scope, receive, send)
         finally:
@@ -435,7 +419,7 @@ def waits(request: Request) -> None:
         try:
             place.turn_into("waiting")
         except OverBudget as error:
-            raise _told(error) from None
+            raise _refusal(error) from None
 
 
 def brings_much(request: Request) -> None:
@@ -444,7 +428,7 @@ def brings_much(request: Request) -> None:
         try:
             place.take("large")
         except OverBudget as error:
-            raise _told(error) from None
+            raise _refusal(error) from None
 
 
 def caller_of(request: Request) -> str:
@@ -457,5 +441,5 @@ def _place_of(request: Request) -> Place | None:
     return place
 
 
-def _told(error: OverBudget) -> Refusal:
+def _refusal(error: OverBudget) -> Refusal:
     return Refusal(429, str(error))

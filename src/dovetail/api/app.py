@@ -1,8 +1,7 @@
-"""The HTTP API as one ASGI application: every call under `/api/v1`, and what is beside it.
+"""The HTTP API as one ASGI application: every call under `/api/v1`, health, metrics and the docs.
 
-Each group of calls is a file with a router; this one puts them together with what holds for
-all: problems for errors, the guard and the envelope. What it must not know: how it is served,
-or which engine is behind the commands.
+Each resource is a file with a router. This file adds what holds for all of them: problems for
+errors, the guard, and the request context.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dovetail.api.connection import most_connections
 from dovetail.api.docs_page import STYLE, docs_page
 from dovetail.api.middleware import Answered, Compression, Heads, RequestContext
 from dovetail.api.openapi import describe
-from dovetail.api.problems import tell_problems
+from dovetail.api.problems import answer_problems
 from dovetail.api.responses import PREFIX, json_answer
 from dovetail.api.security import Guard, Tokens, page_policy
 from dovetail.api.service import ApiService
@@ -34,24 +33,37 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
     }
 }
 
-beside = APIRouter(tags=["about"])
+about_router = APIRouter(tags=["about"])
 
 
-@beside.get("/openapi.json", summary="This API as OpenAPI")
+@about_router.get("/openapi.json", summary="This API as OpenAPI")
 async def openapi(request: Request) -> Response:
     return json_answer(request.app.openapi())
 
 
-@beside.get("/docs", summary="This API as a page", response_class=HTMLResponse)
+@about_router.get("/docs", summary="This API as a page", response_class=HTMLResponse)
 async def docs(request: Request) -> Response:
     page = docs_page(request.app.openapi())
     return HTMLResponse(page, headers={"Content-Security-Policy": page_policy(STYLE)})
 
 
+_ROUTERS = (
+    (workflows.router, PREFIX),
+    (runs.router, PREFIX),
+    (events.router, PREFIX),
+    (batches.router, PREFIX),
+    (operations.limits_router, PREFIX),
+    (operations.workers_router, PREFIX),
+    (operations.health_router, ""),
+    (operations.metrics_router, ""),
+    (about_router, ""),
+)
+
+
 def create_app(service: ApiService, version: str, answered: Answered | None = None) -> ASGIApp:
     """The application, guarded. Raises `SettingsError` for tokens that cannot be used.
 
-    `answered` is told of every request that is over.
+    `answered` is called after every request.
     """
     app = FastAPI(
         title="Dovetail",
@@ -62,26 +74,17 @@ def create_app(service: ApiService, version: str, answered: Answered | None = No
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        # Its own spans know nothing of refusals, and tell what an exception says.
+        # Its own spans know nothing of refusals, and show the text of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service = service
-    for router in (
-        workflows.router,
-        runs.router,
-        events.router,
-        batches.router,
-        operations.limits_router,
-        operations.workers_router,
-    ):
-        app.include_router(router, prefix=PREFIX, responses=_PROBLEM)
-    for router in (operations.health_router, operations.metrics_router, beside):
-        app.include_router(router, responses=_PROBLEM)
-    describe(app)
+    for router, prefix in _ROUTERS:
+        app.include_router(router, prefix=prefix, responses=_PROBLEM)
+    describe(app, _ROUTERS)
     # Messages of a store name the place they are about, which is no business of a client.
     file = re.escape(str(service.settings.db))
     hidden = re.compile(rf" in ({file}|Redis( or .*)?|PostgreSQL at \S+)$")
-    tell_problems(app, hidden, service.readiness.doubt)
+    answer_problems(app, hidden, service.readiness.doubt)
     settings = service.settings
     guard = Guard(
         Admission(

@@ -1,10 +1,8 @@
-"""One client's connection, as far as it can harm before there is a request.
+"""One client's connection before there is a request.
 
-A client that connects and never asks holds a descriptor, and there are only so many: it has a
-time to say what it wants, and beyond a number of connections the oldest one that asks for nothing
-is closed for the next. If all of them ask for something, the next may ask for health alone. What
-cannot be read as a request is answered like every other mistake. What it must not know: who may
-ask, or what for.
+A client that connects and sends nothing holds a descriptor. So it has a time limit for its request,
+and above a number of connections the oldest idle one is closed for the next. If none is idle, the
+next one may only ask for health. Bytes that are no request get a problem as their reply.
 """
 
 from __future__ import annotations
@@ -28,15 +26,15 @@ STRANGER_SECONDS = 5.0
 """For the request line and headers, from the connection or from the answer before."""
 REQUEST_SECONDS = 20.0
 """The same, on a connection on which a request was let through before."""
-MOST_CONNECTIONS = 4096
-MOST_HEADERS = 200
-"""Each costs 8 µs to read, in the loop that serves everybody; browsers send about twenty."""
+MAX_CONNECTIONS = 4096
+MAX_HEADERS = 200
+"""Each costs 8 µs to read, in the loop that serves all clients; browsers send about twenty."""
 SEND_SECONDS = 30.0
 """For reading anything at all of an answer."""
-MOST_UNSENT = 64 << 20
+MAX_UNSENT_BYTES = 64 << 20
 """Bytes of answers that wait for clients to read, over all connections."""
 UNNOTICED = 16 << 10
-"""Less than this may wait in a connection without anybody being told: with a limit of zero every
+"""Less than this may wait in a connection without a warning: with a limit of zero every
 small answer would be sent in two pieces."""
 RESERVED_DESCRIPTORS = 128
 """For stores, files and what handlers open."""
@@ -50,7 +48,7 @@ ADDRESS_SHARE = 4
 """An address that has more than this part of all connections makes room by closing its own."""
 
 
-def most_connections(wanted: int = MOST_CONNECTIONS) -> int:
+def most_connections(wanted: int = MAX_CONNECTIONS) -> int:
     """What this process can hold; a connection more would also keep it from opening its store."""
     try:
         import resource
@@ -93,7 +91,7 @@ class Crowd:
 
     def pause(self, now: float) -> float:
         """0 if a connection may be closed now. Those that came together are closed one after the
-        other: all at once they would hold up everybody else, and come back together."""
+        other: all at once they would delay all other clients, and come back together."""
         if self._closes_at > now:
             self._closes_at += CLOSING_SECONDS
             return self._closes_at - now
@@ -114,7 +112,7 @@ class Crowd:
 class Sending:
     """The connections of a server whose clients do not read as fast as they are answered."""
 
-    def __init__(self, timeout: float = SEND_SECONDS, most_unsent: int = MOST_UNSENT) -> None:
+    def __init__(self, timeout: float = SEND_SECONDS, most_unsent: int = MAX_UNSENT_BYTES) -> None:
         self.timeout = timeout
         self._most_unsent = most_unsent
         self._waiting: dict[HttpConnection, None] = {}
@@ -226,8 +224,8 @@ class HttpConnection(H11Protocol):
         self.transport.abort()
 
     def handle_events(self) -> None:
-        if self.conn.their_state is h11.IDLE and self._lines() > MOST_HEADERS + 1:
-            self._refuse(400, f"a request has at most {MOST_HEADERS} headers")
+        if self.conn.their_state is h11.IDLE and self._lines() > MAX_HEADERS + 1:
+            self._refuse(400, f"a request has at most {MAX_HEADERS} headers")
             return
         super().handle_events()
         if self._asks:
@@ -285,15 +283,15 @@ class HttpConnection(H11Protocol):
         """Answer, if nothing else was answered yet, and close."""
         self._crowd.remove(self)
         if self.cycle is not None and not self.cycle.response_complete:
-            # Whoever works on the request is told that its client is gone.
+            # The endpoint that works on the request learns that its client is gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = os.urandom(8).hex()
             scope = {"path": "/", "state": {"request_id": request_id}}
-            told = answer(status, KIND_OF[status], words, scope)
+            problem = answer(status, KIND_OF[status], words, scope)
             headers = [
-                *told.raw_headers,
+                *problem.raw_headers,
                 *PROTECTIVE_HEADERS,
                 (b"cache-control", b"no-store"),
                 (b"x-request-id", request_id.encode()),
@@ -301,7 +299,7 @@ class HttpConnection(H11Protocol):
             ]
             for event in (
                 h11.Response(status_code=status, headers=headers),
-                h11.Data(data=bytes(told.body)),
+                h11.Data(data=bytes(problem.body)),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")

@@ -1,7 +1,4 @@
-"""`/docs`: the OpenAPI document as one page, made here, without a script or a foreign server.
-
-What it must not know: any call; everything is read from the document.
-"""
+"""`/docs`: the OpenAPI document as one page, made here, without a script or a foreign server."""
 
 from __future__ import annotations
 
@@ -68,9 +65,9 @@ def _row(method: str, path: str, call: Mapping[str, Any], named: Mapping[str, An
     lines.append(f"<small>{escape(codes)}</small>")
     sent = body.get("example")
     answers = [
-        (code, told["content"]["application/json"]["example"])
-        for code, told in call["responses"].items()
-        if "example" in told.get("content", {}).get("application/json", {})
+        (code, reply["content"]["application/json"]["example"])
+        for code, reply in call["responses"].items()
+        if "example" in reply.get("content", {}).get("application/json", {})
     ]
     if answers:
         shown = "" if sent is None else f"<pre>{_json(sent)}</pre>"

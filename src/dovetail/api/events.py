@@ -1,42 +1,62 @@
-"""A run's events: as a list, or live as `text/event-stream` until the last one.
-
-What it must not know: what any event means.
-"""
+"""A run's events: as a list, or live as `text/event-stream` until the last one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
 from dovetail.api.admission import waits
 from dovetail.api.outputs import JSON, Streamed
 from dovetail.api.problems import invalid_field
 from dovetail.api.responses import Here, json_answer
+from dovetail.api.schemas import ENDED, Time
 from dovetail.api.service import ApiService
-from dovetail.core.events import Event
-from dovetail.engine.views import event_view
 
 router = APIRouter(tags=["runs"])
 
 KEEP_ALIVE_SECONDS = 15.0
 """A comment after so much silence, or proxies would take the connection for dead."""
-MOST_EVENTS = 1 << 53
-MOST_WAITING = 1000
+MAX_SEQ = 1 << 53
+MAX_QUEUED_EVENTS = 1000
 """Events that were read for a client that is slower."""
 PAGE = 1000
 """Events of a list that are read at once."""
 PAGE_BYTES = 1 << 20
 """What such a page is taken to have."""
 STREAM = "text/event-stream"
+Queued = asyncio.Queue[dict[str, Any] | Exception | None]
+
+
+class Event(BaseModel):
+    """Some types have more fields."""
+
+    seq: int = Field(ge=1)
+    time: Time
+    type: str
+    epoch: int
+    node: str = ""
+    attempt: int = 0
 
 
 EVENT = {"$ref": "#/components/schemas/Event"}
+_EXAMPLE = [
+    {
+        "seq": 8,
+        "time": ENDED,
+        "type": "node.completed",
+        "epoch": 1,
+        "node": "end",
+        "attempt": 1,
+    },
+    {"seq": 9, "time": ENDED, "type": "run.completed", "epoch": 1},
+]
 FRAME = {
     "title": "EventFrame",
     "description": "one event of the stream",
@@ -60,7 +80,10 @@ FRAME = {
         200: {
             "description": "a list; with `Accept: text/event-stream` a stream",
             "content": {
-                "application/json": {"schema": {"type": "array", "items": EVENT}},
+                "application/json": {
+                    "schema": {"type": "array", "items": EVENT},
+                    "example": _EXAMPLE,
+                },
                 STREAM: {"schema": {"$ref": "#/components/schemas/EventFrame"}},
             },
         },
@@ -71,7 +94,7 @@ async def events(
     run_id: str,
     request: Request,
     here: Here,
-    after: Annotated[int, Query(ge=0, le=MOST_EVENTS, description="only those after this")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_SEQ, description="only those after this")] = 0,
     last_event_id: Annotated[
         str | None, Header(description="where a stream broke off; wins over `after`")
     ] = None,
@@ -84,11 +107,13 @@ async def events(
             return json_answer(first)
         return Streamed(_listed(here, run_id, first), media_type=JSON)
     waits(request)
-    run = await here.commands.get_run(run_id, nodes=False)  # or `NotFound`, while it can be told
+    run = await here.commands.get_run(
+        run_id, nodes=False
+    )  # or `NotFound`, before the stream begins
     came_back = last_event_id and run["finished_at"] is not None
     # Compared with the run itself: its last events may not be in the list yet.
-    if came_back and (await here.commands.store.load(run_id, outputs=False)).seq <= after:
-        # A browser comes back whenever a stream ends; this is how it is told not to.
+    if came_back and await here.commands.last_seq(run_id) <= after:
+        # A browser comes back whenever a stream ends; 204 says not to.
         return Response(status_code=204)
     headers = {"X-Accel-Buffering": "no"}
     return StreamingResponse(_frames(here, run_id, after), headers=headers, media_type=STREAM)
@@ -141,8 +166,8 @@ async def _listed(
 async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[bytes]:
     # The headers go out with the first bytes: a client shall know at once that it listens.
     yield b": events of a run\n\n"
-    queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(MOST_WAITING)
-    pumping = asyncio.ensure_future(_pump(here.commands.store.watch(run_id, after), queue))
+    queue: Queued = asyncio.Queue(MAX_QUEUED_EVENTS)
+    pumping = asyncio.ensure_future(_pump(here.commands.watch(run_id, after), queue))
     closing = asyncio.ensure_future(here.closing.wait())
     upcoming = asyncio.ensure_future(queue.get())
     try:
@@ -161,7 +186,7 @@ async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[by
                 yield _frame(event)
                 upcoming = asyncio.ensure_future(queue.get())
             elif closing.done():
-                return  # whoever listens comes back with `Last-Event-ID`
+                return  # the client comes back with `Last-Event-ID`
             else:
                 yield b": still here\n\n"
     finally:
@@ -169,9 +194,9 @@ async def _frames(here: ApiService, run_id: str, after: int) -> AsyncIterator[by
             task.cancel()
 
 
-async def _pump(feed: AsyncIterator[Event], queue: asyncio.Queue[Event | Exception | None]) -> None:
-    """In a task of its own, which nobody needs to await when the client leaves."""
-    async with aclosing(cast("AsyncGenerator[Event]", feed)):
+async def _pump(feed: AsyncGenerator[dict[str, Any]], queue: Queued) -> None:
+    """In a task of its own, which is cancelled when the client leaves."""
+    async with aclosing(feed):
         try:
             async for event in feed:
                 await queue.put(event)
@@ -180,6 +205,6 @@ async def _pump(feed: AsyncIterator[Event], queue: asyncio.Queue[Event | Excepti
             await queue.put(error)
 
 
-def _frame(event: Event) -> bytes:
+def _frame(event: dict[str, Any]) -> bytes:
     # JSON has no line breaks of its own, so one `data:` line is the whole of it.
-    return b"id: %d\ndata: %b\n\n" % (event.seq, orjson.dumps(event_view(event)))
+    return b"id: %d\ndata: %b\n\n" % (event["seq"], orjson.dumps(event))

@@ -1,16 +1,7 @@
-"""What every answer has around it: a request id, protective headers, and an end without a crash.
+"""Around every reply: request id, protective headers, `HEAD`, compression, an end without a crash.
 
-The outermost layer, so that it also holds for what the layers below refuse. What it must not
-know: who may ask, or what for.
-
-`HEAD`: what `GET` would answer, without its body.
-
-Of a stream there is a head as well; nobody listens to the rest, so it is not made. What it must
-not know: what is asked for.
-
-Answers of some size are compressed for whoever can read it. Streams of events never are.
-
-What it must not know: what an answer is about.
+`RequestContext` is the outermost layer, so that it also holds for requests that the layers below
+refuse. Streams of events are not compressed.
 """
 
 from __future__ import annotations
@@ -143,17 +134,17 @@ class Heads:
             if not enough.is_set():
                 await answering
         finally:
-            if "route" in asked:  # whoever counts calls looks for it there
+            if "route" in asked:  # the metrics look for it there
                 scope["route"] = asked["route"]
             for work in (answering, stream):
                 work.cancel()
             await asyncio.gather(answering, stream, return_exceptions=True)
 
 
-SMALLEST = 1024
+MIN_COMPRESSED_BYTES = 1024
 """Below this it costs more than it saves."""
-LARGE = 256 * 1024
-"""Above this it takes long enough to be noticed by everybody else: in a thread, then."""
+THREAD_BYTES = 256 * 1024
+"""Above this it takes long enough to delay other requests: it is done in a thread."""
 LEVEL = 1
 """JSON shrinks to a fifth; more trouble makes it a sixth, in three times the time."""
 GZIP = 31
@@ -183,7 +174,7 @@ class Compression:
             if held is not None:
                 start, held = held, None
                 if message.get("more_body"):
-                    if _is_worth_it(start, SMALLEST):
+                    if _is_worth_it(start, MIN_COMPRESSED_BYTES):
                         parts = zlib.compressobj(LEVEL, wbits=GZIP)
                         start = {**start, "headers": _headers(start, None)}
                 elif _is_worth_it(start, len(message.get("body", b""))):
@@ -212,12 +203,12 @@ def _reads_gzip(scope: Scope) -> bool:
 def _is_worth_it(start: Message, size: int) -> bool:
     headers = dict(start["headers"])
     kind = headers.get(b"content-type", b"").partition(b";")[0]
-    return size >= SMALLEST and kind in _KINDS and b"content-encoding" not in headers
+    return size >= MIN_COMPRESSED_BYTES and kind in _KINDS and b"content-encoding" not in headers
 
 
 async def _compressed(start: Message, message: Message) -> tuple[Message, Message]:
     body = message["body"]
-    if len(body) > LARGE:
+    if len(body) > THREAD_BYTES:
         small = await asyncio.to_thread(gzip.compress, body, LEVEL, mtime=0)
     else:
         small = gzip.compress(body, LEVEL, mtime=0)
@@ -232,7 +223,7 @@ async def _part(parts: Any, message: Message) -> bytes:
         made: bytes = parts.compress(body)
         return made + parts.flush() if is_last else made
 
-    return await asyncio.to_thread(work) if len(body) >= LARGE else work()
+    return await asyncio.to_thread(work) if len(body) >= THREAD_BYTES else work()
 
 
 def _headers(start: Message, size: int | None) -> list[tuple[bytes, bytes]]:

@@ -1,12 +1,6 @@
-"""`/health`: is it there, can it work, are there workers. Asked often, so it costs little.
+"""`/health`, `/metrics`, `/rate-limits`, `/workers` and `/dead-letters`.
 
-`/metrics`: what was counted here and what can be asked, for Prometheus.
-
-What it must not know: what is counted, or how it is written down.
-
-`/rate-limits`: how often nodes of a resource tag may start, for all workers together.
-
-`/workers` and `/dead-letters`, and the fleet of an embedded server: the process itself.
+Health is asked often, so it costs little. `ThisProcess` is the worker of an embedded server.
 """
 
 from __future__ import annotations
@@ -14,34 +8,54 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import PlainTextResponse, Response
 
-from dovetail.api import schemas
 from dovetail.api.problems import KIND_OF, Refusal, answer
-from dovetail.api.request_body import Field, is_number, is_whole, read_fields
-from dovetail.api.responses import Here, fields_of, json_answer
+from dovetail.api.request_body import BodyField, RequestBody, is_number, is_whole
+from dovetail.api.responses import Here, json_answer, reply
+from dovetail.api.schemas import AT, ENDED, RUN, Reply, Time
 from dovetail.api.service import ApiService
+from dovetail.core.outputs import ONLY_SIZES
 from dovetail.core.states import NodeStatus, RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import ServedEngine
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
+from dovetail.engine.ports import RunQuery
 from dovetail.engine.views import timestamp
 
 health_router = APIRouter(prefix="/health", tags=["health"])
+
+
+class Health(Reply):
+    status: Literal["ok"]
+
+
+class WorkerCounts(Reply):
+    alive: int
+    dead: int
+
+
+_OK = {"status": "ok"}
 
 STOPPING = "the server is stopping"
 UNKNOWN = "what runs are kept in cannot be used at the moment"
 
 
-@health_router.get("/live", summary="The process answers", response_model=schemas.Health)
+@health_router.get(
+    "/live", summary="The process answers", response_model=Health, responses={200: reply(_OK)}
+)
 async def live() -> Response:
-    return json_answer({"status": "ok"})
+    return json_answer(_OK)
 
 
-@health_router.get("/ready", summary="Ready for work; else 503", response_model=schemas.Health)
+@health_router.get(
+    "/ready", summary="Ready for work; else 503", response_model=Health, responses={200: reply(_OK)}
+)
 async def ready(request: Request) -> Response:
     here: ApiService = request.app.state.service
     if here.leaving.is_set() or here.closing.is_set():
@@ -50,13 +64,13 @@ async def ready(request: Request) -> Response:
     async def probe() -> None:
         """What a trigger needs; raises `StoreError`."""
         await here.fleet.check()
-        await here.commands.list_runs(limit=1)
+        await here.commands.list_runs(RunQuery(limit=1))
         await here.commands.check_writable()
 
     refused = await here.readiness(probe)
     if refused is not None:
         return _not_ready(request, refused.type, refused.reason or UNKNOWN)
-    return json_answer({"status": "ok"})
+    return json_answer(_OK)
 
 
 def _not_ready(request: Request, kind: str, reason: str) -> Response:
@@ -66,13 +80,10 @@ def _not_ready(request: Request, kind: str, reason: str) -> Response:
 @health_router.get(
     "/workers",
     summary="How many workers there are; 503 if none is alive",
-    response_model=schemas.WorkerCounts,
+    response_model=WorkerCounts,
     responses={
-        503: {
-            "model": schemas.WorkerCounts,
-            "description": "none is alive",
-            "content": {"application/json": {"example": {"alive": 0, "dead": 1}}},
-        }
+        200: reply({"alive": 1, "dead": 0}),
+        503: reply({"alive": 0, "dead": 1}, model=WorkerCounts, description="none is alive"),
     },
 )
 async def worker_counts(here: Here) -> Response:
@@ -90,7 +101,7 @@ metrics_router = APIRouter(tags=["about"])
     "/metrics",
     summary="Metrics for Prometheus",
     response_class=PlainTextResponse,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {}}}, 404: {}},
 )
 async def metrics(request: Request) -> Response:
     here: ApiService = request.app.state.service  # also while its store is away: then most of all
@@ -102,17 +113,35 @@ async def metrics(request: Request) -> Response:
 
 limits_router = APIRouter(prefix="/rate-limits", tags=["rate limits"])
 
-_LIMIT = {
-    "rate_per_second": Field(
-        f"a number above 0 ({SLOWEST:g} to {FASTEST:g})",
-        lambda value: is_number(value) and SLOWEST <= value <= FASTEST,
-        required=True,
-    ),
-    "burst": Field(
-        f"a whole number of at least 1 (at most {LARGEST_BURST:,})",
-        lambda value: is_whole(value) and 1 <= value <= LARGEST_BURST,
-    ),
-}
+
+class RateLimit(Reply):
+    tag: str
+    rate_per_second: float
+    burst: int
+
+
+class RateLimits(Reply):
+    items: list[RateLimit]
+
+
+_LIMIT = {"tag": "search_api", "rate_per_second": 10.0, "burst": 1}
+_SET_LIMIT = RequestBody(
+    "RateLimitRequest",
+    {
+        "rate_per_second": BodyField(
+            f"a number above 0 ({SLOWEST:g} to {FASTEST:g})",
+            lambda value: is_number(value) and SLOWEST <= value <= FASTEST,
+            {"type": "number", "minimum": SLOWEST, "maximum": FASTEST},
+            required=True,
+        ),
+        "burst": BodyField(
+            f"a whole number of at least 1 (at most {LARGEST_BURST:,})",
+            lambda value: is_whole(value) and 1 <= value <= LARGEST_BURST,
+            {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_BURST},
+        ),
+    },
+    {"rate_per_second": 10, "burst": 1},
+)
 
 
 class _Whole(Convertor[str]):
@@ -130,12 +159,22 @@ class _Whole(Convertor[str]):
 register_url_convertor("whole", _Whole())
 
 
-@limits_router.get("", summary="The limits that are set", response_model=schemas.RateLimits)
+@limits_router.get(
+    "",
+    summary="The limits that are set",
+    response_model=RateLimits,
+    responses={200: reply({"items": [_LIMIT]})},
+)
 async def rate_limits(here: Here) -> Response:
     return json_answer(await here.commands.rate_limits())
 
 
-@limits_router.get("/{tag:whole}", summary="The limit of a tag", response_model=schemas.RateLimit)
+@limits_router.get(
+    "/{tag:whole}",
+    summary="The limit of a tag",
+    response_model=RateLimit,
+    responses={200: reply(_LIMIT)},
+)
 async def rate_limit(tag: str, here: Here) -> Response:
     return json_answer(await here.commands.rate_limit(tag))
 
@@ -143,17 +182,12 @@ async def rate_limit(tag: str, here: Here) -> Response:
 @limits_router.put(
     "/{tag:whole}",
     summary="Set the limit of a tag",
-    response_model=schemas.RateLimit,
-    openapi_extra=fields_of(
-        {
-            "rate_per_second": {"type": "number", "minimum": SLOWEST, "maximum": FASTEST},
-            "burst": {"type": ["integer", "null"], "minimum": 1, "maximum": LARGEST_BURST},
-        },
-        ("rate_per_second",),
-    ),
+    response_model=RateLimit,
+    responses={200: reply(_LIMIT)},
+    openapi_extra=_SET_LIMIT.openapi,
 )
 async def set_rate_limit(tag: str, request: Request, here: Here) -> Response:
-    rate, burst = (await read_fields(request, here, _LIMIT)).fields.values()
+    rate, burst = (await _SET_LIMIT.read(request, here)).fields.values()
     return json_answer(await here.commands.set_rate_limit(tag, float(rate), burst or 1))
 
 
@@ -164,7 +198,67 @@ BACKLOG_SECONDS = 0.5
 """So old may a count of what waits be: it is asked for with every trigger, and counts each."""
 
 
-@workers_router.get("/workers", summary="Who runs nodes", response_model=schemas.Workers)
+class HandlerDetails(Reply):
+    name: str
+    max_retries: int
+    secrets: bool | list[str] | None = Field(
+        description="where its config may have secrets: anywhere, in these fields, nowhere; "
+        "null if the worker does not say"
+    )
+    version: int
+
+
+class Worker(Reply):
+    worker_id: str
+    host: str
+    pid: int
+    started_at: Time
+    last_heartbeat: Time
+    handlers: list[str]
+    handler_details: list[HandlerDetails]
+    running: int
+    concurrency: int
+    alive: bool
+
+
+class Workers(Reply):
+    items: list[Worker]
+
+
+class DeadLetters(Reply):
+    items: list[dict[str, Any]]
+
+
+_WORKER = {
+    "worker_id": "host-4711",
+    "host": "host",
+    "pid": 4711,
+    "started_at": AT,
+    "last_heartbeat": ENDED,
+    "handlers": ["input", "output"],
+    "handler_details": [
+        {"name": name, "max_retries": 0, "secrets": False, "version": 1}
+        for name in ("input", "output")
+    ],
+    "running": 0,
+    "concurrency": 32,
+    "alive": True,
+}
+_DEAD_LETTER = {
+    "time": AT,
+    "stream": "wf:stream:results",
+    "id": "1763273274123-0",
+    "reason": "no token",
+    "fields": {"run_id": RUN},
+}
+
+
+@workers_router.get(
+    "/workers",
+    summary="Who runs nodes",
+    response_model=Workers,
+    responses={200: reply({"items": [_WORKER]})},
+)
 async def workers(here: Here) -> Response:
     return json_answer({"items": await here.fleet.workers()})
 
@@ -172,7 +266,8 @@ async def workers(here: Here) -> Response:
 @workers_router.get(
     "/dead-letters",
     summary="Messages that were refused as malformed or poison",
-    response_model=schemas.DeadLetters,
+    response_model=DeadLetters,
+    responses={200: reply({"items": [_DEAD_LETTER]})},
 )
 async def dead_letters(here: Here) -> Response:
     return json_answer({"items": await here.fleet.dead_letters()})
@@ -183,17 +278,17 @@ class ThisProcess:
 
     def __init__(
         self,
-        commands: Commands,
-        handlers: Iterable[str],
+        commands: ServedEngine,
+        handlers: Iterable[Mapping[str, Any]],
         concurrency: int,
         depths: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`depths` says how many nodes wait, by handler."""
+        """`handlers` are as they are announced; `depths` is how many nodes wait, by handler."""
         self._commands = commands
         self._depths = depths
         self._backlog = 0
         self._counted_at = float("-inf")
-        self._handlers = sorted(handlers)
+        self._handlers = sorted(handlers, key=itemgetter("name"))
         self._concurrency = concurrency
         self._host = socket.gethostname()
         self._started_at = commands.clock()
@@ -207,7 +302,8 @@ class ThisProcess:
                 "started_at": timestamp(self._started_at),
                 # Whoever answers is alive at this moment.
                 "last_heartbeat": timestamp(self._commands.clock()),
-                "handlers": self._handlers,
+                "handlers": [handler["name"] for handler in self._handlers],
+                "handler_details": self._handlers,
                 "running": await self._running(),
                 "concurrency": self._concurrency,
                 "alive": True,
@@ -230,13 +326,12 @@ class ThisProcess:
         """Counted from the runs that are driven here, which are in memory."""
         count, cursor = 0, None
         while True:
-            page = await self._commands.list_runs(
-                status=RunStatus.RUNNING.value, limit=PAGE, cursor=cursor
-            )
+            query = RunQuery(status=RunStatus.RUNNING.value, limit=PAGE, cursor=cursor)
+            page = await self._commands.list_runs(query)
             for item in page["items"]:
                 run_id = item["run_id"]
                 if await self._commands.owner(run_id) == "here":
-                    run = await self._commands.store.load(run_id)
+                    run = await self._commands.load_run(run_id, ONLY_SIZES)
                     count += sum(node.status is NodeStatus.RUNNING for node in run.nodes)
             cursor = page["next_cursor"]
             if cursor is None or count >= self._concurrency:

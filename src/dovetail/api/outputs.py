@@ -1,9 +1,8 @@
-"""Answers that have outputs in them, which may be large and many.
+"""Replies with outputs, which may be large and many.
 
-Small ones are in the answer. A large one is a reference, unless the caller wants all in full. What
-is too much to be in memory at once is read in parts while it is sent: an answer is a list of parts,
-each either bytes or an output that is yet to be read. What it must not know: any call, or how a run
-is stored.
+A small output is in the reply. A large one is a reference, unless the caller wants all in full. A
+reply is a list of parts: bytes, or an output that is read while the reply is sent, so that memory
+holds only a few of them at once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from dovetail.core.run import NodeState, RunState
 from dovetail.core.states import NodeStatus
 
 JSON = "application/json"
-TOGETHER = 1 << 20
+MAX_INLINE_BYTES = 1 << 20
 """Bytes of outputs that may be in an answer which is made in one piece."""
 PART_BYTES = 1 << 20
 """Of outputs that are read at once for an answer that is made in parts."""
@@ -42,8 +41,8 @@ CHUNK_BYTES = 256 << 10
 """Of what is sent at once: no more than this waits in a connection of such an answer."""
 TURN_BYTES = 1 << 20
 """So much is encoded before others get their turn."""
-SHOWN = ReadBudget(LARGE_OUTPUT, TOGETHER)
-FULL = ReadBudget(TOGETHER, TOGETHER)
+SHOWN = ReadBudget(LARGE_OUTPUT, MAX_INLINE_BYTES)
+FULL = ReadBudget(MAX_INLINE_BYTES, MAX_INLINE_BYTES)
 
 
 class Hole(NamedTuple):
@@ -74,7 +73,7 @@ class RunOutputs:
         self._outputs = [node.output for node in run.nodes]
         self._prefix = prefix
         self._full = full
-        self._left = TOGETHER
+        self._left = MAX_INLINE_BYTES
         self._worked = 0
         self._known: dict[int, Part] = {}
 
@@ -180,7 +179,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
 
 
 def tag_of_parts(parts: Sequence[Part]) -> str:
-    """An output that is not at hand stays the same while what is told of its node does."""
+    """An output that was not read stays the same while the facts of its node do."""
     whole = blake2b(digest_size=12)
     for part in parts:
         if isinstance(part, bytes):
@@ -192,8 +191,8 @@ def tag_of_parts(parts: Sequence[Part]) -> str:
 
 
 def tag_of_output(run: RunState, node: NodeState, name: str) -> str:
-    told = (run.id, name, node.epoch, node.attempt, node.finished_at)
-    return responses.tag_of(orjson.dumps(told))
+    facts = (run.id, name, node.epoch, node.attempt, node.finished_at)
+    return responses.tag_of(orjson.dumps(facts))
 
 
 def answer_of(
@@ -218,7 +217,7 @@ def answer_of(
 
 
 class Streamed(StreamingResponse):
-    """Whatever it holds is let go of as soon as it ends, however that is."""
+    """It closes its parts as soon as it ends, however it ends."""
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(cast("AsyncGenerator[bytes]", self.body_iterator)):
@@ -269,7 +268,7 @@ def _filled(part: Part, texts: Any) -> bytes:
     if not isinstance(part.source, OutputReference):
         return orjson.dumps(part.source)
     text: bytes = next(texts)
-    # As for one that was at hand: `is_shown`.
+    # As `is_shown` decides for an output in memory.
     if part.href is not None and b"$output" in text and looks_like_a_reference(orjson.loads(text)):
         return orjson.dumps(reference(len(text), part.href))
     return text

@@ -1,8 +1,7 @@
-"""Every error as RFC 9457 `application/problem+json`, and the table that says which status it is.
+"""Every error as RFC 9457 `application/problem+json`, and the table of their statuses.
 
-An error is told by its `type`, so an error of a store that is not written yet is a row here.
-What a client cannot help with (5xx) is told in general words; the log has the rest, under the
-same request id. What it must not know: any endpoint.
+The `type` of an error decides, so an error of a new store is a new row here. The details of a
+server error (5xx) are in the log, under the same request id.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ URN = "urn:dovetail:problem:"
 
 
 class Refusal(DovetailError):
-    """A request that is wrong as a request, before anybody looked at what it asks for."""
+    """A request that is wrong as a request, before its meaning is looked at."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -125,7 +124,7 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def tell_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], None]) -> None:
+def answer_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], None]) -> None:
     """Let the application answer every error as a problem.
 
     `hidden` is what no client shall read in a message. `doubt` is called when a store has failed a
@@ -172,7 +171,7 @@ def tell_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], Non
             words = f"{one_line(request.method, 20)} is not allowed here, only {headers['Allow']}"
         return answer(status, KIND_OF.get(status, "error"), words, request.scope, headers=headers)
 
-    async def of_nobody(request: Request, error: Exception) -> Response:
+    async def of_a_lost_client(request: Request, error: Exception) -> Response:
         return answer(400, KIND_OF[400], "the client went away", request.scope)
 
     async def of_a_bug(request: Request, error: Exception) -> Response:
@@ -181,7 +180,7 @@ def tell_problems(app: FastAPI, hidden: re.Pattern[str], doubt: Callable[[], Non
     app.add_exception_handler(DovetailError, of_dovetail)
     app.add_exception_handler(RequestValidationError, of_query)
     app.add_exception_handler(HTTPException, of_routing)
-    app.add_exception_handler(ClientDisconnect, of_nobody)
+    app.add_exception_handler(ClientDisconnect, of_a_lost_client)
     app.add_exception_handler(Exception, of_a_bug)
 
 

@@ -1,8 +1,8 @@
 """A request's body: read within its bounds, then as strictly as a definition's file.
 
-One reader for all of them, the core's: duplicate keys, NaN, lone surrogates, numbers beyond 64
-bits and deep nesting are refused where they stand, whatever the call. What it must not know:
-what a field means.
+One reader for all calls, the core's: duplicate keys, NaN, lone surrogates, numbers beyond 64 bits
+and deep nesting are refused, with their position. `RequestBody` declares the fields of a body once,
+for reading it and for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BODY_SECONDS = 30.0
 SMALL_BYTES = 2 * 1024
 """Up to this, reading takes no longer than the rest of a request."""
 LARGE_BYTES = 16 * 1024
-"""Above this, reading takes long enough to be noticed by everybody else: aside, then."""
-MOST_UNKNOWN = 100
-"""Of the fields that no call knows, as many are told; a body can have 100,000."""
+"""Above this, reading takes long enough to delay other requests: it is done in a thread."""
+MAX_UNKNOWN_FIELDS = 100
+"""So many unknown fields are reported; a body can have 100,000."""
 
 _FORMATS: dict[str, Literal["json", "yaml"]] = {
     "application/json": "json",
@@ -82,29 +82,62 @@ async def in_line(
     return await line(work, caller_of(request), goes_on=goes_on)
 
 
-class Field(NamedTuple):
+class BodyField(NamedTuple):
     """What a field of a body must be."""
 
     expected: str
     fits: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+    """For the OpenAPI document."""
     required: bool = False
 
 
 class Body(NamedTuple):
-    """The fields that were given; those that were not, or are null, are None."""
+    """The fields of a request; a field that was not given, or is null, is None."""
 
     source: Source
     fields: dict[str, Any]
 
 
-async def read_fields(
-    request: Request,
-    here: ApiService,
-    known: Mapping[str, Field],
-    *,
-    deeper: int = 1,
+class RequestBody:
+    """A body that is an object of these fields and no others: how it is read, and documented."""
+
+    def __init__(
+        self, name: str, fields: Mapping[str, BodyField], example: Any, *, deeper: int = 1
+    ) -> None:
+        """`name` is what generated clients call it; `deeper` as in `read_source`."""
+        self._fields = fields
+        self._deeper = deeper
+        required = [name for name, field in fields.items() if field.required]
+        schema = {
+            "title": name,
+            "type": "object",
+            "properties": {name: field.schema for name, field in fields.items()},
+            "required": required,
+            "additionalProperties": False,
+        }
+        self.openapi = documented_body(schema, example, required=bool(required))
+        """For `openapi_extra`."""
+
+    async def read(self, request: Request, here: ApiService) -> Body:
+        """No body at all is an empty object. Raises `InvalidRequest` with every problem."""
+        return await _read_fields(request, here, self._fields, self._deeper)
+
+
+def documented_body(
+    schema: Mapping[str, Any], example: Any, *, required: bool = True
+) -> dict[str, Any]:
+    """For `openapi_extra`: a body that the endpoint reads itself, as JSON or YAML."""
+    content = {
+        "application/json": {"schema": schema, "example": example},
+        "application/yaml": {"schema": schema},
+    }
+    return {"requestBody": {"required": required, "content": content}}
+
+
+async def _read_fields(
+    request: Request, here: ApiService, known: Mapping[str, BodyField], deeper: int
 ) -> Body:
-    """A body that is an object of these fields. None at all is an empty object."""
     if not _has_body(request):
         source = Source({})
     else:
@@ -120,11 +153,11 @@ async def read_fields(
     problems = []
     suggester = Suggester()
     unknown = [name for name in data if name not in known]
-    for name in unknown[:MOST_UNKNOWN]:
+    for name in unknown[:MAX_UNKNOWN_FIELDS]:
         hint = suggester.did_you_mean(name, known) or f"; known: {', '.join(known) or 'none'}"
         problems.append(_problem(source, (name,), f"unknown field {shown(name)}{hint}", True))
-    if len(unknown) > MOST_UNKNOWN:
-        message = f"and {len(unknown) - MOST_UNKNOWN:,} more unknown fields"
+    if len(unknown) > MAX_UNKNOWN_FIELDS:
+        message = f"and {len(unknown) - MAX_UNKNOWN_FIELDS:,} more unknown fields"
         problems.append(Problem("too_large", message, ""))
     for name, kind in known.items():
         value = data.get(name)
@@ -155,14 +188,20 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-ANYTHING = Field("any value", lambda value: True)
-"""For what the commands check themselves, with all its problems."""
-OBJECT = Field("an object", lambda value: isinstance(value, dict))
-TEXT = Field("text", lambda value: isinstance(value, str))
-DEFINITION = Field("a definition", lambda value: isinstance(value, dict), required=True)
-FLAG = Field("true or false", lambda value: isinstance(value, bool))
-VERSION = Field(
-    "a version's number or alias", lambda value: is_whole(value) or isinstance(value, str)
+PARAMS = BodyField("any value", lambda value: True, {"type": ["object", "null"]})
+"""The commands check params themselves, with all their problems."""
+TEXT = BodyField("text", lambda value: isinstance(value, str), {"type": ["string", "null"]})
+DEFINITION_SCHEMA = {"$ref": "#/components/schemas/Definition"}
+DEFINITION = BodyField(
+    "a definition", lambda value: isinstance(value, dict), DEFINITION_SCHEMA, required=True
+)
+FLAG = BodyField(
+    "true or false", lambda value: isinstance(value, bool), {"type": ["boolean", "null"]}
+)
+VERSION = BodyField(
+    "a version's number or alias",
+    lambda value: is_whole(value) or isinstance(value, str),
+    {"type": ["integer", "string", "null"], "description": "a number or an alias"},
 )
 
 

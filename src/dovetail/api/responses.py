@@ -1,13 +1,4 @@
-"""`ETag`, `If-Match`, `If-None-Match`: what a client has seen, and whether it is still so.
-
-What it must not know: what is seen.
-
-Pages of a list: how many, and from where on. One wording for every list.
-
-An endpoint's answer as a response, and what the OpenAPI document says about it.
-
-What it must not know: any field of an answer.
-"""
+"""How endpoints reply: JSON, `ETag` and its conditions, pages, entries in the document."""
 
 from __future__ import annotations
 
@@ -50,10 +41,13 @@ def names(request: Request, header: str, tag: str | None, *, weak: bool = False)
     return tag.strip('"') in found
 
 
-MOST = 1000
+MAX_PAGE_SIZE = 1000
 
 Limit = Annotated[
-    int, Query(ge=1, description=f"items of one page; more than {MOST:,} are {MOST:,}")
+    int,
+    Query(
+        ge=1, description=f"items of one page; more than {MAX_PAGE_SIZE:,} are {MAX_PAGE_SIZE:,}"
+    ),
 ]
 Cursor = Annotated[
     str | None, Query(description="`next_cursor` of the page before; without it the first page")
@@ -61,12 +55,10 @@ Cursor = Annotated[
 
 
 def page_size(limit: int) -> int:
-    return min(limit, MOST)
+    return min(limit, MAX_PAGE_SIZE)
 
 
 PREFIX = "/api/v1"
-DEFINITION = {"$ref": "#/components/schemas/Definition"}
-"""For a body that has one."""
 
 
 def json_answer(
@@ -102,7 +94,7 @@ Here = Annotated[ApiService, Depends(service_of)]
 
 
 async def maker_of(request: Request) -> ApiService:
-    """The same for a call that makes runs: if too much waits, it is told to come back later."""
+    """The same for a call that makes runs: if too much waits, the caller has to come back later."""
     here = await service_of(request)
     await here.admit()
     return here
@@ -112,18 +104,18 @@ def location(run_id: str) -> dict[str, str]:
     return {"Location": f"{PREFIX}/runs/{run_id}"}
 
 
-def body_of(schema: Mapping[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """For `openapi_extra`: a body that the endpoint reads itself."""
-    content = {form: {"schema": schema} for form in ("application/json", "application/yaml")}
-    return {"requestBody": {"required": required, "content": content}}
+# ── for the OpenAPI document ─────────────────────────────────────────────────────────────
 
 
-def fields_of(properties: Mapping[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A body that is an object of these fields and no others."""
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-    return body_of(schema, required=bool(required))
+def header(description: str, kind: str = "string") -> dict[str, Any]:
+    return {"description": description, "required": True, "schema": {"type": kind}}
+
+
+LOCATION = {"Location": header("where it is")}
+ETAG = {"ETag": header("of this answer, for `If-None-Match` and `If-Match`")}
+NOT_MODIFIED = {"description": "as `If-None-Match` has it", "headers": ETAG}
+
+
+def reply(example: Any, **more: Any) -> dict[str, Any]:
+    """For `responses` of an endpoint: a JSON reply like this one."""
+    return {"content": {"application/json": {"example": example}}, **more}

@@ -1,4 +1,4 @@
-"""Runs: triggered, read, retried, cancelled. Their events are in `events`."""
+"""Runs: trigger, read, retry, cancel, repair. Their events are in `events`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from dovetail.api import schemas
 from dovetail.api.admission import waits
 from dovetail.api.outputs import (
     FULL,
@@ -25,38 +25,176 @@ from dovetail.api.outputs import (
     tag_of_parts,
 )
 from dovetail.api.request_body import (
-    ANYTHING,
     DEFINITION,
     FLAG,
+    PARAMS,
     TEXT,
     VERSION,
     BodyPart,
-    read_fields,
+    RequestBody,
 )
-from dovetail.api.responses import DEFINITION as DEFINITION_SCHEMA
 from dovetail.api.responses import (
+    ETAG,
+    LOCATION,
+    NOT_MODIFIED,
     PREFIX,
     Cursor,
     Here,
     Limit,
-    fields_of,
     json_answer,
     location,
     maker_of,
     page_size,
+    reply,
     service_of,
     unless_known,
 )
+from dovetail.api.schemas import (
+    AT,
+    ENDED,
+    RUN,
+    STARTED,
+    NodeStatusName,
+    Reply,
+    RunStatusName,
+    Time,
+    Warned,
+)
+from dovetail.api.schemas import DEFINITION as DEFINITION_EXAMPLE
 from dovetail.api.service import ApiService
 from dovetail.api.workflows import IfNoneMatch, check
 from dovetail.core.outputs import LARGE_OUTPUT, OutputReference, looks_like_a_reference, reference
 from dovetail.core.run import RunState
-from dovetail.engine.commands import Accepted, with_warnings
-from dovetail.engine.views import run_view
+from dovetail.engine.api import Accepted
+from dovetail.engine.ports import RunQuery
+from dovetail.engine.views import run_view, with_warnings
 
 router = APIRouter(tags=["runs"])
 
-LONGEST_WAIT = 24 * 3600.0
+MAX_WAIT_SECONDS = 24 * 3600.0
+
+# ── schemas ─────────────────────────────────────────────────────────────────────────────
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Triggered(Reply):
+    run_id: str
+    status: RunStatusName = Field(description="when the run was accepted")
+    workflow: str
+    version: int | None = Field(description="null for a definition that is not registered")
+    created_at: Time
+    warnings: list[Warned] = Field(default=[], description="left out if there are none")
+
+
+class Failure(BaseModel):
+    type: str
+    message: str
+    node: str = ""
+
+
+_OUTPUT = (
+    "a JSON value; one of more than 64 KiB, or one that has a key `$output` itself, is "
+    '`{"$output": {"size", "href"}}` unless `outputs=full`: `href` has it'
+)
+
+
+class NodeItem(Reply):
+    id: str
+    handler: str
+    status: NodeStatusName
+    attempt: int
+    epoch: int
+    dependencies: list[str]
+    reason: str | None
+    cause: str | None
+    error: Failure | None
+    started_at: Time | None
+    finished_at: Time | None
+    duration: Seconds | None
+    worker: str | None
+    output: Any = Field(description=_OUTPUT)
+
+
+class RunItem(Reply):
+    run_id: str
+    workflow: str
+    version: int | None
+    status: RunStatusName
+    epoch: int
+    params: dict[str, Any]
+    created_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    duration: Seconds | None
+    error: Failure | None
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
+
+
+class Run(RunItem):
+    nodes: list[NodeItem] = Field(default=[], description="left out with `nodes=false`")
+
+
+class Runs(Reply):
+    items: list[RunItem]
+    next_cursor: str | None
+
+
+class Results(Reply):
+    status: RunStatusName
+    result: Any = Field(description=f"of each output in it: {_OUTPUT}")
+    outputs: dict[str, Any] = Field(description=f"by node; each is {_OUTPUT}")
+
+
+class Reason(Reply):
+    id: str
+    status: NodeStatusName
+    code: Literal[
+        "waiting_for_parents",
+        "rate_limited",
+        "backing_off",
+        "queued",
+        "no_worker",
+        "max_concurrency",
+        "running",
+        "damaged",
+    ]
+    why: str
+    details: dict[str, Any]
+
+
+class Explanation(Reply):
+    run_id: str
+    status: RunStatusName
+    nodes: list[Reason]
+    damage: list[str] = Field(
+        description="where its state disagrees with itself or with its log: `repair` rebuilds it"
+    )
+
+
+class Verified(Reply):
+    run_id: str
+    divergences: list[str] = Field(description="none, if all is well")
+
+
+class Repaired(Reply):
+    run_id: str
+    differences: list[str] = Field(
+        description="where its state was not what its log says; none, if there was nothing to do"
+    )
+    repaired: bool
+
+
+class RunId(Reply):
+    run_id: str
+
+
+class RetryPlan(Reply):
+    rerun: list[str]
+    reuse: list[str]
+
+
+# ── parameters, bodies and examples ─────────────────────────────────────────────────────
 
 IdempotencyKey = Annotated[
     str | None,
@@ -69,28 +207,104 @@ WhichOutputs = Annotated[
         'place there is `{"$output": {"size", "href"}}` otherwise'
     ),
 ]
-_TRIGGER = {"params": ANYTHING, "version": VERSION}
-_AD_HOC = {"definition": DEFINITION, "params": ANYTHING}
-_RETRY = {"from": TEXT, "dry_run": FLAG}
-_REPAIR = {"dry_run": FLAG}
-_SAME_KEY: dict[int | str, dict[str, Any]] = {
-    200: {"model": schemas.Triggered, "description": "the key was used before: the same answer"}
+_TRIGGERED = {
+    "run_id": RUN,
+    "status": "PENDING",
+    "workflow": "greet",
+    "version": 2,
+    "created_at": AT,
 }
-VERSION_SCHEMA = {"type": ["integer", "string", "null"], "description": "a number or an alias"}
-_PARAMS = {"type": ["object", "null"]}
+_SUMMARY = {
+    "run_id": RUN,
+    "workflow": "greet",
+    "version": 2,
+    "status": "COMPLETED",
+    "epoch": 1,
+    "params": {"who": "Ada"},
+    "created_at": AT,
+    "started_at": STARTED,
+    "finished_at": ENDED,
+    "duration": 0.0125,
+    "error": None,
+    "result": {"text": "Hello Ada"},
+}
+_NODE = {
+    "id": "end",
+    "handler": "output",
+    "status": "COMPLETED",
+    "attempt": 1,
+    "epoch": 1,
+    "dependencies": ["start"],
+    "reason": None,
+    "cause": None,
+    "error": None,
+    "started_at": STARTED,
+    "finished_at": ENDED,
+    "duration": 0.0125,
+    "worker": "host-4711",
+    "output": {"text": "Hello Ada"},
+}
+_LARGE_OUTPUT = {
+    "$output": {"size": 912345, "href": f"/api/v1/runs/{RUN}/nodes/fetch/output"},
+}
+_LARGE = {
+    **_NODE,
+    "id": "fetch",
+    "handler": "call_external_service",
+    "dependencies": [],
+    "output": _LARGE_OUTPUT,
+}
+_RUN = {**_SUMMARY, "nodes": [_NODE, _LARGE]}
+_RUNNING = {
+    **_RUN,
+    "status": "RUNNING",
+    "epoch": 2,
+    "finished_at": None,
+    "duration": None,
+    "result": None,
+}
+_PLAN = {"rerun": ["end"], "reuse": ["start"]}
+_TEXT = {"text": "Hello Ada"}
+_ANY_VALUE: dict[str, Any] = {
+    "description": "any JSON value",
+    "content": {"application/json": {"schema": {}, "example": _TEXT}},
+}
+_TRIGGER = RequestBody(
+    "TriggerRequest", {"params": PARAMS, "version": VERSION}, {"params": {"who": "Ada"}}
+)
+_RUN_DEFINITION = RequestBody(
+    "RunRequest",
+    {"definition": DEFINITION, "params": PARAMS},
+    {"definition": DEFINITION_EXAMPLE, "params": {"who": "Ada"}},
+)
+_RETRY = RequestBody("RetryRequest", {"from": TEXT, "dry_run": FLAG}, {"from": "end"})
+_REPAIR = RequestBody("RepairRequest", {"dry_run": FLAG}, {})
+NO_FIELDS = RequestBody("EmptyRequest", {}, {})
+
+
+def _accepted_replies(example: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    same = "the key was used before: the same answer"
+    return {
+        200: reply(example, headers=LOCATION, model=Triggered, description=same),
+        202: reply(example, headers=LOCATION),
+        409: {},
+    }
+
+
+# ── endpoints ───────────────────────────────────────────────────────────────────────────
 
 
 @router.post(
     "/workflows/{name}/runs",
     summary="Run a registered workflow",
     status_code=202,
-    response_model=schemas.Triggered,
-    responses=_SAME_KEY,
-    openapi_extra=fields_of({"params": _PARAMS, "version": VERSION_SCHEMA}),
+    response_model=Triggered,
+    responses=_accepted_replies(_TRIGGERED),
+    openapi_extra=_TRIGGER.openapi,
 )
 async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
-    params, version = (await read_fields(request, here, _TRIGGER)).fields.values()
+    params, version = (await _TRIGGER.read(request, here)).fields.values()
     async with here.making:
         accepted = await here.commands.trigger(
             name, params, version=version, idempotency_key=idempotency_key
@@ -102,13 +316,13 @@ async def trigger(name: str, request: Request, idempotency_key: IdempotencyKey =
     "/runs",
     summary="Run a definition that is not registered",
     status_code=202,
-    response_model=schemas.Triggered,
-    responses=_SAME_KEY,
-    openapi_extra=fields_of({"definition": DEFINITION_SCHEMA, "params": _PARAMS}, ("definition",)),
+    response_model=Triggered,
+    responses=_accepted_replies({**_TRIGGERED, "version": None}),
+    openapi_extra=_RUN_DEFINITION.openapi,
 )
 async def run_definition(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
     here = await maker_of(request)
-    body = await read_fields(request, here, _AD_HOC)
+    body = await _RUN_DEFINITION.read(request, here)
     checked = await check(request, here, BodyPart(body.source, "definition"))
     async with here.making:
         accepted = await here.commands.trigger(
@@ -122,7 +336,12 @@ async def _accepted(here: ApiService, accepted: Accepted) -> Response:
     return json_answer(made, 202 if accepted.created else 200, location(accepted.run_id))
 
 
-@router.get("/runs", summary="List runs, newest first, without nodes", response_model=schemas.Runs)
+@router.get(
+    "/runs",
+    summary="List runs, newest first, without nodes",
+    response_model=Runs,
+    responses={200: reply({"items": [_SUMMARY], "next_cursor": "17"}), 404: {}},  # no such batch
+)
 async def list_runs(
     here: Here,
     status: str | None = None,
@@ -131,14 +350,10 @@ async def list_runs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    found = await here.commands.list_runs(
-        status=status,
-        workflow=workflow or None,
-        batch=batch or None,
-        limit=page_size(limit),
-        cursor=cursor or None,
-        most=LARGE_OUTPUT,
+    query = RunQuery(
+        status, workflow or None, batch or None, page_size(limit), cursor or None, LARGE_OUTPUT
     )
+    found = await here.commands.list_runs(query)
     for view in found["items"]:
         result = view["result"]
         if not _is_whole(result):
@@ -147,7 +362,12 @@ async def list_runs(
     return json_answer(found)
 
 
-@router.get("/runs/{run_id}", summary="A run and its nodes", response_model=schemas.Run)
+@router.get(
+    "/runs/{run_id}",
+    summary="A run and its nodes",
+    response_model=Run,
+    responses={200: reply(_RUN, headers=ETAG), 304: NOT_MODIFIED},
+)
 async def get_run(
     run_id: str,
     request: Request,
@@ -162,13 +382,13 @@ async def get_run(
     here = await service_of(request)
     if wait:
         waits(request)
-        await here.unless_closing(_end(here, run_id, request), min(wait, LONGEST_WAIT))
+        await here.unless_closing(_end(here, run_id, request), min(wait, MAX_WAIT_SECONDS))
     if not nodes:
-        view = await here.commands.summary(run_id, most=LARGE_OUTPUT)
+        view = await here.commands.summary(run_id, max_result_bytes=LARGE_OUTPUT)
         # What goes on has a result in parts, and one that is large is made of references.
         if view["finished_at"] is not None and _is_whole(view["result"]):
             return unless_known(request, view)
-    run = await here.commands.look(run_id, FULL if outputs else SHOWN)
+    run = await here.commands.load_run(run_id, FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, nodes=nodes, full=outputs is not None)
 
 
@@ -195,7 +415,7 @@ def _is_whole(result: Any) -> bool:
 
 
 def _reader(here: ApiService, run: RunState) -> Read:
-    return lambda wanted: here.commands.store.read_outputs(run, wanted)
+    return lambda wanted: here.commands.read_outputs(run, wanted)
 
 
 async def _end(here: ApiService, run_id: str, request: Request) -> None:
@@ -218,7 +438,19 @@ async def _left(request: Request) -> None:
 
 
 @router.get(
-    "/runs/{run_id}/results", summary="Its result and outputs", response_model=schemas.Results
+    "/runs/{run_id}/results",
+    summary="Its result and outputs",
+    response_model=Results,
+    responses={
+        200: reply(
+            {
+                "status": "COMPLETED",
+                "result": _TEXT,
+                "outputs": {"fetch": _LARGE_OUTPUT, "end": _TEXT},
+            }
+        ),
+        409: {},
+    },
 )
 async def results(
     run_id: str,
@@ -227,7 +459,8 @@ async def results(
     partial: bool = False,
     outputs: WhichOutputs = None,
 ) -> Response:
-    run = await here.commands.with_results(run_id, partial=partial, room=FULL if outputs else SHOWN)
+    budget = FULL if outputs else SHOWN
+    run = await here.commands.with_results(run_id, partial=partial, budget=budget)
     parts = await result_parts(run, PREFIX, full=outputs is not None)
     return answer_of(request, parts, _reader(here, run), here.answers)
 
@@ -235,9 +468,7 @@ async def results(
 @router.get(
     "/runs/{run_id}/nodes/{node_id}/output",
     summary="The output of one node, as it is",
-    responses={
-        200: {"description": "any JSON value", "content": {"application/json": {"schema": {}}}}
-    },
+    responses={200: {**_ANY_VALUE, "headers": ETAG}, 304: NOT_MODIFIED, 409: {}},
 )
 async def node_output(
     run_id: str, node_id: str, request: Request, here: Here, if_none_match: IfNoneMatch = None
@@ -252,12 +483,10 @@ async def node_output(
 @router.get(
     "/runs/{run_id}/result",
     summary="Its result alone, as it is",
-    responses={
-        200: {"description": "any JSON value", "content": {"application/json": {"schema": {}}}}
-    },
+    responses={200: _ANY_VALUE, 409: {}},
 )
 async def result(run_id: str, request: Request, here: Here, partial: bool = False) -> Response:
-    run = await here.commands.with_results(run_id, partial=partial, room=FULL)
+    run = await here.commands.with_results(run_id, partial=partial, budget=FULL)
     parts = joined(await RunOutputs(run, PREFIX, full=True).result())
     return answer_of(request, parts, _reader(here, run), here.answers)
 
@@ -265,7 +494,32 @@ async def result(run_id: str, request: Request, here: Here, partial: bool = Fals
 @router.get(
     "/runs/{run_id}/explain",
     summary="Why each node that has not finished is where it is",
-    response_model=schemas.Explanation,
+    response_model=Explanation,
+    responses={
+        200: reply(
+            {
+                "run_id": RUN,
+                "status": "RUNNING",
+                "nodes": [
+                    {
+                        "id": "fetch",
+                        "status": "QUEUED",
+                        "code": "rate_limited",
+                        "why": "rate limit 'search_api': starts in about 9 s",
+                        "details": {"resource_tag": "search_api", "until": AT, "seconds": 9.1},
+                    },
+                    {
+                        "id": "end",
+                        "status": "PENDING",
+                        "code": "waiting_for_parents",
+                        "why": "waits for parent fetch",
+                        "details": {"parents": ["fetch"]},
+                    },
+                ],
+                "damage": [],
+            }
+        )
+    },
 )
 async def explain(run_id: str, here: Here) -> Response:
     return json_answer(await here.commands.explain(run_id))
@@ -274,7 +528,8 @@ async def explain(run_id: str, here: Here) -> Response:
 @router.get(
     "/runs/{run_id}/verify",
     summary="Whether its events agree with the rules",
-    response_model=schemas.Verified,
+    response_model=Verified,
+    responses={200: reply({"run_id": RUN, "divergences": []})},
 )
 async def verify(run_id: str, here: Here) -> Response:
     return json_answer({"run_id": run_id, "divergences": await here.commands.verify(run_id)})
@@ -283,7 +538,8 @@ async def verify(run_id: str, here: Here) -> Response:
 @router.get(
     "/run-ids/{beginning}",
     summary="The whole id of the one run whose id begins so",
-    response_model=schemas.RunId,
+    response_model=RunId,
+    responses={200: reply({"run_id": RUN}), 409: {}},
 )
 async def find_run(beginning: str, here: Here) -> Response:
     return json_answer({"run_id": await here.commands.find_run(beginning)})
@@ -293,19 +549,21 @@ async def find_run(beginning: str, here: Here) -> Response:
     "/runs/{run_id}/retry",
     summary="Run again what did not complete, or all from a node on",
     status_code=202,
-    response_model=schemas.Run,
-    responses={200: {"model": schemas.RetryPlan, "description": "with `dry_run`"}},
-    openapi_extra=fields_of(
-        {"from": {"type": ["string", "null"]}, "dry_run": {"type": ["boolean", "null"]}}
-    ),
+    response_model=Run,
+    responses={
+        200: reply(_PLAN, model=RetryPlan, description="with `dry_run`"),
+        202: reply(_RUNNING, headers=LOCATION),
+        409: {},
+    },
+    openapi_extra=_RETRY.openapi,
 )
 async def retry(
     run_id: str, request: Request, here: Here, outputs: WhichOutputs = None
 ) -> Response:
-    from_node, dry_run = (await read_fields(request, here, _RETRY)).fields.values()
+    from_node, dry_run = (await _RETRY.read(request, here)).fields.values()
     if dry_run:
         return json_answer(await here.commands.plan_retry(run_id, from_node))
-    run = await here.commands.retry(run_id, from_node, room=FULL if outputs else SHOWN)
+    run = await here.commands.retry(run_id, from_node, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
 
 
@@ -313,23 +571,36 @@ async def retry(
     "/runs/{run_id}/cancel",
     summary="Cancel what has not finished",
     status_code=202,
-    response_model=schemas.Run,
-    openapi_extra=fields_of({}),
+    response_model=Run,
+    responses={
+        202: reply({**_RUNNING, "epoch": 1, "status": "CANCELLED"}, headers=LOCATION),
+        409: {},
+    },
+    openapi_extra=NO_FIELDS.openapi,
 )
 async def cancel(
     run_id: str, request: Request, here: Here, outputs: WhichOutputs = None
 ) -> Response:
-    await read_fields(request, here, {})
-    run = await here.commands.cancel(run_id, room=FULL if outputs else SHOWN)
+    await NO_FIELDS.read(request, here)
+    run = await here.commands.cancel(run_id, budget=FULL if outputs else SHOWN)
     return await _run_answer(here, request, run, full=outputs is not None, moved=True)
 
 
 @router.post(
     "/runs/{run_id}/repair",
     summary="Rebuild its state from its own log",
-    response_model=schemas.Repaired,
-    openapi_extra=fields_of({"dry_run": {"type": ["boolean", "null"]}}),
+    response_model=Repaired,
+    responses={
+        200: reply(
+            {
+                "run_id": RUN,
+                "differences": ["node 'b' is kept with status COMPLETED, the log makes it QUEUED"],
+                "repaired": True,
+            }
+        )
+    },
+    openapi_extra=_REPAIR.openapi,
 )
 async def repair(run_id: str, request: Request, here: Here) -> Response:
-    (dry_run,) = (await read_fields(request, here, _REPAIR)).fields.values()
+    (dry_run,) = (await _REPAIR.read(request, here)).fields.values()
     return json_answer(await here.commands.repair(run_id, dry_run=bool(dry_run)))

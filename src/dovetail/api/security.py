@@ -1,8 +1,7 @@
-"""Who may ask, and from where: host names, origins and bearer tokens, before any endpoint.
+"""Which callers may ask: host names, origins and bearer tokens, before any endpoint.
 
-Everything is closed unless a line here opens it, and what is open is compared as a whole path,
-never by how it begins or ends. What it must not know: what a call does, beyond whether it only
-reads.
+Everything is closed unless a line here opens it. An open path is compared as a whole, never by its
+prefix or suffix.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def page_policy(style: str) -> str:
 
 
 class Tokens:
-    """The tokens of the settings, compared without telling how much of one was right."""
+    """The tokens of the settings, compared in constant time."""
 
     def __init__(self, given: Iterable[str]) -> None:
         self._known: list[tuple[bytes, Access]] = []
@@ -81,7 +80,7 @@ def _digest(token: bytes) -> bytes:
 
 
 def check_binding(addresses: Sequence[str], tokens: Sequence[str]) -> None:
-    """Raises `SettingsError` where everybody on the network could do everything."""
+    """Raises `SettingsError` where every machine on the network could do everything."""
     if not tokens and not all(is_loopback(address) for address in addresses):
         raise SettingsError(
             f"refusing to listen on {', '.join(addresses)} without a token: everybody who "
@@ -112,7 +111,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            # Nothing here speaks it, and what nobody checks must not get through.
+            # Nothing here speaks it, and an unchecked request must not get through.
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] == "http":
@@ -185,7 +184,7 @@ class Guard:
 
 # Where to listen, not what to be called: a page of any site may write to http://0.0.0.0.
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
-LONGEST_HOST = 260  # of DNS, and a port
+MAX_HOST_LENGTH = 260  # of DNS, and a port
 _LOOKED_AT = (b"host", b"origin", b"authorization", b"transfer-encoding", b"content-length")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{0,5}))?")
@@ -211,8 +210,8 @@ def _name(given: str) -> str:
 
 
 def host_and_port(text: str, default: str = "") -> tuple[str, str]:
-    """`[::1]:8700` → `::1` and `8700`. What is no host is a name that nobody has."""
-    return _host_and_port(text, default) if len(text) <= LONGEST_HOST else ("", default)
+    """`[::1]:8700` → `::1` and `8700`. Text that is no host matches no name."""
+    return _host_and_port(text, default) if len(text) <= MAX_HOST_LENGTH else ("", default)
 
 
 @lru_cache(256)  # the same few with every request, and an address takes long to parse

@@ -1,7 +1,7 @@
 """Serves the application on a socket until it is asked to stop, with uvicorn.
 
-It binds before anything else is opened, so that a port in use costs nothing, and it leaves
-signals to whoever calls it. What it must not know: what the application answers.
+It binds before anything else is opened, so that a port in use costs nothing. It leaves signals to
+its caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dovetail.api.connection import (
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
     REQUEST_SECONDS,
     Crowd,
     HttpConnection,
@@ -111,7 +111,7 @@ async def serve(
     app: ASGIApp,
     listening: list[socket.socket],
     closing: asyncio.Event,
-    connections: int = MOST_CONNECTIONS,
+    connections: int = MAX_CONNECTIONS,
     sending: Sending | None = None,
 ) -> None:
     """Answer requests until `closing` is set; then take no more and finish those under way.

@@ -1,16 +1,4 @@
-"""Whether a run that is triggered now would be accepted: found out at most once a second.
-
-However many ask, the stores are asked by one of them; all others get the same verdict. What it
-must not know: HTTP, or which stores there are.
-
-Memory for large answers: so much for all of them, in pieces for which each waits its turn.
-
-A small answer takes none of it, so it never waits. What it must not know: what is sent, or how.
-
-What every endpoint works with: the engine's commands, who runs nodes, and the end of it all.
-
-What it must not know: HTTP, or which store and transport are behind the commands.
-"""
+"""What every endpoint works with: the engine, the workers, readiness, memory for large replies."""
 
 from __future__ import annotations
 
@@ -26,12 +14,12 @@ from dovetail.api.admission import FairLine, TooLong
 from dovetail.config import Settings, env_name
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.text import counted
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import ServedEngine
 
 log = logging.getLogger("dovetail.api")
 
 READY_SECONDS = 3.0
-"""Whoever asks has given up by then."""
+"""A caller has given up by then."""
 KNOWN_SECONDS = 1.0
 """So long a verdict holds."""
 
@@ -68,7 +56,7 @@ class Readiness:
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
         if not task.cancelled():
-            task.exception()  # told to whoever waits
+            task.exception()  # raised to the requests that wait
 
     @staticmethod
     async def _found(probe: Callable[[], Awaitable[None]]) -> StoreError | None:
@@ -117,7 +105,7 @@ class Budget:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self.taken -= size  # it came, and nobody is there to use it
+                self.taken -= size  # it came too late for this request
             elif (size, turn) in self._waiting:
                 self._waiting.remove((size, turn))
             self._serve()
@@ -133,17 +121,17 @@ class Budget:
 
 T = TypeVar("T")
 
-MOST_MADE_AT_ONCE = 16
+MAX_CONCURRENT_TRIGGERS = 16
 """Runs that are triggered together share a commit and are answered together. More of them would
-share more, but whoever only reads waits until all are answered."""
+share more, but reads would wait until all are answered."""
 
 
-LINE_SECONDS = 10.0
+MAX_QUEUE_SECONDS = 10.0
 """So long a body waits to be read; a client would rather hear when to come back."""
 
 
 class Overloaded(DovetailError):
-    """More waits to be done than anybody should add to."""
+    """More work waits than a caller should add to."""
 
     type = "overloaded"
     retry_after = 5.0
@@ -151,13 +139,13 @@ class Overloaded(DovetailError):
 
 def _line_too_long() -> Overloaded:
     return Overloaded(
-        f"this body waited for {LINE_SECONDS:g} s behind other large ones of the same caller; "
+        f"this body waited for {MAX_QUEUE_SECONDS:g} s behind other large ones of the same caller; "
         "send fewer at once"
     )
 
 
 class Fleet(Protocol):
-    """Whoever runs nodes: this process, or workers on many machines."""
+    """The workers: this process, or workers on many machines."""
 
     async def workers(self) -> list[dict[str, Any]]:
         """In the fields of `GET /workers`, the dead ones that are still remembered included."""
@@ -178,7 +166,7 @@ class Fleet(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApiService:
-    commands: Commands
+    commands: ServedEngine
     fleet: Fleet
     settings: Settings
     hosts: Sequence[str] = ()
@@ -188,20 +176,22 @@ class ApiService:
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Not ready any more: it serves what still comes until load balancers know."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server is asked to stop: whoever waits or streams comes to an end."""
+    """Set when the server is asked to stop: requests that wait or stream come to an end."""
 
     answers: Budget = field(default_factory=Budget)
     """Memory for answers that are sent in parts."""
-    making: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_MADE_AT_ONCE))
+    making: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_TRIGGERS)
+    )
     """Held while a run is made."""
     readiness: Readiness = field(default_factory=Readiness)
-    _aside: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
-    _between: FairLine = field(default_factory=lambda: FairLine(LINE_SECONDS))
+    _aside: FairLine = field(default_factory=lambda: FairLine(MAX_QUEUE_SECONDS))
+    _between: FairLine = field(default_factory=lambda: FairLine(MAX_QUEUE_SECONDS))
 
     async def aside(self, work: Callable[[], T], caller: str, *, goes_on: bool = False) -> T:
-        """What would keep everybody else waiting, in a thread; one such thing at a time.
+        """Work that would delay other requests, in a thread; one piece at a time.
 
-        Two would not be done sooner, and the loop that serves everybody gets its turn between
+        Two would not be done sooner, and the event loop gets its turn between
         any two threads. Callers take turns. Raises `Overloaded` if the line is too long. What goes
         on with a body that was read comes first, or all that are read would be in memory.
         """
@@ -214,12 +204,12 @@ class ApiService:
     async def between(self, work: Callable[[], T], caller: str, *, goes_on: bool = False) -> T:
         """What takes milliseconds, right here; one such thing in each turn of the loop.
 
-        A hundred of them in one turn would keep everybody else waiting as long as a large one.
+        A hundred of them in one turn would delay other requests as long as a large one.
         """
         try:
             async with self._between.turn(caller, goes_on=goes_on):
                 done = work()
-                await asyncio.sleep(0)  # everybody else's turn before the next in line
+                await asyncio.sleep(0)  # other requests have their turn before the next in line
                 return done
         except TooLong:
             raise _line_too_long() from None

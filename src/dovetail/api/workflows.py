@@ -1,4 +1,4 @@
-"""`/workflows`: registering, checking and reading definitions, their versions and aliases."""
+"""`/workflows`: register, check and read definitions, their versions and aliases."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ import orjson
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from dovetail.api import responses, schemas
-from dovetail.api.request_body import Field, in_line, is_whole, read_fields, read_source
+from dovetail.api import responses
+from dovetail.api.request_body import (
+    DEFINITION_SCHEMA,
+    BodyField,
+    RequestBody,
+    documented_body,
+    in_line,
+    is_whole,
+    read_source,
+)
 from dovetail.api.responses import (
-    DEFINITION,
+    ETAG,
+    LOCATION,
+    NOT_MODIFIED,
     PREFIX,
     Cursor,
     Here,
     Limit,
-    body_of,
-    fields_of,
     json_answer,
     page_size,
+    reply,
     unless_known,
 )
+from dovetail.api.schemas import AT, DEFINITION, ProblemFound, Reply, Time
 from dovetail.api.service import ApiService
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked
@@ -30,7 +40,65 @@ from dovetail.engine.ports import Seen
 
 router = APIRouter(prefix="/workflows", tags=["workflows"])
 
-_DEFINITION = body_of(DEFINITION)
+
+class Registered(Reply):
+    name: str
+    version: int
+    created: bool
+
+
+class Validation(Reply):
+    valid: bool
+    errors: list[ProblemFound]
+    warnings: list[ProblemFound]
+    layers: list[list[str]]
+
+
+class WorkflowItem(Reply):
+    name: str
+    latest_version: int
+    aliases: dict[str, int]
+    created_at: Time
+    updated_at: Time
+
+
+class Workflows(Reply):
+    items: list[WorkflowItem]
+    next_cursor: str | None
+
+
+class Workflow(Reply):
+    name: str
+    version: int
+    definition: dict[str, Any]
+    aliases: dict[str, int]
+    created_at: Time
+
+
+class VersionItem(Reply):
+    version: int
+    sha256: str
+    created_at: Time
+
+
+class Versions(Reply):
+    items: list[VersionItem]
+
+
+class Alias(Reply):
+    name: str
+    alias: str
+    version: int
+
+
+_REGISTERED = {"name": "greet", "version": 1, "created": True}
+_ALIASES = {"latest": 2, "stable": 1}
+_DEFINITION = documented_body(DEFINITION_SCHEMA, DEFINITION)
+_ALIAS = RequestBody(
+    "AliasRequest",
+    {"version": BodyField("a version's number", is_whole, {"type": "integer"}, required=True)},
+    {"version": 1},
+)
 IfMatch = Annotated[
     str | None,
     Header(description="the `ETag` of the workflow as it was read: 412 if it is another by now"),
@@ -43,15 +111,23 @@ IfNew = Annotated[
 ]
 _NEVER_SEEN: Seen = {"latest": 0}
 """No workflow is so: only what is already as it was asked for is then no conflict."""
-_ALIAS = {"version": Field("a version's number", is_whole, required=True)}
 
 
 @router.post(
     "",
     summary="Register a definition",
     status_code=201,
-    response_model=schemas.Registered,
-    responses={200: {"model": schemas.Registered, "description": "known content: as it was"}},
+    response_model=Registered,
+    responses={
+        200: reply(
+            _REGISTERED,
+            headers=LOCATION,
+            model=Registered,
+            description="known content: as it was",
+        ),
+        201: reply(_REGISTERED, headers=LOCATION),
+        412: {},
+    },
     openapi_extra=_DEFINITION,
 )
 async def register(
@@ -77,7 +153,10 @@ async def register(
 @router.post(
     "/validate",
     summary="Check a definition, keeping nothing",
-    response_model=schemas.Validation,
+    response_model=Validation,
+    responses={
+        200: reply({"valid": True, "errors": [], "warnings": [], "layers": [["start"], ["end"]]})
+    },
     openapi_extra=_DEFINITION,
 )
 async def validate(request: Request, here: Here) -> Response:
@@ -95,7 +174,7 @@ async def validate(request: Request, here: Here) -> Response:
 
 
 async def check(request: Request, here: ApiService, definition: Source) -> Checked:
-    """Aside, if it is large: everybody else shall not wait for it."""
+    """In a thread, if it is large: other requests do not wait for it."""
     await here.commands.learn_handlers()
     size = len(definition.text or "")
     validate = here.commands.validate
@@ -126,12 +205,40 @@ async def _seen(request: Request, here: ApiService, name: str) -> Seen | None:
     return {} if found is None else found["aliases"]
 
 
-@router.get("", summary="List registered workflows", response_model=schemas.Workflows)
+_ITEM = {
+    "name": "greet",
+    "latest_version": 2,
+    "aliases": _ALIASES,
+    "created_at": AT,
+    "updated_at": AT,
+}
+
+
+@router.get(
+    "",
+    summary="List registered workflows",
+    response_model=Workflows,
+    responses={200: reply({"items": [_ITEM], "next_cursor": None})},
+)
 async def workflows(here: Here, limit: Limit = 50, cursor: Cursor = None) -> Response:
     return json_answer(await here.commands.workflows(limit=page_size(limit), cursor=cursor))
 
 
-@router.get("/{name}", summary="One version of a workflow", response_model=schemas.Workflow)
+_WORKFLOW = {
+    "name": "greet",
+    "version": 2,
+    "definition": DEFINITION,
+    "aliases": _ALIASES,
+    "created_at": AT,
+}
+
+
+@router.get(
+    "/{name}",
+    summary="One version of a workflow",
+    response_model=Workflow,
+    responses={200: reply(_WORKFLOW, headers=ETAG), 304: NOT_MODIFIED},
+)
 async def workflow(
     name: str,
     request: Request,
@@ -144,12 +251,24 @@ async def workflow(
     return unless_known(request, await here.commands.workflow(name, version or None))
 
 
-@router.get("/{name}/versions", summary="All its versions", response_model=schemas.Versions)
+@router.get(
+    "/{name}/versions",
+    summary="All its versions",
+    response_model=Versions,
+    responses={
+        200: reply({"items": [{"version": 2, "sha256": "9f86d081884c7d65" * 4, "created_at": AT}]})
+    },
+)
 async def versions(name: str, here: Here) -> Response:
     return json_answer(await here.commands.versions(name))
 
 
-@router.delete("/{name}", summary="Forget a workflow; its runs stay", status_code=204)
+@router.delete(
+    "/{name}",
+    summary="Forget a workflow; its runs stay",
+    status_code=204,
+    responses={409: {}, 412: {}},
+)
 async def delete(
     name: str,
     request: Request,
@@ -163,19 +282,29 @@ async def delete(
 @router.put(
     "/{name}/aliases/{alias}",
     summary="Let an alias name a version",
-    response_model=schemas.Alias,
-    openapi_extra=fields_of({"version": {"type": "integer"}}, ("version",)),
+    response_model=Alias,
+    responses={
+        200: reply({"name": "greet", "alias": "stable", "version": 1}),
+        409: {},
+        412: {},
+    },
+    openapi_extra=_ALIAS.openapi,
 )
 async def set_alias(
     name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
 ) -> Response:
-    body = await read_fields(request, here, _ALIAS)
+    body = await _ALIAS.read(request, here)
     seen = await _seen(request, here, name)
     version = body.fields["version"]
     return json_answer(await here.commands.set_alias(name, alias, version, seen=seen))
 
 
-@router.delete("/{name}/aliases/{alias}", summary="Forget an alias", status_code=204)
+@router.delete(
+    "/{name}/aliases/{alias}",
+    summary="Forget an alias",
+    status_code=204,
+    responses={409: {}, 412: {}},
+)
 async def delete_alias(
     name: str, alias: str, request: Request, here: Here, if_match: IfMatch = None
 ) -> Response:

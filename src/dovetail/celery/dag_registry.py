@@ -1,7 +1,7 @@
-"""What a DAG is to a Celery worker: the ones its modules registered, and definitions as data.
+"""The DAGs that a Celery worker runs: those that its modules registered, and definitions.
 
-A queue may be written to by others. So a message carries a definition, which is untrusted data like
-any other, or a name that is looked up here; it never names code to import.
+Other programs may write to a queue. So a message has a definition, which is untrusted data, or a
+name that is looked up here. It never names code to import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Builder = Callable[[dict[str, Any]], WorkflowDAG]
 Dag = WorkflowDAG | Builder | Mapping[str, Any] | str | PathLike[str]
 B = TypeVar("B", bound=WorkflowDAG | Builder)
 
-MOST_COMPILED = 64
+MAX_COMPILED = 64
 # A definition's text has a colon in it, a name has none.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -42,7 +42,7 @@ class DagRefused(DovetailError):
     """A DAG that cannot be run at all; trying again would not help."""
 
     def __init__(self, message: str, type: str = "refused") -> None:  # noqa: A002
-        super().__init__(message, type)  # both: a result backend makes it again of its arguments
+        super().__init__(message, type)  # both: a result backend rebuilds it from its arguments
         self.type = type
 
     def __str__(self) -> str:
@@ -72,8 +72,8 @@ def register_dag(dag: B, *, name: str | None = None) -> B:
 def register_handlers(*sources: str | PathLike[str] | Callable[..., Any]) -> None:
     """Make handlers known to definitions that `run_dag` runs in this process.
 
-    Functions with `@handler`, or files and modules to load them from. Those that are built in,
-    of installed packages and of `DOVETAIL_HANDLERS` are known without.
+    `sources` are functions with `@handler`, or files and modules to load them from. Handlers that
+    are built in, of installed packages and of `DOVETAIL_HANDLERS` are known already.
     """
     for source in sources:
         if callable(source) and not marked(source, ""):
@@ -99,16 +99,16 @@ def known_handlers() -> Registry:
 
 
 def sendable(dag: Any) -> str:
-    """What a message carries of a DAG: its name, or its definition as a text.
+    """The form of a DAG in a message: its name, or its definition as text.
 
-    Checked here as far as it can be, so that the line which asked for it is told what is wrong.
+    It is checked here as far as possible, so that the caller gets the error.
     """
     if isinstance(dag, WorkflowDAG) or (callable(dag) and not isinstance(dag, PathLike)):
         return _name_of(dag)
     if isinstance(dag, PathLike) or _is_path(dag):
         dag = _file_text(Path(dag))
     if is_name(dag):
-        return str(dag)  # whether it is known is for the worker to say
+        return str(dag)  # the worker checks whether it is registered
     text = text_of(dag)
     _checked(text)
     return text
@@ -150,11 +150,11 @@ def text_of(definition: Any) -> str:
     try:
         return encode(plain, max_bytes=definition_limits(settings()).max_body_bytes).decode()
     except NotJson:
-        _valid(plain, None)  # says all that is wrong, and where
+        _valid(plain, None)  # raises with all problems
         raise
 
 
-@lru_cache(MOST_COMPILED)
+@lru_cache(MAX_COMPILED)
 def _checked(text: str, registry: Registry | None = None) -> Workflow:
     """Cached: a group sends the same definition with every item."""
     limits = definition_limits(settings())
@@ -169,15 +169,15 @@ def _valid(definition: Source | Mapping[str, Any], registry: Registry | None) ->
     checked = check(definition, registry, definition_limits(settings()))
     if checked.workflow is None:
         raise InvalidDefinition(checked.errors)
-    # The task may be delivered again after its worker died, and starts from the beginning then.
+    # If its worker dies, the task is delivered again and starts from the beginning.
     impossible = [
         Problem(
             "invalid_field",
             f"'{node.id}' is at_most_once, which a DAG inside one task cannot promise: trigger "
             "the workflow with DOVETAIL_TRANSPORT=celery instead",
-            f"nodes[{place}].delivery",
+            f"nodes[{index}].delivery",
         )
-        for place, node in enumerate(checked.workflow.nodes)
+        for index, node in enumerate(checked.workflow.nodes)
         if node.delivery == "at_most_once"
     ]
     if impossible:
@@ -200,7 +200,7 @@ def known_dag(name: str) -> WorkflowDAG | Builder:
     return _dags[name]
 
 
-@lru_cache(MOST_COMPILED)
+@lru_cache(MAX_COMPILED)
 def compiled(definition: str) -> tuple[Graph, dict[str, Any] | None]:
     """The graph of a definition's text, and the schema of its params."""
     registry = known_handlers()

@@ -1,24 +1,24 @@
-"""Tasks that run a DAG, `dovetail.run_dag` first of all: how they are sent, retried and kept in
-time, and what they answer.
+"""Celery tasks that run a whole DAG (`dovetail.run_dag`), and groups of such tasks.
 
-What it must not know: how a DAG is run.
-
-One DAG for many inputs: a `celery.group`, and what its results come to.
-
-No chord: its callback would not run if one of them was lost. Whoever waits adds up what is there.
+The DAG runs inside one process of a Celery pool and is stopped at its soft time limit. A group is
+no chord: the callback of a chord does not run if one task is lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import orjson
 from celery import Task, group, shared_task, states  # type: ignore[import-untyped]
@@ -31,17 +31,33 @@ from celery.exceptions import (  # type: ignore[import-untyped]
     WorkerLostError,
 )
 from celery.exceptions import TimeoutError as NotReady
+from celery.utils.dispatch import Signal  # type: ignore[import-untyped]
 
-from dovetail.celery.dag_registry import Dag, DagRefused, sendable, settings
-from dovetail.celery.runner import prepare, run_to_its_end
+from dovetail.celery.dag_registry import (
+    Dag,
+    DagRefused,
+    compiled,
+    is_name,
+    known_dag,
+    known_handlers,
+    sendable,
+    settings,
+    text_of,
+)
+from dovetail.core.definition.params import apply_params
 from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.retry import DEFAULT_RETRY, delay
 from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
 from dovetail.core.text import died_during
+from dovetail.core.transitions import Cancel, Submit
 from dovetail.core.values import NotJson, encode
-from dovetail.executor import WorkflowResult, tell_end
-from dovetail.redis_client.url import OfCelery, from_celery, of_celery, read
+from dovetail.engine.limits import LocalLimits
+from dovetail.engine.ports import Calls, RateLimiter
+from dovetail.executor import WorkflowDAG, WorkflowResult, call_on_end, reusable, submission
+from dovetail.handlers.calls import RegistryCalls
+from dovetail.redis_client.url import CeleryConnection, from_celery, read, to_celery
+from dovetail.wiring.embedded import LocalEngine, buckets, registry_versions, shared_limits
 
 log = logging.getLogger("dovetail.celery")
 SOFT_SECONDS = 270
@@ -49,23 +65,23 @@ HARD_SECONDS = 300
 MAX_RETRIES = 3
 RETRY = DEFAULT_RETRY
 RETRIED = (StoreError, ConnectionError, TimeoutError)
-"""What the surroundings did. A step that failed is none of these: it has retries of its own, and
-to run the whole DAG again would repeat what was completed."""
+"""Errors of the environment, after which the task is retried. A failed step is not among them: it
+has its own retries, and another task would repeat the completed steps."""
 CRASHES = "dovetail_crashes"
-"""A header of the message: how often a worker was lost with this DAG."""
+"""A header of the message: how many workers were lost with this DAG."""
 STOP_SECONDS = 10.0
-"""How long a DAG that ran out of time may take to stop: well before the hard limit."""
+"""How long a DAG may take to stop at its soft limit: well before the hard limit."""
 
 
 class DagTask(Task):  # type: ignore[misc]
-    """The base of a task that runs a DAG inside itself, `run_dag` or one of your own: its limits,
-    how it is given back, and where its result is kept."""
+    """The base of a task that runs a DAG, `run_dag` or one of your own: its limits, its redelivery
+    and its result backend."""
 
     soft_time_limit = SOFT_SECONDS
     time_limit = HARD_SECONDS
     max_retries = MAX_RETRIES
-    # A worker that is gone, or a process of its pool, gives the task back. How often is bounded by
-    # `max_crashes`: a DAG that kills its process would do so again and again.
+    # If a worker or a process of its pool is lost, the task is delivered again, at most
+    # `max_crashes` times: a DAG that kills its process would do so again and again.
     acks_late = True
     reject_on_worker_lost = True
     track_started = True
@@ -82,14 +98,14 @@ class DagTask(Task):  # type: ignore[misc]
         max_concurrency: int = 4,
         resume: WorkflowResult | Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Run a DAG in this process, as `run_dag` does, and answer as it does. For the body of a
-        task that is bound: what the surroundings did is raised as a retry of it."""
+        """Run a DAG in this process and answer as `run_dag` does. Call it in a bound task: errors
+        of the environment are raised as its retry."""
         request = self.request
         if (lost := self._crashed(request)) is not None:
-            with suppress(DovetailError):  # what cannot even be prepared has nothing to end
+            with suppress(DovetailError):  # a DAG that cannot be prepared needs no end
                 prepared = prepare(request.id, dag, context, resume)
-                tell_end(prepared.on_end, RunStatus.FAILED)
-            return _told(None, lost)
+                call_on_end(prepared.on_end, RunStatus.FAILED)
+            return _answer(None, lost)
         if isinstance(max_concurrency, bool) or max_concurrency < 1:
             raise DagRefused(f"max_concurrency is a number of at least 1, not {max_concurrency!r}")
         on_end = None
@@ -97,31 +113,33 @@ class DagTask(Task):  # type: ignore[misc]
             prepared = prepare(request.id or os.urandom(8).hex(), dag, context, resume)
             on_end, patience = prepared.on_end, _patience(request)
             run, stopped = run_to_its_end(prepared, max_concurrency, redis_of(self.app), patience)
-            tell_end(on_end, RunStatus.FAILED if stopped else run.status)
-            return _told(run, _timeout(request) if stopped else None)
-        except SoftTimeLimitExceeded:  # where there is nothing to stop, or it would not stop
-            tell_end(on_end, RunStatus.FAILED)
-            return _told(None, _timeout(request))
+            call_on_end(on_end, RunStatus.FAILED if stopped else run.status)
+            return _answer(run, _timeout(request) if stopped else None)
+        except SoftTimeLimitExceeded:  # raised outside the run, or the run did not stop
+            call_on_end(on_end, RunStatus.FAILED)
+            return _answer(None, _timeout(request))
         except RETRIED as error:
             if request.retries >= self.max_retries:
-                tell_end(on_end, RunStatus.FAILED)
+                call_on_end(on_end, RunStatus.FAILED)
             wait = delay(RETRY, request.retries + 1, random.random())  # noqa: S311
             raise self.retry(exc=error, countdown=wait) from error
         except DovetailError as problem:
-            tell_end(on_end, RunStatus.FAILED)
+            call_on_end(on_end, RunStatus.FAILED)
             raise DagRefused(str(problem), problem.type) from None
 
     def _crashed(self, request: Any) -> dict[str, Any] | None:
-        """What to answer if this delivery is one too many. Another one is sent on with its number:
-        a broker says that it delivers again, and not how often."""
+        """The answer if this delivery is one too many. Otherwise the task is sent again with the
+        count of crashes: a broker says that it redelivers, but not how often."""
         if request.is_eager or not (request.delivery_info or {}).get("redelivered"):
             return None
         crashes = _crashes(request) + 1
-        most = settings().max_crashes
-        if crashes >= most:
+        max_crashes = settings().max_crashes
+        if crashes >= max_crashes:
             message = f"{died_during(crashes, 1)}: DOVETAIL_MAX_CRASHES allows no more"
             return {"type": "worker_lost", "message": message}
-        log.warning("DAG %s starts again: its worker died (%s of %s)", request.id, crashes, most)
+        log.warning(
+            "DAG %s starts again: its worker died (%s of %s)", request.id, crashes, max_crashes
+        )
         again = self.signature_from_request(
             request, retries=request.retries, headers={CRASHES: crashes}
         )
@@ -130,11 +148,11 @@ class DagTask(Task):  # type: ignore[misc]
 
     @property
     def backend(self) -> Any:
-        """The app's result backend; where it has none, Redis: a result nobody can read is none."""
+        """The app's result backend; Redis if the app has none, because callers need the result."""
         if self._backend is None and not (self.app.backend_cls or self.app.conf.result_backend):
             url = redis_of(self.app)
             if url is not None:
-                self._backend = _made_backend(self.app, of_celery(read(url)))
+                self._backend = _made_backend(self.app, to_celery(read(url)))
         return self.app.backend if self._backend is None else self._backend
 
     @backend.setter
@@ -143,7 +161,7 @@ class DagTask(Task):  # type: ignore[misc]
 
 
 class _RunDag(DagTask):
-    """Sends names and definitions where it is given objects."""
+    """Sends a name or a definition instead of a DAG object."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         args, kwargs = _sent(args, kwargs)
@@ -164,8 +182,8 @@ def _crashes(request: Any) -> int:
 def configure(app: Any) -> Any:
     """Set up a Celery app for tasks that run whole DAGs, yours included; returns the app.
 
-    A hard limit of 300 s and a soft one of 270, acknowledged late and given back when a process
-    of the pool is lost, one task fetched at a time, STARTED shown, JSON only.
+    A hard limit of 300 s and a soft limit of 270 s, acknowledgement after the task, redelivery when
+    a process of the pool is lost, one task fetched at a time, STARTED shown, JSON only.
     """
     app.conf.update(
         task_time_limit=HARD_SECONDS,
@@ -192,7 +210,7 @@ def _sent(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def redis_of(app: Any) -> str | None:
-    """The Redis that all workers share: that of the settings, or the broker if it is one."""
+    """The Redis that all workers share: of the settings, or the broker if it is a Redis."""
     if settings().redis_url is not None:
         return settings().redis_url
     brokers = app.conf.broker_read_url or app.conf.broker_url or ""
@@ -202,30 +220,30 @@ def redis_of(app: Any) -> str | None:
     return from_celery(urls, use_ssl, getattr(app.conf, "broker_transport_options", None) or {})
 
 
-def _made_backend(app: Any, place: OfCelery) -> Any:
-    """A backend for results. What its URL cannot say it is given beside it."""
-    url = place.url
-    if place.use_ssl is not None and not place.transport_options.get("master_name"):
-        url += "?ssl_cert_reqs=CERT_REQUIRED"  # it asks for one; the next lines have the last word
+def _made_backend(app: Any, redis: CeleryConnection) -> Any:
+    """A result backend. Options that its URL cannot have are set on it."""
+    url = redis.url
+    if redis.use_ssl is not None and not redis.transport_options.get("master_name"):
+        url += "?ssl_cert_reqs=CERT_REQUIRED"  # the backend needs one; the next lines override it
     made, where = by_url(url, app.loader)
     backend = made(app=app, url=where)
-    if place.use_ssl is not None:
-        backend.connparams.update(place.use_ssl)
+    if redis.use_ssl is not None:
+        backend.connparams.update(redis.use_ssl)
         backend.connparams["connection_class"] = backend.connection_class_ssl
     asking = {"master_name", "sentinel_kwargs"}
-    if prefix := place.transport_options.get("global_keyprefix"):
+    if prefix := redis.transport_options.get("global_keyprefix"):
         for name in ("task_keyprefix", "group_keyprefix", "chord_keyprefix"):
             setattr(backend, name, prefix.encode() + getattr(backend, name))
     apart = {*asking, "global_keyprefix"}
-    more = {name: value for name, value in place.transport_options.items() if name not in apart}
-    if "path" in backend.connparams:  # a socket knows no such times
+    more = {name: value for name, value in redis.transport_options.items() if name not in apart}
+    if "path" in backend.connparams:  # a Unix socket has no such timeouts
         more.pop("socket_connect_timeout", None)
         more.pop("socket_keepalive", None)
     backend.connparams.update(more)
-    if "master_name" in place.transport_options:
+    if "master_name" in redis.transport_options:
         backend._transport_options = {
             **backend._transport_options,
-            **{name: place.transport_options[name] for name in asking},
+            **{name: redis.transport_options[name] for name in asking},
         }
     return backend
 
@@ -239,44 +257,44 @@ def run_dag(
     max_concurrency: int = 4,
     resume: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run a DAG inside this one task; gives `WorkflowResult.to_dict()`, with what is `withheld`.
+    """Run a DAG inside this task; returns `WorkflowResult.to_dict()` and `withheld`.
 
-    `dag` is a registered `WorkflowDAG` or its name, or a definition: a dict, YAML or JSON text;
-    whoever sends it may also give a file. `context` are then its params. A DAG that failed is a
-    result like any other; what could not be run at all raises, and the task fails. Given such a
-    result as `resume`, only what did not complete in it runs.
+    `dag` is a registered `WorkflowDAG` or its name, or a definition: a dict, YAML or JSON text; the
+    sender may also give a file. `context` are the params of a definition. A DAG that failed is a
+    normal result. A DAG that could not be run at all raises, and the task fails. With an earlier
+    result as `resume`, only the steps that did not complete in it run.
     """
     return self.run_here(dag, context, max_concurrency=max_concurrency, resume=resume)
 
 
-def _told(run: RunState | None, timeout: dict[str, Any] | None) -> dict[str, Any]:
-    told = nothing_but("FAILED", timeout) if run is None else WorkflowResult(run).to_dict()
+def _answer(run: RunState | None, timeout: dict[str, Any] | None) -> dict[str, Any]:
+    answer = bare_result("FAILED", timeout) if run is None else WorkflowResult(run).to_dict()
     if timeout is not None:
-        told.update(status="FAILED", error=timeout)
-    told["withheld"] = {}
-    most = settings().max_output_bytes
-    for step_id, output in list(told["outputs"].items()):
+        answer.update(status="FAILED", error=timeout)
+    answer["withheld"] = {}
+    max_bytes = settings().max_output_bytes
+    for step_id, output in list(answer["outputs"].items()):
         try:
-            plain = orjson.loads(encode(output, max_bytes=most))
+            plain = orjson.loads(encode(output, max_bytes=max_bytes))
         except NotJson as problem:
-            # Between steps an output may be anything; what leaves the process is JSON.
-            told["withheld"][step_id] = str(problem)
-            del told["outputs"][step_id]
+            # Between steps an output may be any object; a result of the task is JSON.
+            answer["withheld"][step_id] = str(problem)
+            del answer["outputs"][step_id]
             plain = None
         else:
-            told["outputs"][step_id] = plain
-        told["steps"][step_id]["output"] = plain
-    return told
+            answer["outputs"][step_id] = plain
+        answer["steps"][step_id]["output"] = plain
+    return answer
 
 
-def nothing_but(status: str, error: dict[str, Any] | None) -> dict[str, Any]:
-    """A result of which no more is known than that."""
+def bare_result(status: str, error: dict[str, Any] | None) -> dict[str, Any]:
+    """A result with a status and an error only."""
     counts = {"completed": 0, "failed": 0, "skipped": 0, "duration": 0.0}
     return {"status": status, **counts, "error": error, "outputs": {}, "steps": {}}
 
 
 def _time_limits(request: Any) -> tuple[float, float]:
-    """Hard and soft, as of this call."""
+    """The hard and the soft limit of this call."""
     hard, soft = request.timelimit or (None, None)
     return hard or HARD_SECONDS, soft or SOFT_SECONDS
 
@@ -292,7 +310,7 @@ def _timeout(request: Any) -> dict[str, Any]:
     return {"type": "timeout", "message": message}
 
 
-# What Celery says of a task whose process could not.
+# Errors that Celery raises for a task whose process is gone.
 _KINDS = {
     TimeLimitExceeded: "timeout",
     SoftTimeLimitExceeded: "timeout",
@@ -308,7 +326,7 @@ def run_dag_group(
     max_concurrency: int = 4,
     **options: Any,
 ) -> DagGroup:
-    """Send one `run_dag` for each item, its context, as a `celery.group`.
+    """Send one `run_dag` per item, which is its context, as a `celery.group`.
 
     `options` are those of `apply_async`: `queue=`, `priority=`, `soft_time_limit=`.
     """
@@ -323,27 +341,27 @@ def run_dag_group(
 
 @dataclass(frozen=True, slots=True)
 class DagGroupResult:
-    """The `WorkflowResult`s of a group and what they come to."""
+    """The `WorkflowResult`s of a group, with counts."""
 
     results: list[WorkflowResult | None]
-    """In the order of the items; None for one that has not ended."""
+    """In the order of the items; None if the DAG has not ended."""
     counts: dict[str, int]
-    """How many by status; those that have not ended are PENDING or RUNNING."""
+    """DAGs by status; those that have not ended are PENDING or RUNNING."""
     duration: float
-    """Of all of them together, in seconds: what they would have taken one after the other."""
+    """The sum of all durations, in seconds."""
     failures: dict[int, dict[str, Any]]
-    """Why, by place in the order: `type`, `message` and, where one step is the cause, `node`."""
+    """Errors by the index of the item: `type`, `message` and, if a step is the cause, `node`."""
 
 
 class DagGroup:
-    """The DAGs that `run_dag_group` sent. Made of its two fields, it is the same elsewhere."""
+    """The DAGs that `run_dag_group` sent. Another process can rebuild it from its two fields."""
 
     def __init__(self, group_id: str, task_ids: list[str]) -> None:
         self.id = group_id
         self.task_ids = task_ids
 
     def wait(self, timeout: float | None = None) -> DagGroupResult:
-        """What they came to, once all have ended. Raises `TimeoutError`; see `collect` then."""
+        """The results, once all have ended. Raises `TimeoutError`; use `collect` then."""
         until = None if timeout is None else time.monotonic() + timeout
         for result in self._results():
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -358,7 +376,7 @@ class DagGroup:
         return self.collect()
 
     def collect(self) -> DagGroupResult:
-        """What is known now, without waiting: one that is lost does not hide the others."""
+        """The results so far, without waiting. A lost task does not hide the others."""
         results: list[WorkflowResult | None] = []
         counts: Counter[str] = Counter()
         for sent in self._results():
@@ -371,15 +389,15 @@ class DagGroup:
             results.append(result)
             counts[result.status.value] += 1
         failures = {
-            place: result.error or {"type": "unknown", "message": "no step failed"}
-            for place, result in enumerate(results)
+            index: result.error or {"type": "unknown", "message": "no step failed"}
+            for index, result in enumerate(results)
             if result is not None and result.status != "COMPLETED"
         }
         duration = sum(result.duration for result in results if result is not None)
         return DagGroupResult(results, dict(counts), duration, failures)
 
     def revoke(self, *, terminate: bool = False) -> None:
-        """Let those that have not begun never begin; with `terminate` kill those that have."""
+        """Revoke the tasks that have not begun; with `terminate` kill those that have."""
         run_dag.app.control.revoke(self.task_ids, terminate=terminate)
 
     def _results(self) -> list[Any]:
@@ -387,10 +405,166 @@ class DagGroup:
 
 
 def result_of(ended: Any) -> WorkflowResult:
-    """Of what a task that runs a DAG ended with: its answer, or what Celery raised in its place."""
+    """The result of a task that runs a DAG, from its answer or from Celery's error."""
     if isinstance(ended, Mapping):
         return WorkflowResult.from_dict(ended)
     status = "CANCELLED" if isinstance(ended, TaskRevokedError) else "FAILED"
     kind = next((word for sort, word in _KINDS.items() if isinstance(ended, sort)), None)
     kind = kind or getattr(ended, "type", type(ended).__name__)
-    return WorkflowResult.from_dict(nothing_but(status, {"type": kind, "message": str(ended)}))
+    return WorkflowResult.from_dict(bare_result(status, {"type": kind, "message": str(ended)}))
+
+
+log = logging.getLogger("dovetail.celery")
+
+
+dag_ended = Signal(name="dag_ended", providing_args={"run_id", "handlers", "params", "status"})
+"""Sent in the worker when a definition that `run_dag` runs has ended, with the id of its run (the
+task's), the names of its handlers, its params and its status. A graph of functions has
+`WorkflowDAG(on_end=…)` instead."""
+
+
+class Prepared(NamedTuple):
+    submit: Submit
+    calls: Calls
+    isolate: bool
+    on_end: Callable[[RunStatus], object] | None
+
+
+def prepare(
+    run_id: str,
+    dag: Dag,
+    context: Mapping[str, Any] | None,
+    resume: WorkflowResult | Mapping[str, Any] | None = None,
+) -> Prepared:
+    """`run_id` is the task's id. It is the same at each delivery, and so are idempotency keys."""
+    earlier = _earlier(resume)
+    if context is not None and not isinstance(context, Mapping):
+        raise DagRefused(f"context is a JSON object, not {type(context).__name__}")
+    if is_name(dag):
+        dag = known_dag(str(dag))
+    if callable(dag) and not isinstance(dag, WorkflowDAG):
+        dag = _built(dag, dict(context or {}))
+    if isinstance(dag, WorkflowDAG):
+        submit, calls = submission(run_id, dag, context, resume=earlier)
+        return Prepared(submit, calls, isolate=False, on_end=dag.on_end)
+    graph, schema = compiled(text_of(dag))
+    registry_calls = RegistryCalls(
+        known_handlers(),
+        secrets=settings().secrets,
+        sensitive=settings().sensitive(),
+        max_config_bytes=settings().max_config_bytes,
+        max_output_bytes=settings().max_output_bytes,
+        max_input_bytes=settings().max_input_bytes,
+    )
+    params = apply_params(schema, dict(context or {}))
+    reused = reusable(graph, earlier)
+    submit = Submit(run_id, graph, params, logged=False, reused=reused)
+    return Prepared(submit, registry_calls, isolate=True, on_end=partial(_send_end, submit))
+
+
+def _send_end(submit: Submit, status: RunStatus) -> None:
+    dag_ended.send(
+        sender=None,
+        run_id=submit.run_id,
+        handlers=frozenset(spec.handler for spec in submit.graph.nodes),
+        params=submit.params,
+        status=status,
+    )
+
+
+def _earlier(resume: WorkflowResult | Mapping[str, Any] | None) -> WorkflowResult | None:
+    """The result that a DAG resumes from; in a message it is the answer of `run_dag`."""
+    if resume is None or isinstance(resume, WorkflowResult):
+        return resume
+    try:
+        return WorkflowResult.from_dict(resume)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DagRefused(
+            "resume is what run_dag answered, or a WorkflowResult: it cannot be read "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def _built(builder: Any, context: dict[str, Any]) -> WorkflowDAG:
+    made = builder(context)
+    if not isinstance(made, WorkflowDAG):
+        raise DagRefused(f"{builder!r} made no WorkflowDAG but {type(made).__name__}")
+    return made
+
+
+def run_to_its_end(
+    prepared: Prepared, concurrency: int, redis_url: str | None, patience: float
+) -> tuple[RunState, bool]:
+    """Drive the DAG in an event loop in another thread, and wait for it.
+
+    Returns the run, and whether it was stopped. The soft time limit is a signal that raises in the
+    main thread: in a step it would look like a failure of that step and be retried.
+    """
+    loop = asyncio.new_event_loop()
+    stopping = asyncio.Event()
+    ended: Future[tuple[RunState, bool]] = Future()
+
+    def drive() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                outcome = runner.run(_drive(prepared, concurrency, redis_url, stopping))
+        except BaseException as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(outcome)
+
+    threading.Thread(target=drive, name="dovetail-dag", daemon=True).start()
+    try:
+        return ended.result()
+    except BaseException as error:
+        with suppress(RuntimeError):  # it has ended, and its loop is closed
+            loop.call_soon_threadsafe(stopping.set)
+        if not isinstance(error, SoftTimeLimitExceeded):
+            raise
+        with suppress(TimeoutError):  # an async step blocks the loop: only a kill ends it
+            return ended.result(patience)
+        raise
+
+
+async def _drive(
+    prepared: Prepared, concurrency: int, redis_url: str | None, stopping: asyncio.Event
+) -> tuple[RunState, bool]:
+    submit = prepared.submit
+    async with AsyncExitStack() as stack:
+        limits: RateLimiter = _limits_here()
+        if any(spec.resource_tag is not None for spec in submit.graph.nodes):
+            if redis_url is None:
+                _warn_once()
+            else:
+                shared = shared_limits(redis_url, settings(), time.monotonic)
+                limits = await stack.enter_async_context(shared)
+        engine = LocalEngine(
+            prepared.calls,
+            concurrency=concurrency,
+            limits=limits,
+            isolate=prepared.isolate,
+            max_config_size=settings().max_config_bytes,
+            clock=time.monotonic,
+            versions=registry_versions(known_handlers()) if prepared.isolate else None,
+            secrets=settings().secrets,
+        )
+        await stack.enter_async_context(engine)
+        await engine.orchestrator.submit(submit)
+        end = asyncio.ensure_future(engine.wait(submit.run_id))
+        stop = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait([end, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if end.done():
+            return await end, False
+        await engine.orchestrator.apply([Cancel(submit.run_id)])
+        return await end, True
+
+
+@cache
+def _limits_here() -> LocalLimits:
+    return LocalLimits(buckets(settings()))
+
+
+@cache
+def _warn_once() -> None:
+    log.warning("rate limits hold in this process only: set DOVETAIL_REDIS_URL to share them")

@@ -65,9 +65,8 @@ async def embedded_backend(
         return facts_of_this_process(telemetry, list(registry))
 
     async with embedded(settings, registry, telemetry) as commands:
-        fleet = ThisProcess(
-            commands, _names(registry), settings.concurrency, telemetry.depths or dict
-        )
+        handlers = [known.announcement() for known in registry.handlers()]
+        fleet = ThisProcess(commands, handlers, settings.concurrency, telemetry.depths or dict)
         duties = [
             asyncio.ensure_future(_take_over(commands)),
             asyncio.ensure_future(commands.lost()),

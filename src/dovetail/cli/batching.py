@@ -41,9 +41,8 @@ from dovetail.core.definition.params import check_params
 from dovetail.core.definition.source import read_text
 from dovetail.core.definition.validation import Checked, DefinitionLimits
 from dovetail.core.errors import Conflict, InvalidDefinition, InvalidParams
-from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, RunStatus
-from dovetail.engine.commands import Commands
+from dovetail.engine.api import EngineApi
 from dovetail.handlers.registry import Registry
 
 MAX_PROBLEMS = 20
@@ -243,7 +242,7 @@ class BatchSession:
         completed = self._tally.counts[RunStatus.COMPLETED.value]
         return 0 if completed == self._summary.count else FAILED
 
-    async def _document(self, commands: Commands) -> dict[str, Any]:
+    async def _document(self, commands: EngineApi) -> dict[str, Any]:
         """The batch with its runs, each with its result or what failed."""
         batch = await commands.get_batch(self._batch_id, limit=_PAGE)
         while batch["next_cursor"] is not None and len(batch["runs"]) < MAX_RESULTS:
@@ -260,7 +259,7 @@ class BatchSession:
                 run |= {"result": view["result"], "error": view["error"]}
         return batch
 
-    async def _open(self, commands: Commands) -> dict[str, Any]:
+    async def _open(self, commands: EngineApi) -> dict[str, Any]:
         return await commands.open_batch(
             self._checked,
             self._summary.count,
@@ -268,10 +267,10 @@ class BatchSession:
             items=self._summary.digest,
         )
 
-    async def _read_earlier(self, commands: Commands) -> None:
+    async def _read_earlier(self, commands: EngineApi) -> None:
         """Read what an earlier process made of this batch."""
         # A run may be FAILED and not finished: a node of it still ran when its process died.
-        orphans = set(await commands.store.orphans())
+        orphans = set(await commands.orphans())
         cursor: str | None = None
         while True:
             page = await commands.get_batch(
@@ -287,7 +286,7 @@ class BatchSession:
     # ── driving ──────────────────────────────────────────────────────────────────────────
 
     async def _drive(
-        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
+        self, commands: EngineApi, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
         items = iter(self._items)
         window = RUNS_PER_SLOT * self._settings.concurrency
@@ -297,7 +296,7 @@ class BatchSession:
         await pool.drive(slots, progress)
 
     async def _slot(
-        self, commands: Commands, pool: RunPool, items: Iterator[Item], stopping: Stopping
+        self, commands: EngineApi, pool: RunPool, items: Iterator[Item], stopping: Stopping
     ) -> None:
         """One slot of the pool. All slots take from the same items."""
         quick = 0
@@ -320,23 +319,24 @@ class BatchSession:
     def _has_room(self) -> bool:
         return len(self._failures) < MAX_FAILURES
 
-    async def _follow_item(self, commands: Commands, pool: RunPool, item: Item, left: int) -> None:
+    async def _follow_item(self, commands: EngineApi, pool: RunPool, item: Item, left: int) -> None:
         place = (self._batch_id, item.number)
         accepted = await commands.trigger(self._checked, item.params, place=place)
         if left in _STATUS:
             with suppress(Conflict):  # another process retries the same batch
-                await commands.retry(accepted.run_id)
-        run = await pool.follow(accepted.run_id, just_made=accepted.created)
+                await commands.retry_run(accepted.run_id)
+        run = await pool.follow(accepted.run_id, just_made=accepted.created, nodes=False)
         if run is not None:
-            self._tally.add(run.status.value)
-            if run.status is not RunStatus.COMPLETED and self._has_room():
-                self._failures.append(_failure(item, run))
+            self._tally.add(run["status"])
+            if run["status"] != RunStatus.COMPLETED and self._has_room():
+                self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
-    async def _add_earlier_failure(self, commands: Commands, item: Item) -> None:
+    async def _add_earlier_failure(self, commands: EngineApi, item: Item) -> None:
         """A failure of an earlier process; the trigger only finds the run."""
         place = (self._batch_id, item.number)
         accepted = await commands.trigger(self._checked, item.params, place=place)
-        self._failures.append(_failure(item, await commands.store.load(accepted.run_id)))
+        run = await commands.get_run(accepted.run_id, nodes=False)
+        self._failures.append(ItemFailure(item.line, run["run_id"], _why(run)))
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
@@ -396,13 +396,6 @@ class BatchSession:
         os.write(2, words.encode() + b"\n")
 
 
-def _failure(item: Item, run: RunState) -> ItemFailure:
-    error: dict[str, Any] = run.error or {}
-    node = str(error.get("node", ""))
-    why = f"{node}: {error_words(node, error)}" if error else run.status.value.lower()
-    return ItemFailure(item.line, run.id, clip(plain(why), 200))
-
-
 POLL_SECONDS = 0.5
 _RUNS_PAGE = 1000
 _BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
@@ -411,7 +404,7 @@ _BAD = (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
 class ServerBatch(BatchSession):
     """A batch that a server makes and drives; this process only follows it."""
 
-    async def _open(self, commands: Commands) -> dict[str, Any]:
+    async def _open(self, commands: EngineApi) -> dict[str, Any]:
         items = [item.params for item in self._items]
         try:
             return await commands.batch(self._checked, items, idempotency_key=self._key)
@@ -422,7 +415,7 @@ class ServerBatch(BatchSession):
             raise InvalidInput(f"{self._items.name}: {reason}") from None
 
     async def _drive(
-        self, commands: Commands, stopping: Stopping, progress: ProgressLine | None
+        self, commands: EngineApi, stopping: Stopping, progress: ProgressLine | None
     ) -> None:
         if self._retry_failed and await self._has_failures(commands):
             await commands.retry_batch(self._batch_id)
@@ -444,11 +437,11 @@ class ServerBatch(BatchSession):
             if progress is not None:
                 progress.end()
 
-    async def _has_failures(self, commands: Commands) -> bool:
+    async def _has_failures(self, commands: EngineApi) -> bool:
         counts = (await commands.get_batch(self._batch_id, limit=1))["counts"]
         return any(counts.get(status) for status in _BAD)
 
-    async def _follow(self, commands: Commands) -> None:
+    async def _follow(self, commands: EngineApi) -> None:
         """Until every run has finished."""
         while True:
             batch = await commands.get_batch(self._batch_id, limit=1)
@@ -458,7 +451,7 @@ class ServerBatch(BatchSession):
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _find_failures(self, commands: Commands) -> None:
+    async def _find_failures(self, commands: EngineApi) -> None:
         """The first runs that did not complete, each with the line of its item."""
         if not any(self._tally.counts[status] for status in _BAD):
             return

@@ -9,17 +9,27 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.output import say
-from dovetail.cli.text import Line, Piece, clip, countdown, counted, duration, listed, pad, plain
+from dovetail.cli.text import (
+    Line,
+    Piece,
+    clip,
+    countdown,
+    counted,
+    duration,
+    listed,
+    pad,
+    plain,
+    seconds,
+)
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 
 if TYPE_CHECKING:
-    from dovetail.core.dag import Edges, Graph, NodeSpec
-    from dovetail.core.events import Event
-    from dovetail.core.run import NodeState, RunState
+    from dovetail.core.dag import Edges
+    from dovetail.engine.views import NodeWait, RunSnapshot
 
 
 class NodeRow:
@@ -82,18 +92,23 @@ class Board:
         self.delayed: dict[str, NodeRow] = {}
 
     @classmethod
-    def before(cls, graph: Graph) -> Board:
-        """Of a run before its first event."""
-        return cls([spec.id for spec in graph.nodes], [spec.children for spec in graph.nodes])
+    def before(cls, nodes: Sequence[Mapping[str, Any]]) -> Board:
+        """Of a run with these nodes before its first event."""
+        from dovetail.core.dag import children_of
+
+        index = {node["id"]: n for n, node in enumerate(nodes)}
+        parents = [[index[parent] for parent in node["dependencies"]] for node in nodes]
+        return cls(list(index), children_of(parents))
 
     @classmethod
-    def now(cls, run: RunState) -> Board:
+    def now(cls, run: RunSnapshot) -> Board:
         """Of a run after its newest event, without reading any of them."""
-        board = cls.before(run.graph)
-        board.status = run.status
+        nodes = run.view["nodes"]
+        board = cls.before(nodes)
+        board.status = RunStatus(run.view["status"])
         board.counts.clear()
-        for row, spec, node in zip(board.rows, run.graph.nodes, run.nodes, strict=True):
-            _read(row, spec, node)
+        for row, node in zip(board.rows, nodes, strict=True):
+            _read(row, node, run.waits.get(row.id))
             board.counts[row.status] += 1
             board._sort_in(row)
         return board
@@ -102,20 +117,20 @@ class Board:
     def finished(self) -> int:
         return sum(self.counts[status] for status in FINISHED)
 
-    def apply(self, event: Event) -> NodeRow | None:
+    def apply(self, event: Mapping[str, Any]) -> NodeRow | None:
         """Apply an event; returns the row of its node if the event changed it."""
-        if event.node is None:
-            self.status = _RUN_STATUS.get(event.type, self.status)
-            if event.type == "run.retried":
-                self._reopen((event.data or {}).get("from"))
+        if "node" not in event:
+            self.status = _RUN_STATUS.get(event["type"], self.status)
+            if event["type"] == "run.retried":
+                self._reopen(event.get("from"))
             return None
-        row = self._by_id[event.node]
-        change = _CHANGES.get(event.type)
+        row = self._by_id[event["node"]]
+        change = _CHANGES.get(event["type"])
         if change is None:
             return None
         before = row.status
-        row.attempt = event.attempt or 0
-        change(row, event.time, event.data or {})
+        row.attempt = event["attempt"] or 0
+        change(row, seconds(event["time"]), event)
         if row.status is not before:
             self.counts[before] -= 1
             self.counts[row.status] += 1
@@ -155,68 +170,67 @@ def _keep(group: dict[str, NodeRow], row: NodeRow, belongs: bool) -> None:
         group.pop(row.id, None)
 
 
-def _read(row: NodeRow, spec: NodeSpec, node: NodeState) -> None:
-    from dovetail.core.run import Phase
-
-    row.status, row.attempt = node.status, node.attempt
-    row.started, row.stopped = node.started_at, node.finished_at
-    row.cached = node.status is NodeStatus.COMPLETED and not node.attempt
-    row.reason, row.cause = node.reason, node.cause
-    row.until = node.until
-    if node.phase is Phase.PARKED:
-        row.tag = spec.resource_tag
-    elif node.phase is Phase.BACKING_OFF:
-        row.retry = node.attempt - node.crashes
-        row.message = _words(node.error or {})
+def _read(row: NodeRow, node: Mapping[str, Any], wait: NodeWait | None) -> None:
+    row.status, row.attempt = NodeStatus(node["status"]), node["attempt"]
+    row.started, row.stopped = _seconds(node["started_at"]), _seconds(node["finished_at"])
+    row.cached = row.status is NodeStatus.COMPLETED and not row.attempt
+    row.reason, row.cause = node["reason"], node["cause"]
+    if wait is not None:
+        row.until, row.tag, row.retry = wait.until, wait.resource_tag, wait.retry
+        row.message = "" if wait.error is None else _words(wait.error)
 
 
-def _words(error: dict[str, Any]) -> str:
+def _seconds(time: str | None) -> float | None:
+    return None if time is None else seconds(time)
+
+
+def _words(error: Mapping[str, Any]) -> str:
     return f"{error.get('type')}: {error.get('message')}"
 
 
-def _queued(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _queued(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until = None
 
 
-def _started(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _started(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.RUNNING
     row.started, row.stopped = at, None
     row.until = row.tag = row.fraction = None
     row.message = ""
 
 
-def _progressed(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _progressed(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.fraction, row.message = data["fraction"], data["message"]
 
 
-def _parked(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _parked(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
-    row.until, row.tag = data["until"], data["resource_tag"]
+    row.until, row.tag = seconds(data["until"]), data["resource_tag"]
 
 
-def _retrying(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _retrying(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.status = NodeStatus.QUEUED
     row.until, row.tag, row.retry = at + data["delay"], None, data["retry"]
     row.message = _words(data["error"])
 
 
-def _cached(row: NodeRow, at: float, data: dict[str, Any]) -> None:
+def _cached(row: NodeRow, at: float, data: Mapping[str, Any]) -> None:
     row.cached = True
     _ended(row, NodeStatus.COMPLETED, at, data)
 
 
-def _ended(row: NodeRow, status: NodeStatus, at: float, data: dict[str, Any]) -> None:
+def _ended(row: NodeRow, status: NodeStatus, at: float, data: Mapping[str, Any]) -> None:
     row.status, row.stopped = status, at
     row.reason, row.cause = data.get("reason"), data.get("cause")
     row.until = None
 
 
-def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, dict[str, Any]], None]:
+def _ends_as(status: NodeStatus) -> Callable[[NodeRow, float, Mapping[str, Any]], None]:
     return lambda row, at, data: _ended(row, status, at, data)
 
 
-_CHANGES: dict[str, Callable[[NodeRow, float, dict[str, Any]], None]] = {
+_CHANGES: dict[str, Callable[[NodeRow, float, Mapping[str, Any]], None]] = {
     "node.queued": _queued,
     "node.started": _started,
     "node.progress": _progressed,
@@ -363,14 +377,14 @@ class PlainView:
         before = f", {done:,} completed before" if done else ""
         self._say(f"RUNNING {run_id[:6]} {workflow}, {nodes}{before}")
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Mapping[str, Any]) -> None:
         row = self._board.apply(event)
-        if event.type == "run.retried":
+        if event["type"] == "run.retried":
             self._endings.clear()
             nodes = counted(self._board.counts[NodeStatus.PENDING], "node")
             self._say(f"retried: {nodes} to run")
         elif row is not None and self._is_news(row, event):
-            self._say(row_line(row, self._ids, event.time))
+            self._say(row_line(row, self._ids, seconds(event["time"])))
 
     def refresh(self) -> None:
         if time.monotonic() - self._printed_at >= QUIET_SECONDS and self._board.running:
@@ -382,20 +396,22 @@ class PlainView:
             if count > MAX_SAME_ENDING:
                 self._say(f"– and {count - MAX_SAME_ENDING:,} more {reason}")
 
-    def _is_news(self, row: NodeRow, event: Event) -> bool:
-        if event.type == "node.progress":
-            last = self._progress_at.get(row.id, row.started or event.time)
-            if event.time - last < PROGRESS_SECONDS:
+    def _is_news(self, row: NodeRow, event: Mapping[str, Any]) -> bool:
+        if event["type"] == "node.progress":
+            now = seconds(event["time"])
+            last = self._progress_at.get(row.id, row.started or now)
+            if now - last < PROGRESS_SECONDS:
                 return False
-            self._progress_at[row.id] = event.time
+            self._progress_at[row.id] = now
             return True
-        if event.type == "node.parked":
-            return row.until is not None and row.until - event.time >= MIN_PARKED_SECONDS
+        if event["type"] == "node.parked":
+            wait = 0.0 if row.until is None else row.until - seconds(event["time"])
+            return wait >= MIN_PARKED_SECONDS
         if row.status in FINISHED and not (row.failed or row.status is NodeStatus.COMPLETED):
             reason = ending(row)
             self._endings[reason] += 1
             return self._endings[reason] <= MAX_SAME_ENDING
-        return row.status in FINISHED or event.type == "node.retrying"
+        return row.status in FINISHED or event["type"] == "node.retrying"
 
     def _say(self, line: Line | str) -> None:
         self._printed_at = time.monotonic()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -19,7 +20,6 @@ from rich.text import Text
 
 from dovetail.cli.board import Board, NodeRow, id_width, row_line
 from dovetail.cli.text import JOINERS, Line, counted, duration
-from dovetail.core.events import Event
 from dovetail.core.states import FINAL, NodeStatus
 from dovetail.core.text import visible
 
@@ -105,7 +105,7 @@ class LiveView:
         self._began = time.monotonic() - passed
         self._live.start(refresh=True)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: Mapping[str, Any]) -> None:
         with self._lock:
             self._board.apply(event)
 

@@ -24,8 +24,7 @@ from dovetail.core.states import FINAL, RunStatus
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
-    from dovetail.core.run import RunState
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
 
 OWNER_CHECK_SECONDS = 1.0
 """Between two checks whether a process still drives the run."""
@@ -35,13 +34,18 @@ CANCEL_SECONDS = 1.0
 
 
 async def wait_for_end(
-    commands: Commands, run_id: str, *, take_over: bool, just_made: bool = False
-) -> RunState | None:
+    commands: EngineApi,
+    run_id: str,
+    *,
+    take_over: bool,
+    just_made: bool = False,
+    nodes: bool = True,
+) -> dict[str, Any] | None:
     """Wait until a run has finished, whichever process drives it, and return it.
 
     If its driver is gone, this process takes the run over; without `take_over` it returns None.
     """
-    waiting = asyncio.ensure_future(commands.wait(run_id))
+    waiting = asyncio.ensure_future(commands.wait_run(run_id, nodes=nodes))
     # The first check is at once, because the driver may have been gone for long.
     gone, patience = 0.0, OWNER_CHECK_SECONDS if just_made else 0.0
     try:
@@ -62,7 +66,7 @@ async def wait_for_end(
             await waiting
 
 
-async def _take_over(commands: Commands, run_id: str) -> None:
+async def _take_over(commands: EngineApi, run_id: str) -> None:
     try:
         await commands.resume(run_id)
     except Conflict:
@@ -71,12 +75,12 @@ async def _take_over(commands: Commands, run_id: str) -> None:
             raise
 
 
-async def cancel_all(commands: Commands, run_ids: Iterable[str]) -> None:
+async def cancel_all(commands: EngineApi, run_ids: Iterable[str]) -> None:
     """Cancel the runs that have not finished."""
 
     async def cancel(run_id: str) -> None:
         with suppress(Conflict):  # it has just ended
-            await commands.cancel(run_id)
+            await commands.cancel_run(run_id)
 
     await asyncio.gather(*map(cancel, run_ids))
 
@@ -205,7 +209,7 @@ MAX_SHARED_RUNS = 500
 class RunPool:
     """Runs in flight. Each slot makes one run after the other and waits for it."""
 
-    def __init__(self, commands: Commands, stopping: Stopping) -> None:
+    def __init__(self, commands: EngineApi, stopping: Stopping) -> None:
         self._commands = commands
         self._stopping = stopping
         self.in_flight: dict[str, asyncio.Task[Any]] = {}
@@ -237,7 +241,9 @@ class RunPool:
             if progress is not None:
                 progress.end()
 
-    async def follow(self, run_id: str, *, just_made: bool) -> RunState | None:
+    async def follow(
+        self, run_id: str, *, just_made: bool, nodes: bool = True
+    ) -> dict[str, Any] | None:
         """Called by a slot: the run at its end; None if another process drives it to its end."""
         slot = asyncio.current_task()
         assert slot is not None  # noqa: S101
@@ -247,7 +253,9 @@ class RunPool:
                 if await self._commands.owner(run_id) != "here":
                     return None
                 await cancel_all(self._commands, [run_id])
-            return await wait_for_end(self._commands, run_id, take_over=True, just_made=just_made)
+            return await wait_for_end(
+                self._commands, run_id, take_over=True, just_made=just_made, nodes=nodes
+            )
         finally:
             del self.in_flight[run_id]
 

@@ -10,7 +10,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -28,18 +28,17 @@ from dovetail.cli.summary import (
     resume_hint,
     retry_hint,
     run_ending,
+    seconds_taken,
     short_id,
     status_piece,
 )
 from dovetail.cli.target import handlers_hint, open_engine, open_reader
-from dovetail.cli.text import Line, bare, clip, counted, duration, plain
+from dovetail.cli.text import Line, bare, clip, counted, duration, plain, seconds
 from dovetail.config import Settings
 from dovetail.core.errors import BrokenRun, Conflict
-from dovetail.core.events import Event
-from dovetail.core.run import RunState
 from dovetail.core.states import RunStatus
-from dovetail.engine.commands import Commands
-from dovetail.engine.views import run_view
+from dovetail.engine.api import EngineApi
+from dovetail.engine.views import RunSnapshot
 from dovetail.handlers.registry import Registry
 
 SHOW_CURSOR = b"\x1b[?25h"
@@ -51,7 +50,7 @@ class View(Protocol):
     refresh_seconds: float
 
     def begin(self, workflow: str, run_id: str, passed: float) -> None: ...
-    def show(self, event: Event) -> None: ...
+    def show(self, event: Mapping[str, Any]) -> None: ...
     def refresh(self) -> None: ...
     def end(self) -> None: ...
 
@@ -66,16 +65,18 @@ class Shown(NamedTuple):
     since: float
 
     @classmethod
-    def from_the_start(cls, run: RunState) -> Shown:
-        return cls(run.id, run.graph.name, Board.before(run.graph), 0, run.created_at)
+    def from_the_start(cls, run: Mapping[str, Any]) -> Shown:
+        board = Board.before(run["nodes"])
+        return cls(run["run_id"], run["workflow"], board, 0, seconds(run["created_at"]))
 
     @classmethod
-    def from_now(cls, run: RunState) -> Shown:
+    def from_now(cls, run: RunSnapshot) -> Shown:
         """Earlier events are on the board, but are not shown again."""
-        return cls(run.id, run.graph.name, Board.now(run), run.seq, time.time())
+        view = run.view
+        return cls(view["run_id"], view["workflow"], Board.now(run), run.seq, time.time())
 
 
-Begin = Callable[[Commands], Awaitable[Shown]]
+Begin = Callable[[EngineApi], Awaitable[Shown]]
 
 
 class Session:
@@ -117,20 +118,20 @@ class Session:
                 await self._print_end(commands, run, shown.since)
         if run is None:
             run = await self._leave(shown, stopping.asked)
-        if run is not None and run.status is RunStatus.COMPLETED:
+        if run is not None and run["status"] == RunStatus.COMPLETED:
             return 0
         if stopping.asked is None or (run is not None and not stopping.cancels):
             return FAILED
         return stopping.asked.value
 
-    def _open(self) -> AbstractAsyncContextManager[Commands]:
+    def _open(self) -> AbstractAsyncContextManager[EngineApi]:
         if self._registry is None:
             return open_reader(self._settings)
         return open_engine(self._settings, self._registry)
 
     async def _follow(
-        self, commands: Commands, shown: Shown, stopping: Stopping
-    ) -> RunState | None:
+        self, commands: EngineApi, shown: Shown, stopping: Stopping
+    ) -> dict[str, Any] | None:
         """The run at its end; None if it goes on, or will be resumed, without this process."""
         asked = asyncio.create_task(stopping.wait())
         ending = asyncio.create_task(
@@ -164,46 +165,46 @@ class Session:
     def _say_drain(self, shown: Shown) -> None:
         running = len(shown.board.running)
         if self._driven and running and self._write is None:
-            seconds = f"{self._settings.drain_seconds:g} s"
+            most = f"{self._settings.drain_seconds:g} s"
             nodes = counted(running, "running node")
-            streams.complain([(f"handing back: {nodes} may finish within {seconds}", "dim")])
+            streams.complain([(f"handing back: {nodes} may finish within {most}", "dim")])
 
-    async def _leave(self, shown: Shown, asked: StopRequest | None) -> RunState | None:
+    async def _leave(self, shown: Shown, asked: StopRequest | None) -> dict[str, Any] | None:
         """Print how a run goes on without this process; returns it if it has ended meanwhile."""
         async with open_reader(self._settings) as commands:
-            run = await commands.store.load(shown.run_id)
-            if run.finished:
+            run = await commands.get_run(shown.run_id)
+            if run["finished_at"] is not None:
                 await self._print_end(commands, run, shown.since)
                 return run
-            self._document(commands, run)
+            self._document(run)
             short = await short_id(commands, shown.run_id)
             gone = await commands.owner(shown.run_id) == "gone"
         if asked is StopRequest.HAND_BACK and self._driven:
             self._comment([("handed back; ", ""), *resume_hint(short, self._handlers)])
         elif gone:
-            hint = resume_hint(short, handlers_hint(run.graph))
+            hint = resume_hint(short, handlers_hint(run))
             self._comment([(f"{INTERRUPTED}; ", "wait"), *hint])
         else:
             self._comment(f"the run goes on without this view: {command('runs', 'watch', short)}")
         return None
 
-    async def _print_end(self, commands: Commands, run: RunState, since: float) -> None:
+    async def _print_end(self, commands: EngineApi, run: dict[str, Any], since: float) -> None:
         """Before the engine is closed: a handler that does not stop must not delay the output."""
-        self._document(commands, run)
+        self._document(run)
         if self._write is None:
             for line in run_ending(run, since):
                 streams.say(line)
-            if run.status is not RunStatus.COMPLETED:
+            if run["status"] != RunStatus.COMPLETED:
                 with suppress(Conflict):  # another process has retried it already
-                    plan = await commands.plan_retry(run.id)
-                    short = await short_id(commands, run.id)
-                    streams.say(retry_hint(run.status, short, plan, self._handlers))
+                    plan = await commands.plan_retry(run["run_id"])
+                    short = await short_id(commands, run["run_id"])
+                    streams.say(retry_hint(run["status"], short, plan, self._handlers))
             sys.stdout.flush()
         self._printed = True
 
-    def _document(self, commands: Commands, run: RunState) -> None:
+    def _document(self, run: dict[str, Any]) -> None:
         if self._write is not None:
-            self._write(json_bytes(commands.view(run)))
+            self._write(json_bytes(run))
 
     def _comment(self, line: Line | str) -> None:
         """A line for people, never in the document."""
@@ -229,8 +230,8 @@ class Session:
         os.write(2, words.encode() + b"\n")
 
 
-async def _watch(commands: Commands, shown: Shown, view: View) -> None:
-    async for event in commands.store.watch(shown.run_id, shown.after):
+async def _watch(commands: EngineApi, shown: Shown, view: View) -> None:
+    async for event in commands.watch(shown.run_id, shown.after):
         view.show(event)
 
 
@@ -305,15 +306,15 @@ class ResumeAll:
         failed = any(run["status"] != RunStatus.COMPLETED for run in self._ended)
         return FAILED if failed or left else 0
 
-    async def _follow(self, commands: Commands, run_id: str) -> None:
-        run = await wait_for_end(commands, run_id, take_over=True)
+    async def _follow(self, commands: EngineApi, run_id: str) -> None:
+        run = await wait_for_end(commands, run_id, take_over=True, nodes=False)
         if run is not None:
-            self._ended.append(run_view(run, nodes=False))
+            self._ended.append(run)
             self._say(_ended_line(run))
 
-    async def _report_left(self, commands: Commands, driven: list[str]) -> int:
+    async def _report_left(self, commands: EngineApi, driven: list[str]) -> int:
         """Print which runs could not be taken over, and why; returns how many."""
-        left = await commands.store.orphans()
+        left = await commands.orphans()
         unable = max(0, len(left) - MAX_LEFT)
         for run_id in left[:MAX_LEFT]:
             try:
@@ -348,13 +349,12 @@ def _taken_over(count: int, left: int) -> str:
     return "nothing to resume: every unfinished run has a process that runs it"
 
 
-def _ended_line(run: RunState) -> Line:
-    passed = (run.finished_at or run.created_at) - run.created_at
-    error = run.error or {}
+def _ended_line(run: Mapping[str, Any]) -> Line:
+    error = run["error"] or {}
     node = str(error.get("node", ""))
     why = f"  {clip(plain(f'{node}: {error_words(node, error)}'), 200)}" if error else ""
     return [
-        status_piece(run.status),
-        (f" {run.id[:6]} {plain(run.graph.name)} in {duration(passed)}", ""),
+        status_piece(run["status"]),
+        (f" {run['run_id'][:6]} {plain(run['workflow'])} in {duration(seconds_taken(run))}", ""),
         (why, "dim"),
     ]

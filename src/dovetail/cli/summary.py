@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.cli.board import LONGEST_ID
 from dovetail.cli.target import target_options
-from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable
+from dovetail.cli.text import Line, clip, counted, duration, plain_lines, printable, seconds
 from dovetail.core.errors import Conflict
 from dovetail.core.states import NodeStatus, Reason, RunStatus
 
 if TYPE_CHECKING:
-    from dovetail.core.run import RunState
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
 
 MAX_RESULT_LINES = 40
 MAX_RESULT_CHARACTERS = 8_000
@@ -49,7 +48,7 @@ def interrupted(count: int, of_these: str) -> str:
     return f"{count:,} {noun}{of_these} {verb} interrupted"
 
 
-async def short_id(commands: Commands, run_id: str) -> str:
+async def short_id(commands: EngineApi, run_id: str) -> str:
     """The shortest beginning of the id that no other run has, at least six digits."""
     for length in range(SHORT_ID, len(run_id)):
         with suppress(Conflict):
@@ -58,17 +57,20 @@ async def short_id(commands: Commands, run_id: str) -> str:
     return run_id
 
 
-def run_ending(run: RunState, since: float | None = None) -> Iterator[Line]:
+def run_ending(run: Mapping[str, Any], since: float | None = None) -> Iterator[Line]:
     """The last lines about a run that has ended. Its duration is counted from `since`."""
-    from dovetail.engine.views import result
-
-    if run.status is RunStatus.COMPLETED:
-        yield from result_lines(result(run))
-    began = run.created_at if since is None else since
-    passed = (run.finished_at or began) - began
-    yield [status_piece(run.status), (f" {run.id[:6]} in {duration(passed)}", "")]
-    if run.status is RunStatus.FAILED:
+    if run["status"] == RunStatus.COMPLETED:
+        yield from result_lines(run["result"])
+    took = duration(seconds_taken(run, since))
+    yield [status_piece(run["status"]), (f" {run['run_id'][:6]} in {took}", "")]
+    if run["status"] == RunStatus.FAILED:
         yield from causes(run)
+
+
+def seconds_taken(run: Mapping[str, Any], since: float | None = None) -> float:
+    """From `since`, or from its creation, to its end."""
+    began = seconds(run["created_at"]) if since is None else since
+    return (began if run["finished_at"] is None else seconds(run["finished_at"])) - began
 
 
 def status_piece(status: str) -> tuple[str, str]:
@@ -122,12 +124,12 @@ def result_lines(value: Any) -> Iterator[Line]:
         yield [(f"… {len(text):,} characters in all; --json prints everything", "dim")]
 
 
-def causes(run: RunState) -> Iterator[Line]:
+def causes(run: Mapping[str, Any]) -> Iterator[Line]:
     """Each node that failed by itself, not because a dependency failed."""
     found = [
-        (spec.id, node.error or {})
-        for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
-        if node.status is NodeStatus.FAILED and node.reason is not Reason.DEPENDENCY_FAILED
+        (node["id"], node["error"] or {})
+        for node in run["nodes"]
+        if node["status"] == NodeStatus.FAILED and node["reason"] != Reason.DEPENDENCY_FAILED
     ]
     for node_id, error in found[:MAX_CAUSES]:
         yield from _cause(node_id, error)

@@ -6,7 +6,7 @@ functions, because every module of commands imports this one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,9 +19,8 @@ from dovetail.core.errors import DovetailError, InvalidDefinition, NotFound, Pro
 
 if TYPE_CHECKING:
     from dovetail.config import Settings
-    from dovetail.core.dag import Graph
     from dovetail.core.definition.validation import Checked, DefinitionLimits
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
     from dovetail.handlers.registry import Registry
 
 _flags: dict[str, str | None] = {}
@@ -77,8 +76,8 @@ def drivers(settings: Settings) -> str:
 
 def open_reader(
     settings: Settings, registry: Registry | None = None, *, create: bool = False
-) -> AbstractAsyncContextManager[Commands]:
-    """Commands that drive no run. A missing file is made only with `create`."""
+) -> AbstractAsyncContextManager[EngineApi]:
+    """An engine that drives no run. A missing file is made only with `create`."""
     if is_shared(settings):
         return _remote(settings, registry)
     from dovetail.wiring.embedded import attached
@@ -86,8 +85,8 @@ def open_reader(
     return attached(settings, registry, create=create)
 
 
-def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
-    """Commands whose runs are driven: by this process, or by services."""
+def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
+    """An engine whose runs are driven: by this process, or by services."""
     if is_shared(settings):
         return _remote(settings, registry)
     from dovetail.wiring.embedded import embedded
@@ -95,7 +94,9 @@ def open_engine(settings: Settings, registry: Registry) -> AbstractAsyncContextM
     return embedded(settings, registry)
 
 
-def _remote(settings: Settings, registry: Registry | None) -> AbstractAsyncContextManager[Commands]:
+def _remote(
+    settings: Settings, registry: Registry | None
+) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
         from dovetail.client import http_client
 
@@ -116,7 +117,7 @@ FORBIDDEN = "template_forbidden"
 
 
 def ask(
-    question: Callable[[Commands], Awaitable[T]],
+    question: Callable[[EngineApi], Awaitable[T]],
     registry: Registry | None = None,
     *,
     create: bool = False,
@@ -146,15 +147,15 @@ def check_on_target(file: File, limits: DefinitionLimits, registry: Registry) ->
     return ask(lambda commands: commands.judge(definition), registry)
 
 
-def handlers_hint(graph: Graph) -> Sequence[str]:
-    """What `--handlers` must name in a command that continues a run of this graph: nothing where
-    services run it or all its handlers are known; else a file."""
+def handlers_hint(run: Mapping[str, Any]) -> Sequence[str]:
+    """What `--handlers` must name in a command that continues this run: nothing where services
+    run it or all its handlers are known; else a file."""
     from dovetail.handlers.builtin import builtin_registry, load_registry
 
     settings = target_settings()
     if is_shared(settings):
         return ()
-    used = {spec.handler for spec in graph.nodes}
+    used = {node["handler"] for node in run["nodes"]}
     if used <= set(builtin_registry(settings)):
         return ()
     try:
@@ -205,19 +206,21 @@ def _unknown(checked: Checked) -> dict[str, Problem]:
     return {one.path: one for one in checked.errors if one.code == UNKNOWN_HANDLER}
 
 
-async def chosen_run(commands: Commands, given: str | None, *statuses: str) -> str:
+async def chosen_run(commands: EngineApi, given: str | None, *statuses: str) -> str:
     """The full id of the run that was named; without a name, of the newest run with a status of
     these. Raises `NotFound`."""
+    from dovetail.engine.ports import RunQuery
+
     if given is not None:
         return await commands.find_run(given.strip().lower())
     newest: dict[str, Any] | None = None
     kind = " or ".join(statuses)
     for status in statuses or (None,):
-        items = (await commands.list_runs(status=status, limit=1))["items"]
+        items = (await commands.list_runs(RunQuery(status=status, limit=1)))["items"]
         if items and (newest is None or items[0]["created_at"] > newest["created_at"]):
             newest = items[0]
     if newest is None:
-        if statuses and (await commands.list_runs(limit=1))["items"]:
+        if statuses and (await commands.list_runs(RunQuery(limit=1)))["items"]:
             raise NotFound(f"no run here is {kind}")
         maker = "trigger NAME" if is_shared(target_settings()) else "run FILE"
         raise NotFound(f"there is no run here yet; dovetail {maker} makes one")

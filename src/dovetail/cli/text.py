@@ -146,9 +146,14 @@ def ago(seconds: float) -> str:
 _AGES = ((1, "s", 90), (60, "min", 90 * 60), (3600, "h", 48 * 3600))
 
 
+def seconds(timestamp: str) -> float:
+    """An RFC 3339 time as seconds since 1970."""
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
 def age(timestamp: str, now: float) -> str:
     """How long ago an RFC 3339 time was."""
-    return ago(now - datetime.fromisoformat(timestamp).timestamp())
+    return ago(now - seconds(timestamp))
 
 
 def table(rows: Sequence[Line], width: int | None = None) -> Iterator[Line]:

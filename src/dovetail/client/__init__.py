@@ -1,10 +1,7 @@
 """Dovetail from Python: `Dovetail`, an engine as a handful of calls, wherever it is.
 
-In this process on a file, in the services of a set-up on Redis, or behind a server.
-
-A call finds out what was meant, asks the engine's commands, and gives the answer as an object.
-It adds one thing of its own: where runs are driven by whoever waits for them, a run whose
-process died goes on here. What it must not know: how runs are kept, or what the rules are.
+The engine is in this process on a file, in the services on a Redis, or behind an API server. Where
+the process that waits for runs also drives them, a run whose process died goes on here.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -25,7 +21,7 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import orjson
 
@@ -54,8 +50,8 @@ from dovetail.client.arguments import (
 )
 from dovetail.config import Settings, SettingsError, load_settings
 from dovetail.core.errors import Conflict, DovetailError, StoreError
-from dovetail.engine.commands import Accepted, Commands
-from dovetail.engine.views import event_view
+from dovetail.engine.api import Accepted, EngineApi
+from dovetail.engine.ports import RunQuery
 from dovetail.handlers.builtin import load_registry
 from dovetail.handlers.registry import HandlerError, Registry, marked
 from dovetail.redis_client.url import SCHEMES as REDIS_SCHEMES
@@ -71,7 +67,7 @@ LOOK_SECONDS = 0.5
 PAGE = 1000
 HTTP_SCHEMES = ("http", "https")
 LAST_LOOK_SECONDS = 2.0
-"""For finding out how it stands with what was waited for in vain."""
+"""For the state of a run or batch when the time for waiting is over."""
 
 
 class Dovetail:
@@ -83,16 +79,16 @@ class Dovetail:
     load as with `--handlers`; every other keyword is a setting: `concurrency=8`.
 
     On leaving, handlers that still run get `drain_seconds` to finish. What is not finished
-    then waits in the file for whoever waits for it or resumes it.
+    then waits in the file until a process waits for it or resumes it.
 
     `Dovetail("redis://…")` has the same calls, and drives nothing: `dovetail orchestrator` and
-    `dovetail worker` do, and go on with every run whoever asks. `handlers` are then only known
+    `dovetail worker` do, and go on with every run. `handlers` are then only known
     here, and run where a worker has them. `database_url=` is the archive, if there is one.
 
     `Dovetail("http://host:8700", token="…")` asks a `dovetail serve`, which drives its runs with
     the handlers it was started with; `handlers` mean nothing there. Without `token` it is the
     setting DOVETAIL_TOKEN. A connection that breaks is made again; while the server is started
-    anew, whoever waits goes on waiting.
+    anew, callers go on waiting.
     """
 
     def __init__(
@@ -106,8 +102,8 @@ class Dovetail:
         self._settings = _settings(target, {**settings, "token": token})
         self._registry = _registry(self._settings, handlers)
         self._limits = definition_limits(self._settings)
-        self._engine: AbstractAsyncContextManager[Commands] | None = None
-        self._opened: Commands | None = None
+        self._engine: AbstractAsyncContextManager[EngineApi] | None = None
+        self._opened: EngineApi | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._opened is None else "open"
@@ -144,7 +140,7 @@ class Dovetail:
             await engine.__aexit__(kind, error, traceback)
 
     @property
-    def _commands(self) -> Commands:
+    def _commands(self) -> EngineApi:
         if self._opened is None:
             raise DovetailError("not open; call it inside  async with Dovetail() as dt:")
         return self._opened
@@ -230,7 +226,7 @@ class Dovetail:
         """The run once it has finished, whichever process drives it.
 
         If none does, it goes on here. Raises `TimeoutError` after so many seconds; the run goes
-        on. Raises `Conflict` if nobody drives it and its handlers are not known here.
+        on. Raises `Conflict` if no process drives it and its handlers are not known here.
         """
         return await self._wait(run_id, timeout, [text("run_id", run_id)])
 
@@ -245,7 +241,7 @@ class Dovetail:
         elsewhere = await self._take_over(perhaps_elsewhere)
         try:
             async with limit:
-                return _run(commands.view(await self._attended(commands.wait(run_id), elsewhere)))
+                return _run(await self._attended(commands.wait_run(run_id), elsewhere))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -260,13 +256,12 @@ class Dovetail:
         Raises `NotFound`, and `Conflict` when the state of the run forbids it.
         """
         commands = self._commands
-        state = await commands.retry(text("run_id", run_id), text_or_none("from_node", from_node))
-        return _run(commands.view(state))
+        wanted = text_or_none("from_node", from_node)
+        return _run(await commands.retry_run(text("run_id", run_id), wanted))
 
     async def cancel(self, run_id: str) -> Run:
         """Cancel what has not finished, whichever process drives it. `NotFound`, `Conflict`."""
-        commands = self._commands
-        return _run(commands.view(await commands.cancel(text("run_id", run_id))))
+        return _run(await self._commands.cancel_run(text("run_id", run_id)))
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> Repaired:
         """Rebuild a run's state from its own log; with `dry_run`, only say what differs.
@@ -278,8 +273,8 @@ class Dovetail:
         return Repaired.from_api(done)
 
     async def resume(self, run_id: str | None = None) -> list[str]:
-        """Go on here with a run that nobody drives; without an id, with all whose handlers are
-        known here. Returns the ids; `wait` tells how each ends. Raises `NotFound`, `Conflict`.
+        """Go on here with a run that no process drives; without an id, with all whose handlers
+        are known here. Returns the ids; `wait` returns each at its end. `NotFound`, `Conflict`.
         """
         return await self._commands.resume(text_or_none("run_id", run_id))
 
@@ -293,31 +288,30 @@ class Dovetail:
         cursor: str | None = None,
     ) -> Page:
         """Runs, newest first, without their nodes; at most 1,000 at a time."""
-        page = await self._commands.list_runs(
+        query = RunQuery(
             status=text_or_none("status", status),
             workflow=text_or_none("workflow", workflow),
             batch=text_or_none("batch", batch),
             limit=whole_number("limit", limit, least=1),
             cursor=text_or_none("cursor", cursor),
         )
-        return Page.from_api(_own(page))
+        return Page.from_api(_own(await self._commands.list_runs(query)))
 
     async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """Every event after the one with the number `after`, live; ends with the run.
 
-        Like `wait`, it goes on here with a run that nobody drives.
+        Like `wait`, it goes on here with a run that no process drives.
         """
         commands = self._commands
         owner = await self._attended(commands.owner(text("run_id", run_id)), [])
-        # What is stored of a run that nobody drives is told before anybody looks after it.
+        # The stored events of a run that no process drives come before it is taken over.
         elsewhere = [] if owner in ("here", "none") else [run_id]
-        feed = commands.store.watch(run_id, whole_number("after", after))
-        async with aclosing(cast("AsyncGenerator[Any]", feed)):
+        async with aclosing(commands.watch(run_id, whole_number("after", after))) as feed:
             while True:
                 event = await self._attended(anext(feed, None), elsewhere)
                 if event is None:
                     return
-                yield Event.from_api(_own(event_view(event)))
+                yield Event.from_api(_own(event))
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -390,7 +384,7 @@ class Dovetail:
         return await self._whole_batch(batch_id)
 
     async def _whole_batch(self, batch_id: str) -> Batch:
-        """With all its runs: whoever had all items at once has room for them."""
+        """With all its runs: a caller that had all items at once has room for them."""
         commands = self._commands
         batch = await commands.get_batch(batch_id, limit=PAGE)
         runs, cursor = list(batch["runs"]), batch["next_cursor"]
@@ -406,7 +400,7 @@ class Dovetail:
         found: list[str] = []
         cursor = None
         while True:
-            page = await commands.list_runs(batch=batch_id, limit=PAGE, cursor=cursor)
+            page = await commands.list_runs(RunQuery(batch=batch_id, limit=PAGE, cursor=cursor))
             found += [run["run_id"] for run in page["items"] if run["finished_at"] is None]
             cursor = page["next_cursor"]
             if cursor is None:
@@ -415,7 +409,7 @@ class Dovetail:
     # --- keeping runs alive ------------------------------------------------------------------
 
     async def _take_over(self, run_ids: Iterable[str]) -> list[str]:
-        """Go on here with the runs that nobody drives; returns those that somebody else does."""
+        """Go on here with the runs that no process drives; returns those of other processes."""
         commands = self._commands
         elsewhere: list[str] = []
         for run_id in run_ids if commands.drives else ():
@@ -424,7 +418,7 @@ class Dovetail:
                 try:
                     await commands.resume(run_id)
                 except Conflict:
-                    # Somebody was faster, or it has ended; if neither, nobody can do it here.
+                    # Another process was faster, or it has ended; if neither, it cannot go on here.
                     if await commands.owner(run_id) == "gone":
                         raise
                 owner = await commands.owner(run_id)
@@ -481,7 +475,7 @@ def _place(target: str | PathLike[str]) -> Literal["server", "redis_url", "db"]:
     return "server" if is_url and scheme in HTTP_SCHEMES else "db"
 
 
-def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[Commands]:
+def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManager[EngineApi]:
     if settings.server is not None:
         return _server(settings)
     if settings.redis_url is None:
@@ -495,7 +489,7 @@ def _engine(settings: Settings, registry: Registry) -> AbstractAsyncContextManag
     return commanding(settings, registry)
 
 
-def _server(settings: Settings) -> AbstractAsyncContextManager[Commands]:
+def _server(settings: Settings) -> AbstractAsyncContextManager[EngineApi]:
     with http_client():
         from dovetail.client.server import calling
     return calling(settings)
@@ -569,7 +563,7 @@ def _own(view: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _last_look(look: Awaitable[T], what: str, timeout: float | None) -> T:  # noqa: ASYNC109
-    """How it stands when the time is over. Nobody waits longer for a server that is away."""
+    """Its state when the time is over. A server that is away is not waited for any longer."""
     try:
         async with asyncio.timeout(LAST_LOOK_SECONDS):
             return await look

@@ -1,8 +1,6 @@
-"""What the client answers with: objects whose attributes are the fields of the HTTP API.
+"""The client's replies: objects whose attributes are the fields of the HTTP API.
 
-Each is a picture of one moment and nobody else's: it does not change when the run does, and
-changing what is inside changes no run. What it must not know: whether the fields came from a
-file in this process or from a server.
+Each is a copy of one moment: it does not change when the run does, and changing it changes no run.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ class _Answer:
 
     def _shown(self, *names: str) -> str:
         """For a repr: what identifies it and how it stands, without what does not apply."""
-        told = {name: getattr(self, name) for name in names}
-        words = [f"{name}={value!r}" for name, value in told.items() if value is not None]
+        fields = {name: getattr(self, name) for name in names}
+        words = [f"{name}={value!r}" for name, value in fields.items() if value is not None]
         return f"{type(self).__name__}({', '.join(words)})"
 
 
@@ -208,7 +206,7 @@ class BatchPage(_Answer):
 
 @dataclass(frozen=True, repr=False)
 class Event(_Answer):
-    """One line of a run's log. What else its type tells, such as `error`, is an attribute too."""
+    """One line of a run's log. Other fields of its type, such as `error`, are attributes, too."""
 
     seq: int
     time: str

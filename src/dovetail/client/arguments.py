@@ -1,13 +1,7 @@
-"""What callers hand over, checked before it goes further.
+"""The arguments of callers, checked before they go further.
 
-Of the wrong Python type: `TypeError`. Of the right one but impossible, as a text that cannot be
-written or a number that no store can hold: an error of ours, like any other bad input. What it
-must not know: what the values are for.
-
-What a caller means by a workflow: a definition as data, a file of one, or a registered name.
-
-It reads files, within bounds, and says in one line why one cannot be read. What it must not
-know: what makes a definition right.
+A wrong Python type is a `TypeError`. A value that is impossible, such as a number that no store can
+hold, is an error of ours. A workflow is a definition as data, a file of one, or a registered name.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from dovetail.core.definition.validation import DefinitionLimits
 from dovetail.core.errors import DovetailError, InvalidParams, NotFound, Problem, shown
 
 _HOST = re.compile(r"[\w.\-\[\]:%]+")
-MOST = (1 << 63) - 1
+MAX_INTEGER = (1 << 63) - 1
 """What a column of SQLite holds."""
 
 
@@ -47,8 +41,8 @@ def text_or_none(name: str, given: str | None) -> str | None:
 def whole_number(name: str, given: int, *, least: int = 0) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(f"{name} is an int, not {type(given).__name__}")
-    if not least <= given <= MOST:
-        raise _wrong(name, f"must be from {least} to {MOST}, not {given}")
+    if not least <= given <= MAX_INTEGER:
+        raise _wrong(name, f"must be from {least} to {MAX_INTEGER}, not {given}")
     return given
 
 

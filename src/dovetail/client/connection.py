@@ -1,9 +1,8 @@
-"""Calls to a server: sent, tried again where that is safe, and answered with data or an error.
+"""Calls to a server: sent, repeated where that is safe, and answered with data or an error.
 
-A call that may be repeated, because it changes nothing or because the server knows it by its
-idempotency key, is tried again for a while when the connection breaks or the server is busy; any
-other only if the server cannot have seen it. What it must not know: what any call means.
-Imported on first use: httpx2 is the extra `http` and takes a third of a second.
+A call that changes nothing, or that has an idempotency key, is repeated for a while when the
+connection breaks or the server is busy. Any other call is repeated only if the server cannot have
+seen it. Imported on first use: httpx2 is the extra `http` and takes a third of a second.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class ServerConnection:
         )
 
     async def made(self, path: str, body: bytes, key: str) -> tuple[dict[str, Any], int]:
-        """What a POST made under this key, now or earlier, and the status, which tells which."""
+        """The run or batch of a POST under this key, and the status: 200 if it was made earlier."""
         answer = await self._send("POST", path, None, body, "application/json", key, True, 0.0)
         return dict(self._data(answer)), answer.status_code
 
@@ -198,7 +197,7 @@ class ServerConnection:
                 continue
             except httpx2.RequestError as error:
                 await tries.unreachable(error)
-            # An orderly end may be that of the run or of the server: coming back tells.
+            # An orderly end is that of the run or of the server: the next connection shows which.
             resumes = True
             quiet = 0 if came else quiet + 1
             if quiet:
@@ -221,8 +220,8 @@ class ServerConnection:
             if answer.status_code != 200:
                 raise _RefusedAnswer(answer, await answer.aread(), self.url)
             tries.forget()
-            async for told in httpx2.EventSource(answer, max_event_size=None):
-                yield self._event(told.data)
+            async for frame in httpx2.EventSource(answer, max_event_size=None):
+                yield self._event(frame.data)
 
     async def _unless_closed(self, work: Awaitable[T]) -> T:
         doing = asyncio.ensure_future(work)
@@ -260,7 +259,7 @@ class ServerConnection:
 
 
 class _Over(Exception):
-    """The last event was told before."""
+    """The last event was sent before."""
 
 
 class _RefusedAnswer(Exception):
@@ -302,7 +301,7 @@ class _Tries:
         """Returns when it is time for another try. Raises what was refused if there is none."""
         pause = _pause(self._count + 1)
         if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
-            pause = float(retry_after[:6]) + pause / 2  # not everybody at the same moment
+            pause = float(retry_after[:6]) + pause / 2  # not all clients at the same moment
         if not await self._next(BUSY_SECONDS, pause):
             raise refused
 
@@ -327,7 +326,7 @@ def _timeout(seconds: float) -> httpx2.Timeout:
 
 
 def _is_cancelled() -> bool:
-    """Whoever asked, rather than what was asked."""
+    """The caller is cancelled, rather than its request."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

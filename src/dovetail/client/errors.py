@@ -1,7 +1,6 @@
-"""What a server refused, as the error that the embedded engine would have raised.
+"""A server's refusal, as the error that the embedded engine would have raised.
 
-A problem (RFC 9457) is told by the last word of its `type`, and becomes the error of that word.
-What it must not know: which call was refused, or how it was sent.
+The last word of a problem's `type` (RFC 9457) names the error.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from dovetail.core.errors import (
 
 PROBLEM = "application/problem+json"
 HOW_TO_GIVE_A_TOKEN = f"give it with token=…, --token or {env_name('token')}"
-_LONGEST_DETAIL = 2_000
+_MAX_DETAIL_LENGTH = 2_000
 
 
 class AccessDenied(DovetailError):
@@ -40,7 +39,7 @@ class AccessDenied(DovetailError):
 
 
 class ServerError(DovetailError):
-    """The server could not, and it is no fault of whoever asked."""
+    """The server could not, and it is not the caller's fault."""
 
     type = "server_error"
 
@@ -73,7 +72,7 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes, url: str) 
     problem = _problem(headers, content)
     if problem is None:
         return _not_ours(status, headers, url)
-    detail = one_line(str(problem.get("detail", "")), _LONGEST_DETAIL)
+    detail = one_line(str(problem.get("detail", "")), _MAX_DETAIL_LENGTH)
     if status == 401:
         return AccessDenied(f"{url}: {detail}; {HOW_TO_GIVE_A_TOKEN}")
     if status == 403:
@@ -127,7 +126,7 @@ def _not_ours(status: int, headers: Mapping[str, str], url: str) -> DovetailErro
         )
     to = headers.get("location")
     if 300 <= status < 400 and to:
-        # Not followed: the token is for whoever was named, and nobody else.
+        # Not followed: the token is for the named server alone.
         return NoDovetail(f"{url} sends its callers to {one_line(to)}; use that address instead")
     kind = one_line(headers.get("content-type", "nothing"))
     return NoDovetail(

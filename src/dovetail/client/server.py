@@ -1,31 +1,28 @@
-"""A server's engine as commands: each asks the server, and answers as the engine here would.
+"""The engine of an API server, as the client and the command line ask any engine.
 
-So the client and the command line need not know where they work. What is read comes in the words
-of the ports; whatever decides or moves a run is asked of the server, because only it knows its
-handlers, versions and keys. What it must not know: how a call is sent, or how an answer is shown.
+Every call is a request to the server: only the server knows its handlers, versions and keys.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any, Literal, cast
 from urllib.parse import quote
 
 import orjson
 
 from dovetail.client.connection import Query, ServerConnection
-from dovetail.client.decode import DecodedRun, event_from, run_from
 from dovetail.client.errors import findings_of
 from dovetail.config import Settings
 from dovetail.core.definition.params import apply_params, apply_to_items
 from dovetail.core.definition.source import Source
-from dovetail.core.definition.validation import Checked, check
+from dovetail.core.definition.validation import Checked, DefinitionLimits, check
 from dovetail.core.errors import (
+    Conflict,
     DovetailError,
     InvalidDefinition,
     InvalidParams,
@@ -33,178 +30,58 @@ from dovetail.core.errors import (
     Problem,
     shown,
 )
-from dovetail.core.events import Event
-from dovetail.core.outputs import ReadBudget, looks_like_a_reference
-from dovetail.core.run import RunState
+from dovetail.core.outputs import looks_like_a_reference
+from dovetail.core.states import NodeStatus
 from dovetail.core.values import NotJson, encode
-from dovetail.engine.commands import Accepted, Commands, Given, with_warnings
-from dovetail.engine.ports import Seen, WorkflowVersion
-from dovetail.engine.views import receipt_view
+from dovetail.engine.api import Accepted, EngineApi, Given, Owner
+from dovetail.engine.commands import check_alias
+from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
+from dovetail.engine.views import NodeWait, RunSnapshot, receipt_view, seconds, with_warnings
 from dovetail.wiring.embedded import definition_limits
 
 WAIT_SECONDS = 25.0
-"""Of one request for the end of a run: below what proxies take for dead."""
-FIRST_LOOK, LONGEST_LOOK = 0.05, 1.0
-"""Seconds between two looks at a batch, which grow."""
+"""Of one request for the end of a run: proxies give up on longer ones."""
+FIRST_POLL_SECONDS, MAX_POLL_SECONDS = 0.05, 1.0
+"""Between two requests for the state of a batch; the pause grows."""
 FULL: Query = {"outputs": "full"}
-"""An answer with every output in it, however large."""
+"""A reply with every output in it, however large."""
 JSON, YAML = "application/json", "application/yaml"
-LARGEST_BODY = 1 << 30
-"""How much a body may have is the server's to say; this is what memory is there for."""
+MAX_BODY_BYTES = 1 << 30
+"""The server sets the limit; this one protects the memory here."""
 
 
 @asynccontextmanager
-async def calling(settings: Settings) -> AsyncIterator[Commands]:
-    """The commands of the server that the settings name. Nothing is sent before one is called."""
+async def calling(settings: Settings) -> AsyncIterator[EngineApi]:
+    """The engine of the server that the settings name. Nothing is sent before the first call."""
     assert settings.server is not None  # noqa: S101
     async with ServerConnection(settings.server, settings.token) as connection:
-        runs = ServerReader(connection)
-        nothing: Any = None  # whatever would use it is asked of the server instead
-        yield ServerCommands(
-            store=cast("Any", runs),
-            records=cast("Any", runs),
-            orchestrator=nothing,
-            wait=runs.wait,
-            clock=time.time,
-            known_handlers=None,
-            default_retries={},
-            limits=definition_limits(settings),
-            rates=nothing,
-            max_crashes=settings.max_crashes,
-            digest=nothing,
-            drives=False,
-            why_not_here=f"{connection.url} goes on with its runs itself: there is nothing to "
-            "resume from here",
-            serving=runs.serving,
-            connection=connection,
-        )
+        yield RemoteEngine(connection, definition_limits(settings))
 
 
-class ServerReader:
-    """What can be read of a server, in the words of the ports `DurableStore` and `Records`."""
+class RemoteEngine:
+    """`EngineApi` over HTTP."""
 
-    def __init__(self, connection: ServerConnection) -> None:
+    drives = False
+
+    def __init__(self, connection: ServerConnection, limits: DefinitionLimits) -> None:
         self._connection = connection
-
-    # ── runs ─────────────────────────────────────────────────────────────────────────────
-
-    async def load(
-        self, run_id: str, *, outputs: bool = True, room: ReadBudget | None = None
-    ) -> RunState:
-        # The events first: what happens in between is then told twice, and not left out.
-        events = [event_from(fields) for fields in await self.events(run_id)]
-        query = FULL if outputs else {}
-        return run_from(await self._get(at("runs", run_id), **query), events)
-
-    async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        feed = self._connection.events(at("runs", run_id, "events"), after)
-        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
-            async for fields in feed:
-                yield event_from(fields)
-
-    async def wait(self, run_id: str) -> RunState:
-        while True:
-            await self.ended(run_id)
-            run = await self._get(at("runs", run_id), **FULL)
-            if run["finished_at"] is not None:  # else somebody has retried it meanwhile
-                return run_from(run)
-
-    async def ended(self, run_id: str) -> None:
-        query: Query = {"nodes": "false", "wait": WAIT_SECONDS}
-        seen: dict[str, Any] = {"finished_at": None}
-        while seen["finished_at"] is None:
-            path = at("runs", run_id)
-            seen = await self._connection.call("GET", path, query=query, waits=WAIT_SECONDS)
-
-    async def owner_of(self, run_id: str) -> Literal["elsewhere", "none"]:
-        return "elsewhere" if (await self.summary(run_id))["finished_at"] is None else "none"
-
-    async def orphans(self) -> list[str]:
-        return []  # the server takes them over itself
-
-    async def find_run(self, prefix: str) -> str:
-        return str((await self._get(at("run-ids", prefix)))["run_id"])
-
-    async def list_runs(self, *, most: int | None = None, **wanted: Any) -> dict[str, Any]:
-        page = await self._get(at("runs"), **wanted)
-        for run in page["items"]:
-            # A page has room for small results; each other one is fetched by itself.
-            if looks_like_a_reference(run["result"]):
-                path = at("runs", run["run_id"], "result")
-                run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
-        return page
-
-    async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
-        """With what there is of a large result: who wants it asks for the run."""
-        return await self._get(at("runs", run_id), nodes="false")
-
-    async def receipt(self, run_id: str) -> dict[str, Any]:
-        return receipt_view(await self.summary(run_id))
-
-    async def events(
-        self, run_id: str, after: int = 0, limit: int | None = None
-    ) -> list[dict[str, Any]]:
-        path = at("runs", run_id, "events")
-        return list(await self._connection.call("GET", path, query={"after": after}))[:limit]
-
-    async def serving(self) -> set[str]:
-        """The handlers that its live workers have."""
-        workers = (await self._get(at("workers")))["items"]
-        return {name for worker in workers if worker["alive"] for name in worker["handlers"]}
-
-    async def get_batch(
-        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
-    ) -> dict[str, Any]:
-        return await self._get(at("batches", batch_id), limit=limit, cursor=cursor)
-
-    async def find_batch(self, prefix: str) -> str:
-        return str((await self._get(at("batch-ids", prefix)))["batch_id"])
+        self._limits = limits
 
     # ── workflows ────────────────────────────────────────────────────────────────────────
 
-    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
-        return await self._get(at("workflows", name), version=version)
-
-    async def workflows(self, **wanted: Any) -> dict[str, Any]:
-        return await self._get(at("workflows"), **wanted)
-
-    async def versions(self, name: str) -> dict[str, Any]:
-        return await self._get(at("workflows", name, "versions"))
-
-    async def delete_workflow(self, name: str, seen: Seen | None = None) -> None:
-        _without(seen)
-        await self._connection.call("DELETE", at("workflows", name))
-
-    async def set_alias(
-        self, name: str, alias: str, version: int, seen: Seen | None = None
-    ) -> dict[str, Any]:
-        _without(seen)
-        path = at("workflows", name, "aliases", alias)
-        return dict(await self._connection.call("PUT", path, body=_json({"version": version})))
-
-    async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        _without(seen)
-        await self._connection.call("DELETE", at("workflows", name, "aliases", alias))
-
-    async def _get(self, path: str, **query: Any) -> dict[str, Any]:
-        return dict(await self._connection.call("GET", path, query=query))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerCommands(Commands):
-    """What decides is asked of the server; the rest is inherited and reads."""
-
-    connection: ServerConnection
-
-    # ── definitions ──────────────────────────────────────────────────────────────────────
-
     def validate(self, definition: Source | Mapping[str, Any]) -> Checked:
-        """As far as can be told from here: only the server knows its handlers; see `judge`."""
-        return check(definition, None, self.limits)
+        """Without handlers, which only the server knows: `judge` asks it."""
+        return check(definition, None, self._limits)
+
+    async def learn_handlers(self) -> None:
+        """The server checks handlers itself."""
+
+    async def served_handlers(self) -> set[str]:
+        workers = (await self._get(at("workers")))["items"]
+        return {name for worker in workers if worker["alive"] for name in worker["handlers"]}
 
     async def judge(self, definition: Source) -> Checked:
-        """As the server validates a text, with its handlers and limits."""
-        found = await self._ask(at("workflows", "validate"), *_sent(definition), repeatable=True)
+        found = await self._post(at("workflows", "validate"), *_sent(definition), repeatable=True)
         errors, warnings = findings_of(found["errors"]), findings_of(found["warnings"])
         workflow = None if errors else self.validate(definition).workflow
         return Checked(workflow, errors, warnings, found["layers"])
@@ -218,10 +95,34 @@ class ServerCommands(Commands):
         else:
             body, form = self._as_json(self._data(definition)), JSON
         try:
-            made = await self._ask(at("workflows"), body, form, repeatable=True)
+            made = await self._post(at("workflows"), body, form, repeatable=True)
         except InvalidDefinition as error:
             raise await self._found_by(error, definition) from None
         return WorkflowVersion(made["name"], made["version"], made["created"])
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
+        return await self._get(at("workflows", name), version=version)
+
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        return await self._get(at("workflows"), limit=limit, cursor=cursor)
+
+    async def versions(self, name: str) -> dict[str, Any]:
+        return await self._get(at("workflows", name, "versions"))
+
+    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
+        _without(seen)
+        await self._connection.call("DELETE", at("workflows", name))
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, *, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        _without(seen)
+        check_alias(alias)
+        return await self._put(at("workflows", name, "aliases", alias), _json({"version": version}))
+
+    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
+        _without(seen)
+        await self._connection.call("DELETE", at("workflows", name, "aliases", alias))
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
@@ -247,9 +148,9 @@ class ServerCommands(Commands):
         version: int | str | None,
         key: str | None,
     ) -> tuple[dict[str, Any], bool]:
-        """What was made of a workflow, and whether it was made now.
+        """The run or batch that was made of a workflow, and whether it was made now.
 
-        With a key in any case: the answer may be lost, and the request has to be repeated.
+        With a key in any case: the reply may be lost, and the request has to be repeated.
         """
         own = os.urandom(16).hex() if key is None else key
         if isinstance(workflow, str):
@@ -262,7 +163,7 @@ class ServerCommands(Commands):
             body = {"definition": self._data(workflow), **body}
             path = at(what)
         try:
-            made, status = await self.connection.made(path, self._as_json(body), own)
+            made, status = await self._connection.made(path, self._as_json(body), own)
         except InvalidParams:
             raise
         except InvalidDefinition as error:
@@ -271,51 +172,105 @@ class ServerCommands(Commands):
             raise await self._found_by(error, workflow) from None
         return made, key is None or status != 200
 
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        return receipt_view(await self._get(at("runs", run_id), nodes="false"))
+
+    async def find_run(self, prefix: str) -> str:
+        return str((await self._get(at("run-ids", prefix)))["run_id"])
+
     async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
         query = FULL if nodes else {"nodes": "false", **FULL}
-        return dict(await self.connection.call("GET", at("runs", run_id), query=query))
+        return await self._get(at("runs", run_id), **query)
 
-    def view(self, run: RunState) -> dict[str, Any]:
-        assert isinstance(run, DecodedRun)  # noqa: S101
-        return dict(run.fields)
+    async def snapshot(self, run_id: str) -> RunSnapshot:
+        # The events first: an event in between is then shown twice, and not left out.
+        events = await self.events(run_id)
+        view = await self.get_run(run_id)
+        queued = {node["id"] for node in view["nodes"] if node["status"] == NodeStatus.QUEUED}
+        waits = {node: wait for node, wait in _waits(events).items() if node in queued}
+        return RunSnapshot(view, events[-1]["seq"] if events else 0, waits)
+
+    async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+        path = at("runs", run_id)
+        query: Query = {"nodes": "false", "wait": WAIT_SECONDS}
+        while True:
+            ended = await self._connection.call("GET", path, query=query, waits=WAIT_SECONDS)
+            if ended["finished_at"] is None:
+                continue
+            run = await self.get_run(run_id, nodes=nodes)
+            if run["finished_at"] is not None:  # else it was retried meanwhile
+                return run
+
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        wanted = asdict(query)
+        del wanted["max_result_bytes"]
+        page = await self._get(at("runs"), **wanted)
+        for run in page["items"]:
+            # A page has room for small results; each other one is fetched by itself.
+            if looks_like_a_reference(run["result"]):
+                path = at("runs", run["run_id"], "result")
+                run["result"] = await self._connection.call("GET", path, query={"partial": "true"})
+        return page
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         query = {"partial": "true", **FULL} if partial else FULL
-        return dict(await self.connection.call("GET", at("runs", run_id, "results"), query=query))
+        return await self._get(at("runs", run_id, "results"), **query)
+
+    async def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        path = at("runs", run_id, "events")
+        return list(await self._connection.call("GET", path, query={"after": after}))[:limit]
+
+    async def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
+        feed = self._connection.events(at("runs", run_id, "events"), after)
+        async with aclosing(cast("AsyncGenerator[dict[str, Any]]", feed)):
+            async for event in feed:
+                yield event
 
     async def explain(self, run_id: str) -> dict[str, Any]:
-        return dict(await self.connection.call("GET", at("runs", run_id, "explain")))
+        return await self._get(at("runs", run_id, "explain"))
 
     async def damage(self, run_id: str) -> list[str]:
         return list((await self.explain(run_id)).get("damage", ()))
 
     async def verify(self, run_id: str) -> list[str]:
-        found = await self.connection.call("GET", at("runs", run_id, "verify"))
-        return list(found["divergences"])
+        return list((await self._get(at("runs", run_id, "verify")))["divergences"])
 
-    async def cancel(self, run_id: str, *, room: ReadBudget | None = None) -> RunState:
-        return await self._moved(run_id, await self._ask(at("runs", run_id, "cancel"), _json({})))
+    async def cancel_run(self, run_id: str) -> dict[str, Any]:
+        return await self._whole(await self._post(at("runs", run_id, "cancel"), _json({})))
 
-    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
-        body = _json({"dry_run": dry_run})
-        return dict(await self._ask(at("runs", run_id, "repair"), body, repeatable=True))
-
-    async def retry(
-        self, run_id: str, from_node: str | None = None, *, room: ReadBudget | None = None
-    ) -> RunState:
+    async def retry_run(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         body = _json({} if from_node is None else {"from": from_node})
-        return await self._moved(run_id, await self._ask(at("runs", run_id, "retry"), body))
+        return await self._whole(await self._post(at("runs", run_id, "retry"), body))
 
-    async def _moved(self, run_id: str, told: dict[str, Any]) -> RunState:
-        """A run that was told to change, in full. Not asked for with the change: a long answer
-        that breaks may be asked for again, and a change may not."""
-        if any(looks_like_a_reference(node["output"]) for node in told["nodes"]):
-            told = await self.get_run(run_id)
-        return run_from(told)
+    async def _whole(self, view: dict[str, Any]) -> dict[str, Any]:
+        """With all its outputs. Not asked for with the change: a long reply that breaks may be
+        asked for again, and a change may not."""
+        if any(looks_like_a_reference(node["output"]) for node in view["nodes"]):
+            return await self.get_run(view["run_id"])
+        return view
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
         body = _json({"from": from_node, "dry_run": True})
-        return dict(await self._ask(at("runs", run_id, "retry"), body, repeatable=True))
+        return await self._post(at("runs", run_id, "retry"), body, repeatable=True)
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+        body = _json({"dry_run": dry_run})
+        return await self._post(at("runs", run_id, "repair"), body, repeatable=True)
+
+    async def owner(self, run_id: str) -> Owner:
+        run = await self._get(at("runs", run_id), nodes="false")
+        return "elsewhere" if run["finished_at"] is None else "none"
+
+    async def orphans(self) -> list[str]:
+        return []  # the server takes them over itself
+
+    async def resume(self, run_id: str | None = None) -> list[str]:
+        raise Conflict(
+            f"{self._connection.url} goes on with its runs itself: there is nothing to "
+            "resume from here"
+        )
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -329,48 +284,63 @@ class ServerCommands(Commands):
     ) -> dict[str, Any]:
         body = {"items": apply_to_items(None, items)}
         made, created = await self._make("batches", workflow, body, version, idempotency_key)
-        answer = {"batch_id": made["batch_id"], "count": made["count"], "created": created}
-        return with_warnings(answer, findings_of(made.get("warnings", ())))
+        reply = {"batch_id": made["batch_id"], "count": made["count"], "created": created}
+        return with_warnings(reply, findings_of(made.get("warnings", ())))
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
     ) -> dict[str, Any]:
         raise DovetailError("a batch on a server is made with all its items at once")
 
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        return await self._get(at("batches", batch_id), limit=limit, cursor=cursor)
+
+    async def find_batch(self, prefix: str) -> str:
+        return str((await self._get(at("batch-ids", prefix)))["batch_id"])
+
     async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        query: Query = {"limit": limit, "cursor": cursor}
-        return dict(await self.connection.call("GET", at("batches"), query=query))
+        return await self._get(at("batches"), limit=limit, cursor=cursor)
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
-        pause = FIRST_LOOK
+        pause = FIRST_POLL_SECONDS
         while True:
             batch = await self.get_batch(batch_id, limit=1)
             if batch["finished_at"] is not None:
                 return batch
             await asyncio.sleep(pause)
-            pause = min(LONGEST_LOOK, pause * 1.5)
+            pause = min(MAX_POLL_SECONDS, pause * 1.5)
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
-        return dict(await self._ask(at("batches", batch_id, "retry"), _json({})))
+        return await self._post(at("batches", batch_id, "retry"), _json({}))
 
     # ── rate limits ──────────────────────────────────────────────────────────────────────
 
     async def rate_limits(self) -> dict[str, Any]:
-        return dict(await self.connection.call("GET", at("rate-limits")))
+        return await self._get(at("rate-limits"))
 
     async def rate_limit(self, tag: str) -> dict[str, Any]:
-        return dict(await self.connection.call("GET", at("rate-limits", tag)))
+        return await self._get(at("rate-limits", tag))
 
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
         body = self._as_json({"rate_per_second": rate_per_second, "burst": burst})
-        return dict(await self.connection.call("PUT", at("rate-limits", tag), body=body))
+        return await self._put(at("rate-limits", tag), body)
 
-    # ── what is sent ─────────────────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    async def _ask(
+    async def _get(self, path: str, **query: Any) -> dict[str, Any]:
+        return dict(await self._connection.call("GET", path, query=query))
+
+    async def _put(self, path: str, body: bytes) -> dict[str, Any]:
+        return dict(await self._connection.call("PUT", path, body=body))
+
+    async def _post(
         self, path: str, body: bytes, form: str = JSON, *, repeatable: bool = False
-    ) -> Any:
-        return await self.connection.call("POST", path, body=body, form=form, repeatable=repeatable)
+    ) -> dict[str, Any]:
+        return dict(
+            await self._connection.call("POST", path, body=body, form=form, repeatable=repeatable)
+        )
 
     def _data(self, given: Source | Mapping[str, Any] | Checked) -> Any:
         if isinstance(given, Checked):
@@ -379,7 +349,7 @@ class ServerCommands(Commands):
             return given.workflow.model_dump(mode="json", exclude_unset=True)
         data = given.data if isinstance(given, Source) else dict(given)
         try:
-            encode(data, max_bytes=LARGEST_BODY, nul=False)
+            encode(data, max_bytes=MAX_BODY_BYTES, nul=False)
         except NotJson as error:
             found = self.validate(given).errors
             raise InvalidDefinition(found or [Problem(error.code, str(error), "")]) from None
@@ -387,14 +357,14 @@ class ServerCommands(Commands):
 
     def _as_json(self, body: Any) -> bytes:
         try:
-            return encode(body, max_bytes=LARGEST_BODY)
+            return encode(body, max_bytes=MAX_BODY_BYTES)
         except NotJson as error:
             raise InvalidParams([Problem(error.code, str(error), "")]) from None
 
     async def _found_by(
         self, error: InvalidDefinition, given: Source | Mapping[str, Any] | Checked
     ) -> InvalidDefinition:
-        """The same problems with the places that they have in what the caller gave."""
+        """The same problems with their positions in the definition that the caller gave."""
         if isinstance(given, Source) and given.text is not None:
             return InvalidDefinition((await self.judge(given)).errors or error.problems)
         return InvalidDefinition(
@@ -410,11 +380,11 @@ def at(*names: str) -> str:
 
 
 def _without(seen: Seen | None) -> None:
-    assert seen is None, "what a caller has seen is for who answers If-Match"  # noqa: S101
+    assert seen is None, "the client sends no If-Match"  # noqa: S101
 
 
 def _sent(definition: Source) -> tuple[bytes, str]:
-    """A text as it was read, so that the server tells the places of its problems."""
+    """The text as it was read, so that the server names the positions of its problems."""
     text, name = definition.text or "", definition.name.lower()
     is_json = name.endswith(".json") or (
         not name.endswith((".yaml", ".yml")) and text.lstrip()[:1] == "{"
@@ -424,3 +394,18 @@ def _sent(definition: Source) -> tuple[bytes, str]:
 
 def _json(value: Any) -> bytes:
     return orjson.dumps(value)
+
+
+def _waits(events: Iterable[Mapping[str, Any]]) -> dict[str, NodeWait]:
+    """What each node waits for after these events of its run."""
+    waits: dict[str, NodeWait] = {}
+    for event in events:
+        if (node := event.get("node")) is None:
+            continue
+        waits.pop(node, None)
+        if event["type"] == "node.parked":
+            waits[node] = NodeWait(seconds(event["until"]), event.get("resource_tag"))
+        elif event["type"] == "node.retrying":
+            until = seconds(event["time"]) + event["delay"]
+            waits[node] = NodeWait(until, None, event["retry"], event["error"])
+    return waits

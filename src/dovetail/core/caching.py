@@ -1,13 +1,13 @@
-"""Under which keys a node's output is kept for others, and whether one that is kept is the answer.
+"""The keys of the node cache.
 
-An output follows from the handler, its version and the rendered config, and from whatever of its
-run the handler has read: params, outputs of parents, secrets. What it reads is known once it has
-run. So an entry has two levels: under the *base key* (handler and config) stands what was read, and
-under that key with a digest of the values that were read stands the output. A lookup asks what was
-read, makes the digest of what these values are now, and finds the output only if they are equal.
+An output depends on the handler, its version, the rendered config, and on what the handler reads
+of its run: params, outputs of parents, secrets. What it reads is known only after it has run. So
+an entry has two levels. Under the *base key* (handler and config) stands what was read. Under the
+base key with a digest of the read values stands the output. A lookup finds out what was read, takes
+the digest of the present values, and finds the output only if they are the same.
 
-Who a start is (`run_id`, `node_id`, `attempt`, `epoch`, `idempotency_key`) decides no output: it is
-there for logs and for services that deduplicate.
+`run_id`, `node_id`, `attempt`, `epoch` and `idempotency_key` are no part of a key: a handler may
+use them for logs and for services that deduplicate.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from typing import Any, NamedTuple
 import orjson
 
 VERSION, PARAMS, NAMES, SECRETS = "version", "params", "names", "secrets"
-"""What a handler may have read; its version always decides. NAMES: which parents have an output."""
+"""What a handler may have read; the version is always part. NAMES: which parents have an output."""
 INPUT = "input:"
 """Before the name of a parent whose output was read."""
 _SECRET_ROUNDS = 20_000
-"""A digest of a secret is part of a key in the store: to try passwords against it shall cost."""
+"""A key in the store has a digest of secrets: guessing a secret from it must be expensive."""
 
 Facts = Mapping[str, str]
-"""Of each thing that was read, the digest of its value."""
+"""What was read, with the digest of each value."""
 
 
 class Caching(NamedTuple):
-    """That a node's output is kept for others, and what it followed from."""
+    """How a node's output is cached, and what it depends on."""
 
     key: str
-    """Of handler and config."""
+    """The base key."""
     seconds: float
     facts: Facts | None = None
-    """What the handler has read. None while it has not run, and from a worker that does not say:
-    such an output is not kept."""
+    """What the handler has read. None before it has run, and from a worker that does not report
+    it: such an output is not cached."""
 
 
 def base_key(handler: str, config: Any, deferred: Sequence[Any]) -> str:
-    """Same handler and same rendered config, same key. Secrets enter by name; see `secrets_digest`
-    for their values."""
+    """The same for the same handler and rendered config. It has secrets by name; `secrets_digest`
+    is for their values."""
     return digest_of([2, handler, config, deferred])
 
 
 def digest_of(value: Any) -> str:
-    """Of a JSON value, whatever the order of its keys."""
+    """Of a JSON value; the order of keys does not matter."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """In their order: a handler may go through them."""
+    """The order matters: a handler may iterate over the names."""
     return digest_of(list(names))
 
 
 def secrets_digest(secrets: Mapping[str, str]) -> str:
-    """Another one for other values, from which no value is found."""
+    """A slow digest of the values, so that they cannot be guessed from it."""
     return _stretched(tuple(sorted(secrets.items())))
 
 
@@ -69,16 +69,16 @@ def _stretched(secrets: tuple[tuple[str, str], ...]) -> str:
 
 
 def entry_key(key: str, facts: Facts) -> str:
-    """Where the output is kept that followed from these."""
+    """The key of the output for these read values."""
     return f"{key}:{digest_of(sorted(facts.items()))}"
 
 
 def entries(caching: Caching, output: Any) -> list[tuple[str, Any]]:
-    """What a store keeps of a completed node, by key."""
+    """The cache entries of a completed node, by key."""
     facts = caching.facts
     if facts is None:
         return []
-    if facts.keys() <= {VERSION}:  # of most handlers: one entry, one lookup
+    if facts.keys() <= {VERSION}:  # most handlers: one entry, one lookup
         return [(caching.key, {"reads": [], "version": facts.get(VERSION), "output": output})]
     return [
         (caching.key, {"reads": sorted(facts)}),
@@ -87,18 +87,18 @@ def entries(caching: Caching, output: Any) -> list[tuple[str, Any]]:
 
 
 def reads_of(entry: Any) -> list[str]:
-    """What the entry under a base key says that has to be compared, beside what is in it."""
+    """What must be compared, by the entry under a base key."""
     reads: list[str] = entry["reads"]
     return reads
 
 
 def answers(entry: Any, version: str) -> bool:
-    """Whether an entry without reads has the output of this version of its handler."""
+    """Whether an entry without reads is of this version of the handler."""
     return bool(entry["version"] == version)
 
 
 def is_facts(value: Any) -> bool:
-    """Whether this can be what a worker says that a handler has read."""
+    """Whether a value from a worker has the form of `Facts`."""
     return isinstance(value, dict) and all(
         isinstance(name, str) and isinstance(digest, str) for name, digest in value.items()
     )

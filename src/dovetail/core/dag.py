@@ -1,10 +1,8 @@
-"""The graph of a workflow: its order, its cycles, who comes before whom.
+"""The graph of a workflow: order, cycles, ancestors and descendants.
 
-First pure functions over indices (a node is its place in the definition, `parents[i]` are the
-indices node `i` depends on), used by the validation and by the library; then the compiled
-`Graph` that a run is stepped through. Nothing here recurses, so a chain of 10,000 nodes costs
-what a fan of 10,000 does. What it must not know: texts and positions (that is the validation),
-or the state of any run.
+First come pure functions over indices, for the validation and the library. A node is its index in
+the definition, and `parents[i]` are the indices that node `i` depends on. Then comes the compiled
+`Graph` of a run. Nothing here recurses: a chain of 10,000 nodes costs what a fan of 10,000 does.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from dovetail.core.templates import ConfigTemplate, Scope, compile_config, parse
 
 Edges = Sequence[Sequence[int]]
 """For each node the indices of its neighbours in one direction."""
-_LONGEST_WAY = 12
+_MAX_SPELLED_OUT = 12
 
 
 def children_of(parents: Edges) -> list[list[int]]:
@@ -71,10 +69,10 @@ def ready_nodes(parents: Edges, completed: Container[int]) -> list[int]:
 
 
 def ancestors(parents: Edges) -> list[int]:
-    """For each node all nodes above it as a bit set: `ancestors(p)[i] >> j & 1`.
+    """For each node all its ancestors as a bit set: `ancestors(p)[i] >> j & 1`.
 
-    One integer per node makes the closure of 100,000 edges a matter of milliseconds. Nodes on
-    a cycle are ancestors of each other and of themselves.
+    With one integer per node 100,000 edges take milliseconds. Nodes on a cycle are ancestors of
+    each other and of themselves.
     """
     above = [0] * len(parents)
     for members in reversed(_components(children_of(parents))):
@@ -101,7 +99,7 @@ def descendants(children: Edges, start: int) -> list[int]:
 
 
 class Cycle(NamedTuple):
-    """Nodes that all depend on each other, and one shortest way around through the first."""
+    """Nodes that all depend on each other, and one shortest cycle through the first."""
 
     members: list[int]
     way: list[int]
@@ -110,7 +108,7 @@ class Cycle(NamedTuple):
 def cycles(parents: Edges) -> list[Cycle]:
     """One `Cycle` per strongly connected component of more than one node.
 
-    A node that depends on itself only is not among them: that is a mistake of its own.
+    A node that depends on itself is not among them: the validation reports it as another mistake.
     """
     children = children_of(parents)
     found = sorted(members for members in _components(children) if len(members) > 1)
@@ -118,13 +116,13 @@ def cycles(parents: Edges) -> list[Cycle]:
 
 
 def spell_out(names: Sequence[str]) -> str:
-    """`a needs b, b needs c, c needs a` of a cycle's `way`, whose nodes each come after the one
-    before: so it is read from its end. A long one is cut in the middle."""
+    """`a needs b, b needs c, c needs a`, of the names of a cycle's `way`. In a way each node is a
+    child of the node before, so it is read from its end. A long one is cut in the middle."""
     around = [names[0], *reversed(names)]
-    said = [f"{node} needs {parent}" for node, parent in pairwise(around)]
-    if len(said) > _LONGEST_WAY:
-        said[_LONGEST_WAY - 1 : -1] = ["…"]
-    return ", ".join(said)
+    needs = [f"{node} needs {parent}" for node, parent in pairwise(around)]
+    if len(needs) > _MAX_SPELLED_OUT:
+        needs[_MAX_SPELLED_OUT - 1 : -1] = ["…"]
+    return ", ".join(needs)
 
 
 def _components(children: Edges) -> list[list[int]]:
@@ -167,7 +165,7 @@ def _components(children: Edges) -> list[list[int]]:
 
 
 def _way_around(children: Edges, members: Sequence[int]) -> list[int]:
-    """A shortest cycle through the first member, breadth first; it is there by definition."""
+    """A shortest cycle through the first member, breadth first; there is one by definition."""
     inside = set(members)
     start = members[0]
     came_from: dict[int, int] = {}
@@ -187,7 +185,7 @@ def _way_around(children: Edges, members: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node, with everything that was left out filled in."""
+    """One node with all defaults filled in."""
 
     index: int
     id: str
@@ -204,7 +202,7 @@ class NodeSpec:
     at_most_once: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """A validated workflow, compiled once and shared by all runs of it."""
 
@@ -218,9 +216,9 @@ class Graph:
     output_node: int | None
     """The `output` node whose output is the run's result, if there is exactly one."""
     workflow: Workflow | None = field(default=None, repr=False)
-    """What it was built from; None for a graph of Python functions, which no store can keep."""
+    """The definition; None for a graph of Python functions, which no store can keep."""
     default_retries: Mapping[str, int] = field(default_factory=dict)
-    """The handlers' own retries that it was built with: those of its handlers."""
+    """The retries that its handlers declare themselves, as the graph was built with."""
 
     def descendants(self, index: int) -> Iterator[int]:
         """Every node below `index`, in definition order."""
@@ -228,25 +226,25 @@ class Graph:
 
 
 def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph:
-    """Compile a workflow that was found valid.
+    """Compile a valid workflow.
 
-    What a node says itself wins over the workflow's `defaults`, these over the handler's own
-    retries (`default_retries` by handler name), these over the contract's defaults.
+    A node's own fields win over the workflow's `defaults`, these over the handler's own retries
+    (`default_retries` by handler name), these over the contract's defaults.
     """
-    index = {node.id: place for place, node in enumerate(workflow.nodes)}
+    index = {node.id: number for number, node in enumerate(workflow.nodes)}
     parents = [tuple(index[name] for name in node.dependencies) for node in workflow.nodes]
     children = children_of(parents)
     defaults = workflow.defaults or Defaults()
     fallback_timeout = defaults.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     nodes = tuple(
         NodeSpec(
-            index=place,
+            index=number,
             id=node.id,
             handler=node.handler,
             config=compile_config(node.config),
             condition=None if node.condition is None else parse_condition(node.condition),
-            parents=parents[place],
-            children=tuple(children[place]),
+            parents=parents[number],
+            children=tuple(children[number]),
             timeout_seconds=node.timeout_seconds or fallback_timeout,
             max_retries=_retries(node, defaults, default_retries),
             retry=_retry(node, defaults),
@@ -254,7 +252,7 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
             resource_tag=node.resource_tag or defaults.resource_tag,
             at_most_once=node.delivery == "at_most_once",
         )
-        for place, node in enumerate(workflow.nodes)
+        for number, node in enumerate(workflow.nodes)
     )
     outputs = [spec.index for spec in nodes if spec.handler == "output"]
     return Graph(
@@ -277,7 +275,7 @@ def build_graph(workflow: Workflow, default_retries: Mapping[str, int]) -> Graph
 
 def _retries(node: Node, defaults: Defaults, own: Mapping[str, int]) -> int:
     if node.delivery == "at_most_once":
-        return 0  # implied: what `defaults` or the handler would allow does not apply
+        return 0  # `at_most_once` implies it, whatever `defaults` or the handler say
     if node.max_retries is not None:
         return node.max_retries
     if defaults.max_retries is not None:
@@ -287,8 +285,8 @@ def _retries(node: Node, defaults: Defaults, own: Mapping[str, int]) -> int:
 
 def _retry(node: Node, defaults: Defaults) -> RetryPolicy:
     """Field by field, so that a node may change the base delay alone."""
-    said = {**_given(defaults.retry), **_given(node.retry)}
-    return replace(DEFAULT_RETRY, **said) if said else DEFAULT_RETRY
+    given = {**_given(defaults.retry), **_given(node.retry)}
+    return replace(DEFAULT_RETRY, **given) if given else DEFAULT_RETRY
 
 
 def _given(retry: RetrySettings | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""What the rules are made of: what follows when a node completes, fails, is skipped or waits.
+"""What the rules in `step` are made of: what follows when a node completes, fails, is skipped or
+waits.
 
-`step` says when something happens; here is what it does to the rest of the run. Everything
-moves the run in place and writes into the `Decision` it is given.
+Each function changes the run in place and writes into the given `Decision`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ new_tuple = tuple.__new__  # a named tuple without its Python-level constructor:
 
 
 class Undecided(Exception):
-    """Raised by a condition that has no verdict yet: what became ready with it stays pending."""
+    """Raised by a condition without a verdict yet: nodes that became ready with it stay pending."""
 
 
 def complete_children(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
@@ -36,7 +36,7 @@ def complete_children(run: RunState, index: int, out: Decision, now: float, nonc
     conditional = False
     for child in specs[index].children:
         node = nodes[child]
-        # Only a PENDING child waits: in a failed run they are finished, in a retried one some ran.
+        # Only a PENDING child waits: after a failure children are finished, after a retry some ran.
         if node.status is PENDING:
             node.fed = True
             node.waiting -= 1
@@ -54,17 +54,17 @@ def complete_children(run: RunState, index: int, out: Decision, now: float, nonc
 
 
 def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: int) -> None:
-    """Decide what becomes of nodes whose parents are all settled: queued, skipped or failed.
+    """Queue, skip or fail nodes whose parents are all settled.
 
-    A skipped node settles its own children, so this runs down a branch; with a list, not by
-    recursion, because a branch may be ten thousand nodes long.
+    A skipped node settles its children in turn. A list instead of recursion, because a branch may
+    be ten thousand nodes long.
     """
     specs, nodes = run.graph.nodes, run.nodes
     queue: list[int] = []
     for index in ready:  # grows while we walk it
         spec, node = specs[index], nodes[index]
         if node.status is not PENDING:
-            continue  # a failure earlier in this very decision has ended it
+            continue  # a failure earlier in this decision has ended it
         if spec.parents and not node.fed:
             reason = Reason.DEPENDENCY_SKIPPED
         elif spec.condition is None:
@@ -76,7 +76,7 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
                     queue.append(index)
                     continue
             except Undecided:
-                return  # nothing is queued before all is decided; `resolve` the rest then
+                return  # nothing is queued before all are decided: `resolve` comes again
             except TemplateError as problem:
                 message = f"node '{spec.id}': condition {problem}"
                 fail_node(run, index, {"type": problem.type, "message": message}, out, now)
@@ -95,6 +95,14 @@ def resolve(run: RunState, ready: list[int], out: Decision, now: float, nonce: i
     fill_slots_and_finish(run, out, now)
 
 
+def count_parents(run: RunState, pending: list[int]) -> None:
+    """Set how many parents these PENDING nodes wait for, from the parents' states."""
+    for index in pending:
+        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
+        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
+        run.nodes[index].fed = COMPLETED in parents
+
+
 def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int) -> None:
     node = run.nodes[index]
     node.status = QUEUED
@@ -111,10 +119,10 @@ def queue_node(run: RunState, index: int, out: Decision, now: float, nonce: int)
 
 
 def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
-    """Count an output of a run that has a limit; the error if the run may not keep it as well."""
+    """Add an output to the run's bytes; the error if the run would exceed its limit."""
     kept, size, limit = run.kept_bytes, encoded_size(output), run.max_bytes
     if limit is not None and kept + size > limit:
-        # The same words as in consequences.lua.
+        # The same words as in effects.lua.
         message = (
             f"the run keeps {kept} bytes of outputs and this output has {size}: together more "
             f"than the {limit} bytes that a run may keep (DOVETAIL_MAX_RUN_BYTES)"
@@ -126,7 +134,7 @@ def weigh(run: RunState, node: NodeState, output: Any) -> dict[str, Any] | None:
 
 
 def overweight(run: RunState, index: int, error: dict[str, Any], now: float) -> Decision:
-    """The node gave more than its run may keep: it fails, and trying again would not help."""
+    """The output exceeds the run's limit: the node fails without a retry."""
     out = Decision()
     node = run.nodes[index]
     node.answered = node.token
@@ -137,21 +145,21 @@ def overweight(run: RunState, index: int, error: dict[str, Any], now: float) -> 
 
 
 def release_lease(node: NodeState) -> None:
-    """The node runs no more: nobody holds it."""
+    """No worker runs the node any more."""
     node.lease_until = None
     node.worker = None
 
 
 def fence(node: NodeState, nonce: int) -> None:
-    """A token for the node's next start; whatever carries the old one is stale from now on."""
+    """Give the node the token of its next start; messages with the old token are stale now."""
     node.token = new_tuple(Token, (node.epoch, node.attempt + 1, nonce))
 
 
 def publish(run: RunState, index: int, node: NodeState, out: Decision) -> None:
     """Hand a QUEUED node to the transport, or hold it while the run is at its limit.
 
-    A place that this very decision freed goes to the first in the definition: while others are
-    held the node joins them, and `close` chooses.
+    A slot that this decision freed goes to the first node in the definition: while others are held
+    the node joins them, and `fill_slots_and_finish` chooses.
     """
     limit = run.graph.max_concurrency
     if limit is not None and (run.held or run.active >= limit):
@@ -164,7 +172,7 @@ def publish(run: RunState, index: int, node: NodeState, out: Decision) -> None:
 
 
 def fill_slots_and_finish(run: RunState, out: Decision, now: float) -> None:
-    """What every decision ends with: freed places are taken, and the last node ends the run."""
+    """End a decision: held nodes take free slots, and the last node ends the run."""
     if run.held:
         limit = run.graph.max_concurrency
         while run.held and limit is not None and run.active < limit:
@@ -182,7 +190,7 @@ def end_run(run: RunState, out: Decision, now: float) -> None:
     run.finished_at = now
     out.ended = True
     if run.status in FINAL:
-        return  # `fail_fast` said so at once; it only waited for its running nodes
+        return  # `fail_fast` set it before; the run only waited for its running nodes
     if run.failed:
         run.status = RunStatus.FAILED
         run.error = first_error(run)
@@ -196,7 +204,7 @@ def end_run(run: RunState, out: Decision, now: float) -> None:
 
 
 def first_error(run: RunState) -> dict[str, Any] | None:
-    """Of the first failed node in the definition, so that it does not depend on timing."""
+    """The error of the first failed node in the definition, so that timing does not matter."""
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status is FAILED and node.error is not None:
             return {**node.error, "node": spec.id}
@@ -204,16 +212,16 @@ def first_error(run: RunState) -> dict[str, Any] | None:
 
 
 def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, now: float) -> None:
-    """A node failed for good: what that does to the rest of the run."""
+    """End a node as FAILED, with its descendants and, under `fail_fast`, the whole run."""
     graph, nodes = run.graph, run.nodes
     node, node_id = nodes[index], graph.nodes[index].id
     node.error = error
     finish(run, node, FAILED, now)
     run.failed += 1
-    told: dict[str, Any] = {"error": error}
+    data: dict[str, Any] = {"error": error}
     if node.reason is not None:
-        told["reason"] = node.reason
-    record_change(run, index, out, now, "node.failed", told)
+        data["reason"] = node.reason
+    record_change(run, index, out, now, "node.failed", data)
     if run.status is not RunStatus.RUNNING:
         return  # the run had failed before; this node was only allowed to finish
     below = pending_below(run, index)
@@ -241,7 +249,7 @@ def fail_node(run: RunState, index: int, error: dict[str, Any], out: Decision, n
 def lose_node(
     run: RunState, index: int, max_crashes: int, out: Decision, now: float, nonce: int
 ) -> None:
-    """A RUNNING node's worker is gone: it starts again, unless it may not or did so too often."""
+    """The worker of a RUNNING node is lost: queue the node again, unless that is not allowed."""
     node = run.nodes[index]
     run.active -= 1
     node.crashes += 1
@@ -261,10 +269,10 @@ def lose_node(
 
 
 def pending_below(run: RunState, index: int) -> list[int]:
-    """The descendants that still wait, in definition order.
+    """The PENDING descendants, in definition order.
 
-    Behind a node that is done with, everything is: so the walk stops there, and all failures
-    of a run together walk each edge once.
+    Below a finished node all nodes are finished: so the walk stops there, and all failures of a
+    run together visit each edge once.
     """
     found: set[int] = set()
     todo = [index]
@@ -297,7 +305,7 @@ def cancel_node(run: RunState, index: int, reason: Reason, out: Decision, now: f
 
 
 def stops(run: RunState, indices: Iterable[int]) -> list[Stop]:
-    """The orders that end what of these nodes is running."""
+    """Stop orders for those of these nodes that are running."""
     return [
         Stop(run.id, run.graph.nodes[i].id, run.nodes[i].token)
         for i in indices
@@ -315,10 +323,10 @@ def finish(run: RunState, node: NodeState, status: NodeStatus, now: float) -> No
 
 
 def refuse(run: RunState, index: int, token: Token, now: float) -> Decision:
-    """A result nobody waits for. The log keeps it; nothing follows from it."""
+    """Refuse a result: the log gets an event, and nothing follows from it."""
     node = run.nodes[index]
     if node.answered == token:
-        return NOTHING  # the same result again: it was taken the first time
+        return NOTHING  # a repetition: the result was applied before
     if not run.logged:
         return NOTHING
     out = Decision()
@@ -337,7 +345,7 @@ def record_change(
     kind: str,
     data: dict[str, Any] | None = None,
 ) -> None:
-    """A node moved: say so, and write its event with the transition that it reports."""
+    """List the node as changed, and write its event."""
     out.changed.append(index)
     if run.logged:
         write(run, index, out, now, kind, data)
@@ -366,7 +374,7 @@ def log(
 
 
 def outstanding(run: RunState) -> Decision:
-    """Every order that follows from the run as it is; `changed` says of which nodes."""
+    """All orders that follow from the run's state; `changed` lists their nodes."""
     orders = Decision()
     waiting = []
     for index, node in enumerate(run.nodes):

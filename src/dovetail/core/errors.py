@@ -1,13 +1,8 @@
-"""Every error a user can meet, and the `Problem` a validation reports.
+"""The errors that users meet, and the problems that a validation reports.
 
-An error says what, where and what would have worked; its `type` is the stable word that
-API answers, events and run records carry.
-
-What a check found and where, before it is known in which line that is.
-
-A finding carries its place as a path of keys and indices; the validation turns it into a
-`Problem` with the path spelled out and, for a text, its line and column. Here too: the
-did-you-mean, bounded, because a definition with 10,000 wrong names must not cost minutes.
+An error says what is wrong, where, and what would have worked. Its `type` is the stable word in
+API answers, events and run records. A check reports a `Finding` with a path of keys and indices;
+the validation turns it into a `Problem` with a line and a column.
 """
 
 from __future__ import annotations
@@ -17,6 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
+
+from dovetail.core.text import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +35,13 @@ class Problem:
 
 
 class DovetailError(Exception):
-    """The root of everything Dovetail raises on purpose."""
+    """The base of all errors that Dovetail raises on purpose."""
 
     type = "error"
 
 
 class InvalidDefinition(DovetailError):
-    """A definition with every problem found in it."""
+    """A definition with all problems that were found in it."""
 
     type = "invalid_definition"
 
@@ -60,13 +57,13 @@ class InvalidParams(InvalidDefinition):
 
 
 class Conflict(DovetailError):
-    """The run's state forbids what was asked."""
+    """The state of the run forbids the request."""
 
     type = "conflict"
 
 
 class Changed(DovetailError):
-    """It is no longer as whoever asked has seen it."""
+    """The resource has changed since the caller read it."""
 
     type = "precondition_failed"
 
@@ -78,36 +75,36 @@ class NotFound(DovetailError):
 
 
 class StoreError(DovetailError):
-    """What runs are kept in cannot be used; nothing that was acknowledged is lost."""
+    """The store cannot be used; nothing that was acknowledged is lost."""
 
     type = "store_error"
     reason = ""
-    """The same for anybody: a few words, without a file, an address or a user."""
+    """A few words for any caller, without a file, an address or a user."""
 
 
 class BrokenRun(StoreError):
-    """What the store has of one run, or is asked to do with it, makes no sense to it. All others
-    go on."""
+    """The store cannot make sense of one run's data, or of a request about it. Other runs go
+    on."""
 
     type = "run_damaged"
 
 
 class BrokenRecord(StoreError):
-    """One record beside the runs (a workflow, a batch, a key) cannot be read. All others can."""
+    """One record beside the runs (a workflow, a batch, a key) cannot be read. Others can."""
 
     type = "record_damaged"
 
 
 class StoreLost(StoreError):
-    """The file was deleted or replaced while this process had it open. Whatever is written now
-    is lost, so nothing is accepted any more."""
+    """The file was deleted or replaced while this process had it open. Anything written now would
+    be lost, so nothing is accepted any more."""
 
     type = "store_lost"
     reason = "the file that runs are kept in was deleted or replaced; this process stops"
 
 
 class ArchiveDown(StoreError):
-    """The database that keeps runs for good is away. Runs go on; new ones are not accepted."""
+    """The archive database cannot be reached. Runs go on; new ones are not accepted."""
 
     type = "archive_down"
 
@@ -125,7 +122,7 @@ class MissingValue(TemplateError):
 
 
 class TemplateForbidden(TemplateError):
-    """A template that no definition may have, as it does more with a secret than name it."""
+    """A template that does more with a secret than name it."""
 
     type = "template_forbidden"
 
@@ -174,12 +171,12 @@ class RetryableError(DovetailError):
 Path = tuple[str | int, ...]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
-_LONGEST_SHOWN = 60
+_MAX_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A `Problem` in the making. `on_key`: the key itself is wrong, not the value under it."""
+    """What a check found. `on_key`: the key itself is wrong, not its value."""
 
     code: str
     message: str
@@ -193,25 +190,21 @@ def format_path(path: Path) -> str:
     for step in path:
         if isinstance(step, int):
             text += f"[{step}]"
-        elif _IDENTIFIER.match(step) and len(step) <= _LONGEST_SHOWN:
+        elif _IDENTIFIER.match(step) and len(step) <= _MAX_SHOWN_CHARS:
             text += f".{step}" if text else step
         else:
             text += f'["{one_line(step)}"]'
     return text
 
 
-def one_line(text: str, longest: int = _LONGEST_SHOWN) -> str:
-    """A text cut short, without anything that would break the line or steer a terminal."""
-    cut = text[: longest + 1]
-    if not cut.isprintable():
-        cut = "".join(
-            char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut
-        )
+def one_line(text: str, longest: int = _MAX_SHOWN_CHARS) -> str:
+    """A text cut short, with line breaks and control characters escaped."""
+    cut = visible(text[: longest + 1])
     return cut if len(cut) <= longest else cut[: longest - 1] + "…"
 
 
 def shown(value: Any) -> str:
-    """A value as an error message quotes it: short, and on one line whatever is in it."""
+    """A value as an error message quotes it: short and on one line."""
     if isinstance(value, str):
         return f"'{one_line(value)}'"
     if value is None:
@@ -219,7 +212,7 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        # A very long integer may not be turned into text at all (Python's own guard).
+        # Python refuses to turn a very long integer into text.
         wide = isinstance(value, int) and value.bit_length() > 256
         return "a very large integer" if wide else one_line(str(value))
     if isinstance(value, dict):
@@ -230,11 +223,11 @@ def shown(value: Any) -> str:
 
 
 class Suggester:
-    """Finds the name that was probably meant, as long as its budget lasts.
+    """Finds the name that was probably meant, within a budget.
 
-    difflib takes about 20 µs per comparison, so only the candidates that share most letter
-    pairs with the wrong name are given to it, and a check that has many wrong names gets
-    suggestions for the first of them only.
+    difflib takes about 20 µs per comparison. So it compares only the candidates that share the
+    most letter pairs with the wrong name, and of many wrong names only the first get a suggestion:
+    a definition with 10,000 wrong names must not cost minutes.
     """
 
     _COST_OF_ONE = 50
@@ -251,9 +244,9 @@ class Suggester:
         if self._budget < 0:
             return None
         self._budget -= len(candidates) + self._COST_OF_ONE
-        if self._budget < 0 or len(wrong) > _LONGEST_SHOWN:
+        if self._budget < 0 or len(wrong) > _MAX_SHOWN_CHARS:
             return None
-        by_lower = {name.lower(): name for name in candidates if len(name) <= _LONGEST_SHOWN}
+        by_lower = {name.lower(): name for name in candidates if len(name) <= _MAX_SHOWN_CHARS}
         low = wrong.lower()
         if low in by_lower:
             return by_lower[low]

@@ -1,7 +1,6 @@
-"""The one log of a run: what happened, in order, without gaps.
+"""The events of a run's log: in order, without gaps, each written with its transition.
 
-Everything that tells people about a run reads this log: the live view, the event stream, the
-audit trail, metrics and traces. An event is written with the transition it reports.
+The live view, the event stream, the audit trail, metrics and traces all read this log.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+from dovetail.core.states import RunStatus
 
 RUN_EVENTS = (
     "run.created",
@@ -33,10 +34,16 @@ NODE_EVENTS = (
     "node.cancelled",
     "result.refused",
 )
+RUN_ENDS = {
+    "run.completed": RunStatus.COMPLETED,
+    "run.failed": RunStatus.FAILED,
+    "run.cancelled": RunStatus.CANCELLED,
+}
+"""The status of a run by the event that ends it."""
 
 
 class Event(NamedTuple):
-    """One line of the log. `epoch` is the node's; for a run event the run's."""
+    """One entry of the log. `epoch` is the node's; for a run event the run's."""
 
     seq: int
     time: float
@@ -51,10 +58,10 @@ _TOKEN = re.compile(r"([0-9]{1,15})\.([0-9]{1,15})\.([0-9a-f]{1,16})")
 
 
 class Token(NamedTuple):
-    """Names one start of one node. Whatever carries another token is stale.
+    """Names one start of one node; a message with another token is stale.
 
-    The nonce makes it unique even if a store loses its newest writes and an attempt number
-    is given out twice.
+    The nonce makes it unique even if a store loses its newest writes and uses an attempt number
+    twice.
     """
 
     epoch: int
@@ -66,7 +73,7 @@ class Token(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Token:
-        """Raises `ValueError` for what no store can have given out, or could write down."""
+        """Raises `ValueError` for a text that is no token of a store."""
         found = _TOKEN.fullmatch(text)
         if found is None:
             raise ValueError(f"no token: {text[:80]!r}")
@@ -76,11 +83,11 @@ class Token(NamedTuple):
 
 @lru_cache(1024)
 def text_of(token: Token) -> str:
-    """What becomes ready together has one token, so it is written many times over."""
+    """Cached: nodes that become ready together share one token."""
     return f"{token.epoch}.{token.attempt}.{token.nonce:x}"
 
 
 LATE = 0
-"""The nonce of a result that comes from a start that was stopped: it is no token of any start."""
+"""The nonce of a result from a start that was stopped; no start has such a token."""
 NO_TOKEN = Token(0, 0, 0)
-"""Of a node that was never queued."""
+"""The token of a node that was never queued."""

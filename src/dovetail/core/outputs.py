@@ -1,13 +1,8 @@
-"""Outputs that are not at hand: how large each is, and where its bytes can be read.
+"""The size of outputs: references to outputs that are not loaded, and limits on reading them.
 
-A run may have more outputs than fit into memory. A reader that has room for some of them says so,
-and gets an `Elsewhere` in the place of every other one. What it must not know: who keeps them, or
-what is done with them.
-
-How much of its parents' outputs a node may read, and in which parts they are read.
-
-A run may hold hundreds of outputs of a megabyte each, and one node may depend on all of them. The
-bound is on what a node reads, not on what it depends on: a handler that reads none costs nothing.
+The outputs of a run may not fit into memory. A reader has a `ReadBudget`, and gets an
+`OutputReference` for each output beyond it. A node may read at most `MAX_INPUT_BYTES` of its
+parents' outputs. The limit is on what it reads, not on what it depends on.
 """
 
 from __future__ import annotations
@@ -19,18 +14,18 @@ from dovetail.core.errors import PermanentError, TooLarge
 
 KIB = 1024
 LARGE_OUTPUT = 64 * KIB
-"""An output of more bytes is left out of a run's detail unless the caller asks for it."""
+"""A larger output is left out of a run's detail unless the caller asks for it."""
 REFERENCE = "$output"
-"""The only key of what stands in the place of an output that is left out."""
+"""The only key of the object that replaces an output that is left out."""
 
 
 class ReadBudget(NamedTuple):
-    """How many bytes of outputs a reader takes at once."""
+    """How many bytes of outputs a reader loads."""
 
     each: int
     """The largest single output."""
     together: int
-    """All of them."""
+    """All outputs."""
 
 
 ONLY_SIZES = ReadBudget(-1, 0)
@@ -38,7 +33,7 @@ ONLY_SIZES = ReadBudget(-1, 0)
 
 
 class OutputReference:
-    """An output that is not at hand. No tuple and no dataclass: those could be sent by mistake."""
+    """An output that is not loaded. No tuple or dataclass: orjson would encode it by mistake."""
 
     __slots__ = ("size", "where")
 
@@ -46,47 +41,47 @@ class OutputReference:
         self.size = size
         """Bytes of the output as JSON."""
         self.where = where
-        """For the store that made this."""
+        """For the store that made the reference."""
 
     def __repr__(self) -> str:
-        return f"Elsewhere({self.size}, {self.where!r})"
+        return f"OutputReference({self.size}, {self.where!r})"
 
 
 def looks_like_a_reference(output: Any) -> bool:
-    """Whether a caller could take this output for the note that stands in another one's place."""
+    """Whether a caller could take this output for a reference."""
     return isinstance(output, dict) and REFERENCE in output
 
 
 def is_shown(output: Any, size: int) -> bool:
-    """Whether a run's detail has this output itself, of so many bytes, and not a reference.
+    """Whether a run's detail shows this output of `size` bytes, and not a reference to it.
 
-    An output that looks like a reference never has its own place: so whatever looks like one
-    there, is one.
+    An output that looks like a reference is never shown. So in a detail each object that looks
+    like a reference is one.
     """
     return size <= LARGE_OUTPUT and not looks_like_a_reference(output)
 
 
 def reference(size: int, href: str) -> dict[str, Any]:
-    """What stands in the place of an output that is left out."""
+    """The object that replaces an output that is left out."""
     return {REFERENCE: {"size": size, "href": href}}
 
 
 MAX_INPUT_BYTES = 64 << 20
-"""As JSON, of one node: all that it reads of its parents' outputs."""
+"""As JSON: all that one node reads of its parents' outputs."""
 INLINE_BYTES = 64 << 10
-"""Inputs up to here travel with their task, or are copied at once. Larger ones are read one by one,
-when a handler asks for them."""
+"""Smaller inputs are sent with their task, or copied at once. Larger ones are read one by one, when
+the handler asks for them."""
 PART_BYTES = 4 << 20
-"""Of outputs that are read at once, unless a single one is larger."""
+"""Outputs are read in parts of this size; a larger output is a part of its own."""
 SETTING = "DOVETAIL_MAX_INPUT_BYTES"
 
 
-def parts(sizes: Mapping[str, int], most: int = PART_BYTES) -> Iterator[list[str]]:
-    """The names, in their order, in parts of at most `most` bytes; a larger one is alone."""
+def parts(sizes: Mapping[str, int], max_bytes: int = PART_BYTES) -> Iterator[list[str]]:
+    """The names in their order, in parts of at most `max_bytes`; a larger output is alone."""
     part: list[str] = []
     held = 0
     for name, size in sizes.items():
-        if part and held + size > most:
+        if part and held + size > max_bytes:
             yield part
             part, held = [], 0
         part.append(name)
@@ -96,7 +91,8 @@ def parts(sizes: Mapping[str, int], most: int = PART_BYTES) -> Iterator[list[str
 
 
 def check_room(read: int, sizes: Mapping[str, int], limit: int) -> None:
-    """Raises a `PermanentError` of type `too_large` if these do not fit beside what is read."""
+    """Raises a `PermanentError` of type `too_large` if these exceed the limit together with the
+    `read` bytes."""
     total = read + sum(sizes.values())
     if total <= limit:
         return
@@ -111,7 +107,7 @@ def check_room(read: int, sizes: Mapping[str, int], limit: int) -> None:
 
 
 def check_rendering(sizes: Mapping[str, int], limit: int) -> None:
-    """Raises `TooLarge` if a node's templates read more than that."""
+    """Raises `TooLarge` if a node's templates read more than `limit` bytes."""
     total = sum(sizes.values())
     if total <= limit:
         return

@@ -1,23 +1,18 @@
-"""The one place that takes secrets out of what is stored, logged or shown.
+"""Removes secrets from what is stored, logged or shown, and limits where a template may use one.
 
-A secret may come back changed: inside a URL, inside a JSON text, inside a Basic header, turned
-round. The redactor knows those spellings and writes `***` over them: raw and in any case,
-backwards, with a sign between its characters, as a list of characters, percent-encoded,
-JSON-escaped and HTML-escaped, each also twice over, in hexadecimal digits, and base64 of either
-alphabet, at any alignment, padded or not, in a URL or broken into lines. It must not know what a
-secret is for or where a value goes next. What it cannot see: a secret that was encrypted, hashed or
-cut to pieces; so a text is redacted before it is cut, never after.
+A handler may return a secret in another spelling. `Redactor` writes `***` over these: the secret
+in any case, backwards, with a sign between its characters, as a list of characters,
+percent-encoded, JSON-escaped or HTML-escaped (each also twice), in hexadecimal digits, and in
+base64 of either alphabet, at any alignment, padded or not, in a URL or broken into lines. It cannot
+find a secret that was encrypted, hashed or cut to pieces. So a text is redacted before it is cut.
 
-A secret that is short or a common word would be found in innocent data. It is recognised as a whole
-value only, and in a text for people as a whole word. Keys of an output are never rewritten: an
-output with a secret in a key is refused.
+A short secret or a common word occurs in other data too. It is recognised only as a whole value,
+and in a text for people as a whole word. Keys of an output are never rewritten: an output with a
+secret in a key is refused.
 
-Where a secret may stand: as the plain name `secrets.NAME`, in a config that takes secrets.
-
-A caller who may run workflows must not read a secret. Redaction recognises spellings; this rule
-leaves no spelling to make. A definition is checked when it is validated, and a worker checks
-again before it renders: it also gets what was stored before the rule, and messages that were put
-on a queue by hand. What this file must not know: handlers, values of secrets.
+A template may only name a secret, `secrets.NAME`, in a config field that takes secrets: a caller
+who may run workflows must not be able to spell a secret differently. The validation checks it, and
+a worker checks it again before it renders: it also gets older definitions and forged messages.
 """
 
 from __future__ import annotations
@@ -34,24 +29,24 @@ from dovetail.core.errors import SecretInKey, format_path, shown
 
 MASK = "***"
 
-SHORTEST = 8
-"""Characters of a secret that is looked for anywhere; a shorter one may be part of any word."""
+MIN_SECRET_CHARS = 8
+"""Characters of a secret that is searched for anywhere; a shorter one may be part of any word."""
 COMMON = frozenset(
     "administrator anything api-key api_key changeme change-me change_me completed default "  # noqa: SIM905
     "dovetail example letmein localhost passphrase password passwort placeholder postgres "
     "postgresql qwertyui qwertyuiop rabbitmq something testing undefined username whatever "
     "12345678 123456789 1234567890".split()
 )
-"""Words of that length that outputs have for other reasons, in whatever case."""
+"""Words of that length that occur in outputs for other reasons, in any case."""
 
 # Fewer characters than these are likely to occur by chance and would damage innocent data.
-SHORTEST_BASE64 = 6
-SHORTEST_LINE = 16
-SHORTEST_HALF = 6
-LONGEST_NEEDLE = 24
-"""Longer ones are slower to look for, and two are to fit into a line of broken base64."""
-LONGEST_GAP = 8
-"""Signs between the characters of a secret that was split, such as `", "` in JSON, escaped."""
+MIN_BASE64_CHARS = 6
+MIN_LINE_CHARS = 16
+MIN_HALF_CHARS = 6
+MAX_NEEDLE_CHARS = 24
+"""Longer needles are slower to find, and two must fit into one line of broken base64."""
+MAX_GAP_CHARS = 8
+"""Signs between the characters of a split secret, such as `", "` in JSON, escaped."""
 
 _PLAIN_RUN = re.compile("[A-Za-z0-9]+")
 _PLAIN = re.compile("[a-z0-9]")
@@ -68,18 +63,18 @@ _BASE64_BEHIND = re.compile(r"[A-Za-z0-9+/_-]?(?:=|%(?:25)?3[Dd]|\\u003[Dd]){0,2
 def weakness(secret: str) -> str | None:
     """Why a secret can be recognised as a whole value only; None if it is found anywhere."""
     plain = secret.strip()
-    if len(plain) < SHORTEST:
-        return f"it has fewer than {SHORTEST} characters"
+    if len(plain) < MIN_SECRET_CHARS:
+        return f"it has fewer than {MIN_SECRET_CHARS} characters"
     if plain.lower() in COMMON:
         return "it is a common word"
     return "it is one character, repeated" if len(set(plain)) == 1 else None
 
 
 class _Spelling(NamedTuple):
-    """A pattern, and pieces of text without any of which it cannot match.
+    """A pattern, and pieces of text one of which each match contains.
 
-    Looking for the pieces first is a hundred times faster than the pattern, and it looks the
-    same inside serialised JSON: they have no character that is ever escaped.
+    Searching for the pieces first is a hundred times faster than the pattern. It also works in
+    serialised JSON: the pieces have no character that is ever escaped.
     """
 
     needles: tuple[str, ...]
@@ -87,7 +82,7 @@ class _Spelling(NamedTuple):
 
 
 class _Folded(NamedTuple):
-    """A secret, or it backwards, in lower case: found whatever the case of a text."""
+    """A secret, or its reverse, in lower case: found in any case."""
 
     text: str
     needle: str
@@ -95,7 +90,7 @@ class _Folded(NamedTuple):
 
 
 class _View:
-    """A text as it is looked through; what is rarely needed is made then."""
+    """A text in the forms that are searched."""
 
     __slots__ = ("folded", "squeezed", "strided", "text")
 
@@ -103,12 +98,12 @@ class _View:
         self.text = text
         self.folded = _fold(text)
         self.squeezed = _squeezed(self.folded)
-        # Of a secret with one sign between its characters every second one is left.
+        # A secret with one sign between its characters is every second character.
         self.strided = (self.folded[::2], self.folded[1::2])
 
 
 class Redactor:
-    """Replaces every known spelling of the secrets in a JSON value, but never in a key."""
+    """Replaces all known spellings of the secrets in a JSON value, but never in a key."""
 
     __slots__ = (
         "_base64",
@@ -154,9 +149,9 @@ class Redactor:
         return self._is_active
 
     def redact(self, value: Any) -> Any:
-        """The value without secrets; the very same object if there were none in it.
+        """The value without secrets; the same object if it has none.
 
-        Raises `SecretInKey` if a key has one: a key is what others find a value by.
+        Raises `SecretInKey` if a key has one.
         """
         if not self._is_active:
             return value
@@ -170,7 +165,7 @@ class Redactor:
     def redact_shown(self, value: Any) -> Any:
         """The same for people: a text or a value of a log, an error, a dead letter.
 
-        Of short and common secrets every whole word is masked, and a key with another is.
+        Short and common secrets are masked where they are whole words, and keys are rewritten.
         """
         if not self._is_active:
             return value
@@ -187,10 +182,10 @@ class Redactor:
         return self._number(value)
 
     def _is_clean(self, value: Any) -> bool:
-        """Serialising and searching cost a fraction of a walk in Python; most outputs end here."""
+        """A fast check by serialising and searching, which is enough for most outputs."""
         try:
             text = orjson.dumps(value).decode()
-        except (TypeError, ValueError):  # not plain JSON: it has to be looked at piece by piece
+        except (TypeError, ValueError):  # not plain JSON: it must be walked
             return False
         if any(quoted in text for quoted in self._quoted) or self._may_have(text):
             return False
@@ -229,13 +224,13 @@ class Redactor:
         return self._number(value)
 
     def _number(self, value: Any) -> Any:
-        # A PIN that a handler turned into a number is still the PIN.
+        # A handler may turn a PIN into a number.
         if isinstance(value, int) and not isinstance(value, bool) and str(value) in self._numbers:
             return MASK
         return value
 
     def _characters(self, items: list[Any]) -> list[Any]:
-        """A list without the characters of a secret, one by one."""
+        """The list with the characters of a secret, one by one, masked."""
         if not self._shortest or len(items) < self._shortest:
             return items
         text = "".join(one if isinstance(one, str) and len(one) == 1 else "\0" for one in items)
@@ -270,7 +265,7 @@ class Redactor:
 
 
 def _found(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Where it stands, also where one begins inside another."""
+    """All matches, overlapping ones too."""
     found = pattern.search(text)
     while found is not None:
         yield found.span()
@@ -286,7 +281,7 @@ def _base64_spans(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, in
 
 
 def _every_second(secret: str, view: _View) -> Iterator[tuple[int, int]]:
-    """Where it stands with any one sign between its characters."""
+    """Where the secret occurs with one sign between its characters."""
     for phase, text in enumerate(view.strided):
         at = text.find(secret)
         while at >= 0:
@@ -295,7 +290,7 @@ def _every_second(secret: str, view: _View) -> Iterator[tuple[int, int]]:
 
 
 def _apart(secret: str, view: _View) -> Iterator[tuple[int, int]]:
-    """Where it stands with the same few signs between its characters, as in a list's text."""
+    """Where the secret occurs with the same few signs between its characters."""
     plain = [at for at, char in enumerate(secret) if _PLAIN.fullmatch(char)]
     if len(plain) < 2:
         return
@@ -305,11 +300,11 @@ def _apart(secret: str, view: _View) -> Iterator[tuple[int, int]]:
     at = view.squeezed.find(wanted)
     if at < 0:
         return
-    places = [found.start() for found in _PLAIN.finditer(view.folded)]
+    offsets = [found.start() for found in _PLAIN.finditer(view.folded)]
     while at >= 0:
-        start = places[at]
-        gap, rest = divmod(places[at + 1] - start - steps, steps)
-        if not rest and 2 <= gap <= LONGEST_GAP:
+        start = offsets[at]
+        gap, rest = divmod(offsets[at + 1] - start - steps, steps)
+        if not rest and 2 <= gap <= MAX_GAP_CHARS:
             between = view.folded[start + 1 : start + 1 + gap]
             begin = start - first * (1 + gap)
             spelled = between.join(secret)
@@ -319,7 +314,7 @@ def _apart(secret: str, view: _View) -> Iterator[tuple[int, int]]:
 
 
 def _united(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Of spans that overlap one is made: no secret keeps an end that another one hid."""
+    """Merge overlapping spans, so that no part of a secret stays visible."""
     spans.sort()
     at = 0
     while at < len(spans):
@@ -340,19 +335,19 @@ def _masked(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 def _known(secret: str) -> Iterator[str]:
-    """What to look for: the secret, and what people and programs usually make of it."""
+    """The secret, and what people and programs usually make of it."""
     plain = secret.strip()
     yield secret
-    yield plain  # one that was read from a file often ends in a newline that its user strips
+    yield plain  # a secret from a file often ends in a newline that its user strips
     lines = plain.splitlines()
     if len(lines) > 1:  # a key in PEM form is often shown or sent line by line
         yield from (
-            line for line in lines if len(line) >= SHORTEST_LINE and not line.startswith("-----")
+            line for line in lines if len(line) >= MIN_LINE_CHARS and not line.startswith("-----")
         )
 
 
 def _fold(text: str) -> str:
-    """In lower case, each character where it was."""
+    """In lower case, with each character at the same offset."""
     folded = text.lower()
     return folded if len(folded) == len(text) else "".join(map(_fold_one, text))
 
@@ -363,7 +358,7 @@ def _fold_one(char: str) -> str:
 
 
 def _squeezed(folded: str) -> bytes:
-    """Letters and digits alone."""
+    """Only letters and digits."""
     return folded.encode("utf-8", "replace").translate(None, _NOT_PLAIN)
 
 
@@ -382,15 +377,15 @@ def _json(text: str) -> str:
 
 
 def _as_text(secret: str) -> _Folded:
-    needle = max(_PLAIN_RUN.findall(secret), key=len, default="")[:LONGEST_NEEDLE]
+    needle = max(_PLAIN_RUN.findall(secret), key=len, default="")[:MAX_NEEDLE_CHARS]
     pattern = "".join(_any_of(_forms(char)) for char in secret)
     return _Folded(_fold(secret), needle.lower(), re.compile(pattern))
 
 
 def _as_hex(secret: str) -> _Spelling:
-    """In hexadecimal digits, with a sign before, or between, each pair or none."""
+    """In hexadecimal digits, with or without a sign between the pairs."""
     octets = [f"{octet:02x}" for octet in secret.encode("utf-8", "replace")]
-    needle = "".join(octets)[:LONGEST_NEEDLE]
+    needle = "".join(octets)[:MAX_NEEDLE_CHARS]
     return _Spelling((needle,), re.compile("%?" + "[^0-9a-z]?".join(octets)))
 
 
@@ -398,16 +393,16 @@ def _as_base64(secret: str) -> Iterator[_Spelling]:
     for form in _base64_forms(secret.encode("utf-8", "replace")):
         signs = (_BASE64_SIGNS.get(char, char) for char in form)
         run = max(_PLAIN_RUN.findall(form), key=len, default="")
-        half = min(len(run) // 2, LONGEST_NEEDLE)
-        # A line that ends within one of the two leaves the other whole.
-        needles = (run[:half], run[half : 2 * half]) if half >= SHORTEST_HALF else (run,)
+        half = min(len(run) // 2, MAX_NEEDLE_CHARS)
+        # If a line ends within one of the two needles, the other is whole.
+        needles = (run[:half], run[half : 2 * half]) if half >= MIN_HALF_CHARS else (run,)
         yield _Spelling(needles, re.compile(_LINE_END.join(signs)))
 
 
 @lru_cache(512)
 def _forms(char: str) -> tuple[str, ...]:
-    """A character in lower case: raw, percent-encoded, form-encoded, JSON- and HTML-escaped, once
-    and twice. Another case of it is another character to the encodings."""
+    """The spellings of a character in lower case: raw, percent-encoded, form-encoded, JSON-escaped
+    and HTML-escaped, once and twice. The encodings of its two cases differ."""
     if _PLAIN_RUN.fullmatch(char):
         return (char.lower(),)
     found: set[str] = set()
@@ -446,20 +441,20 @@ def _any_of(forms: tuple[str, ...]) -> str:
 
 
 def _base64_forms(secret: bytes) -> list[str]:
-    """What the secret looks like inside base64 at each of the three alignments."""
+    """The secret inside base64 at each of the three alignments."""
     found = set()
     for shift in range(3):
         padded = b"\0" * shift + secret
         first = (shift * 8 + 5) // 6  # the characters that the secret alone decides
         last = len(padded) * 8 // 6
         form = b64encode(padded).decode()[first:last]
-        if len(form) >= SHORTEST_BASE64:
+        if len(form) >= MIN_BASE64_CHARS:
             found.add(form)
     return sorted(found)
 
 
 SecretFields = bool | Collection[str]
-"""Where in a config: True, anywhere; a collection, in these fields; False, nowhere."""
+"""Where a config may have secrets: True, anywhere; a collection: these fields; False, nowhere."""
 
 PLAIN_ONLY = (
     "a secret may stand only as its plain name, alone or inside a text: {{ secrets.NAME }} or "
@@ -473,15 +468,15 @@ PLAIN_BESIDE = (
 
 @runtime_checkable
 class KnowsSecretFields(Protocol):
-    """What knows handlers may also know which of them take secrets."""
+    """Known handlers that also say which of them take secrets."""
 
     def secret_fields(self, name: str) -> SecretFields | None:
-        """Where the config of a handler may have secrets; None: the handler is known, this not."""
+        """Where the config of a handler may have secrets; None if only the handler is known."""
         ...
 
 
 def misplaced(handler: str, fields: SecretFields | None, field: object) -> str | None:
-    """Why a secret may not stand in this field of the handler's config; None if it may."""
+    """Why a secret is not allowed in this field of the handler's config; None if it is."""
     if fields is True:
         return None
     name = shown(handler)

@@ -1,12 +1,12 @@
-"""How long to wait before a node is tried again. Chance comes in as an argument."""
+"""The delay before a retry. Chance is an argument."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LONGEST_RETRY_AFTER = 3600.0
+MAX_RETRY_AFTER_SECONDS = 3600.0
 # 2^63 times any delay is past every cap, and a larger exponent would overflow a float.
-LARGEST_DOUBLING = 63
+MAX_DOUBLINGS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ def delay(
 ) -> float:
     """Seconds before retry `n` (1, 2, …), with `chance` drawn from [0, 1).
 
-    `after` is the handler's own word and replaces the formula; `at_least` is a service's
-    `Retry-After` and wins only if longer, up to an hour.
+    `after` comes from the handler and replaces the formula. `at_least` is the `Retry-After` of a
+    service: it wins if it is longer, up to an hour.
     """
     if after is not None:
         return max(0.0, after)
-    base = policy.base_delay_seconds * 2.0 ** min(n - 1, LARGEST_DOUBLING)
+    base = policy.base_delay_seconds * 2.0 ** min(n - 1, MAX_DOUBLINGS)
     wait = min(base + chance * policy.jitter * base, policy.max_delay_seconds)
     if at_least is not None:
-        wait = max(wait, min(at_least, LONGEST_RETRY_AFTER))
+        wait = max(wait, min(at_least, MAX_RETRY_AFTER_SECONDS))
     return wait

@@ -1,7 +1,6 @@
-"""The state of one run, as data: what every store keeps and `step` moves.
+"""The state of one run: stores keep it, and `step` changes it.
 
-It knows nothing of how it is stored or sent. Nodes are addressed by their index in the
-definition, so that a fan-in is a decrement in a list.
+Nodes are addressed by their index in the definition, so that a fan-in is a decrement in a list.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _PENDING = NodeStatus.PENDING
 
 
 class UnreadOutput(NamedTuple):
-    """Stands for an output that is not at hand: only its size is known."""
+    """Replaces an output of which only the size is known."""
 
     size: int
 
 
 def encoded_size(output: Any) -> int:
-    """How many bytes an output takes as every store keeps it: JSON without spaces."""
+    """The bytes of an output as stores keep it: JSON without spaces."""
     if type(output) is UnreadOutput or type(output) is OutputReference:
         return int(output.size)
     return len(orjson.dumps(output))
@@ -82,14 +81,14 @@ class NodeState:
     crashes: int
     token: Token
     answered: Token
-    """The start whose result was taken last: a repeat of it is no news."""
+    """The start whose result was applied last; a repetition of that result is ignored."""
     phase: Phase | None
     until: float | None
     lease_until: float | None
     worker: str | None
     output: Any
     size: int
-    """Bytes of its output, in a run that may keep only so many; else zero."""
+    """Bytes of its output, in a run with a limit; else zero."""
     error: dict[str, Any] | None
     reason: Reason | None
     cause: str | None
@@ -158,19 +157,19 @@ class RunState:
         self.finished_at: float | None = None
         self.error: dict[str, Any] | None = None
         self.logged = True
-        """Whether its events are written: not for a run that nobody can look at."""
+        """Whether its events are written; not for a run of the library, which has no log."""
         self.seq = 0
         """Of its newest event."""
         self.max_bytes: int | None = None
-        """What its outputs may have together, fixed when the run is made. None: no limit, and
-        nothing is counted."""
+        """The limit on all its outputs, fixed when the run is made. None: no limit, and nothing is
+        counted."""
         self.kept_bytes = 0
-        """What its outputs have together."""
+        """Of all its outputs."""
         self.unfinished = len(self.nodes)
         self.failed = 0
         self.cancelled = 0
         self.active = 0
-        """Nodes published or RUNNING: what `max_concurrency` limits."""
+        """Nodes published or RUNNING; `max_concurrency` limits them."""
         self.held: list[int] = []
         """A heap of the ready nodes beyond `max_concurrency`, first in the definition first."""
 

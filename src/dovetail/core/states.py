@@ -1,8 +1,7 @@
-"""The states of a run and of a node, and the only moves between them.
+"""The states of a run and of a node, and the allowed changes between them.
 
-The table is the rule: `step` may move a node only along `ALLOWED`, a test walks every store
-against it, and the diagram in the docs is drawn from it. What it must not know: why a node
-moves (that is `step`), or where its state is kept (that is a store).
+`step` changes a node only along `ALLOWED`. A test walks every store against this table, and the
+diagram in the docs is drawn from it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class RunStatus(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a node ended without its handler deciding so."""
+    """Why a node ended, if its handler did not decide it."""
 
     CONDITION_FALSE = "condition_false"
     DEPENDENCY_SKIPPED = "dependency_skipped"

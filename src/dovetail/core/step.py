@@ -1,40 +1,41 @@
-"""The rules: what happened comes in, what follows from it goes out.
+"""The rules: a transition comes in, a decision goes out.
 
     step(run, transition, now, nonce) -> Decision
 
-Everything that moves a run is one of the transitions below, and every store gives the same
-answer to it as `step` does. Time and chance are arguments; nothing here sends, sleeps or
-looks at a clock. A transition that is late, repeated or lost is refused: `step` then returns
-`NOTHING` (or, for a stale result, a decision that is only an event) and the run is untouched.
-Refusing is normal, not an error.
+Only the transitions below change a run, and every store decides as `step` does. Time and chance
+are arguments; nothing here sends, sleeps or reads a clock. A transition that is late or repeated
+is refused: `step` returns `NOTHING` (or, for a stale result, a decision that is only an event) and
+the run is unchanged. Refusing is normal, not an error.
 
-How the pieces hold together:
+The principles:
 
 - **Fencing.** A node gets a `Token` when it is queued. Claim, renew, complete, fail, park and
-  reap carry it; one comparison with the stored one replaces every flag and lock.
+  reap carry it. One comparison with the stored token replaces all flags and locks.
 - **Fan-in.** `waiting` counts a node's unsettled parents. A parent settles once per epoch,
-  because it can enter COMPLETED or SKIPPED only once, so the count cannot be spent twice.
-- **Order.** Nodes that become ready in one transition are queued in definition order, after
-  every skip that follows from it has been worked out.
+  because it can enter COMPLETED or SKIPPED only once. So no parent is counted twice.
+- **Order.** Nodes that become ready in one transition are queued in definition order, after all
+  skips that follow from it.
 - **Cost.** A completion costs O(children). Only a failure under `fail_fast`, a cancel and a
-  retry look at the whole run, each once per epoch.
+  retry visit the whole run, each once per epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from heapq import heapify
 from typing import Any
 
 from dovetail.core.effects import (
     COMPLETED,
     FAILED,
+    HELD,
     PENDING,
     PUBLISHED,
     QUEUED,
     RUNNING,
-    SKIPPED,
     cancel_node,
     complete_children,
+    count_parents,
     fail_node,
     fence,
     fill_slots_and_finish,
@@ -53,6 +54,7 @@ from dovetail.core.effects import (
     write,
 )
 from dovetail.core.errors import Conflict, NotFound
+from dovetail.core.events import Event
 from dovetail.core.retry import delay
 from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, Reason, RunStatus
@@ -98,7 +100,7 @@ def begin(submit: Submit, now: float, nonce: int) -> tuple[RunState, Decision]:
 
 
 def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) -> None:
-    """Begin with these nodes as COMPLETED: an earlier run has their outputs. None was started."""
+    """Begin with these nodes as COMPLETED, with outputs of an earlier run. None was started."""
     graph, nodes = run.graph, run.nodes
     for index, spec in enumerate(graph.nodes):
         if spec.id in outputs:
@@ -109,58 +111,58 @@ def reuse(run: RunState, outputs: Mapping[str, Any], out: Decision, now: float) 
 
 
 def step(run: RunState, transition: Transition, now: float, nonce: int) -> Decision:
-    """Move the run by one transition. `nonce` is fresh and unguessable at every call."""
+    """Change the run by one transition. `nonce` is new and unguessable at each call."""
     return RULES[type(transition)](run, transition, now, nonce)
 
 
 # ── the rules, one function each ─────────────────────────────────────────────────────────
 
 
-def claim(run: RunState, move: Claim, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def claim(run: RunState, transition: Claim, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.phase is not PUBLISHED or node.token != move.token:
+    if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING  # started already, or a message from before its last attempt
     node.status = RUNNING
     node.phase = None
-    node.attempt = move.token.attempt
-    node.worker = move.worker
-    node.lease_until = move.lease_until
+    node.attempt = transition.token.attempt
+    node.worker = transition.worker
+    node.lease_until = transition.lease_until
     node.started_at = now
     if not run.logged:
         return TAKEN
     out = Decision()
-    record_change(run, index, out, now, "node.started", {"worker": move.worker})
+    record_change(run, index, out, now, "node.started", {"worker": transition.worker})
     return out
 
 
-def renew(run: RunState, move: Renew, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def renew(run: RunState, transition: Renew, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.status is not RUNNING or node.token != move.token:
+    if node.status is not RUNNING or node.token != transition.token:
         return NOTHING  # lost or cancelled: the worker must stop its handler
-    node.lease_until = move.lease_until
+    node.lease_until = transition.lease_until
     out = Decision()
     out.changed.append(index)
     return out
 
 
-def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def complete(run: RunState, transition: Complete, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.status is not RUNNING or node.token != move.token:
-        return refuse(run, index, move.token, now)
-    if run.max_bytes is not None and (error := weigh(run, node, move.output)):
+    if node.status is not RUNNING or node.token != transition.token:
+        return refuse(run, index, transition.token, now)
+    if run.max_bytes is not None and (error := weigh(run, node, transition.output)):
         return overweight(run, index, error, now)
     out = Decision()
-    node.answered = move.token
-    node.output = move.output
+    node.answered = transition.token
+    node.output = transition.output
     node.error = None  # of an earlier attempt
     node.status = COMPLETED
     node.lease_until = None
@@ -174,17 +176,17 @@ def complete(run: RunState, move: Complete, now: float, nonce: int) -> Decision:
     return out
 
 
-def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def recall(run: RunState, transition: Recall, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.phase is not PUBLISHED or node.token != move.token:
+    if node.phase is not PUBLISHED or node.token != transition.token:
         return NOTHING
-    if run.max_bytes is not None and (error := weigh(run, node, move.output)):
+    if run.max_bytes is not None and (error := weigh(run, node, transition.output)):
         return overweight(run, index, error, now)
     out = Decision()
-    node.output = move.output
+    node.output = transition.output
     node.error = None
     run.active -= 1
     finish(run, node, COMPLETED, now)
@@ -193,100 +195,108 @@ def recall(run: RunState, move: Recall, now: float, nonce: int) -> Decision:
     return out
 
 
-def fail(run: RunState, move: Fail, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def fail(run: RunState, transition: Fail, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    # A config that cannot be rendered fails before the start, and nothing else does: if the store
-    # has lost a start, what became of it counts no more, and the node starts again.
-    stands = node.phase is PUBLISHED if move.unrendered else node.status is RUNNING
-    if node.token != move.token or not stands:
-        return NOTHING if move.unrendered else refuse(run, index, move.token, now)
+    # Only a config that cannot be rendered fails before the start. If the store has lost a start,
+    # the result of that start no longer counts, and the node starts again.
+    stands = node.phase is PUBLISHED if transition.unrendered else node.status is RUNNING
+    if node.token != transition.token or not stands:
+        return NOTHING if transition.unrendered else refuse(run, index, transition.token, now)
     spec = run.graph.nodes[index]
     out = Decision()
-    node.answered = move.token
+    node.answered = transition.token
     run.active -= 1
     retry_number = node.attempt - node.crashes  # a lost worker does not use up a retry
-    if move.permanent or retry_number > spec.max_retries or run.status is not RunStatus.RUNNING:
-        fail_node(run, index, move.error, out, now)
+    if (
+        transition.permanent
+        or retry_number > spec.max_retries
+        or run.status is not RunStatus.RUNNING
+    ):
+        fail_node(run, index, transition.error, out, now)
     else:
         wait = delay(
-            spec.retry, retry_number, move.chance, after=move.after, at_least=move.at_least
+            spec.retry,
+            retry_number,
+            transition.chance,
+            after=transition.after,
+            at_least=transition.at_least,
         )
-        node.error = move.error
-        told = {"error": move.error, "delay": wait, "retry": retry_number}
-        record_change(run, index, out, now, "node.retrying", told)
+        node.error = transition.error
+        data = {"error": transition.error, "delay": wait, "retry": retry_number}
+        record_change(run, index, out, now, "node.retrying", data)
         release_lease(node)
         fence(node, nonce)
         node.status = QUEUED
         node.phase = Phase.BACKING_OFF
         node.until = now + wait
-        out.wake = [(node.until, Wake(run.id, move.node, node.token))]
+        out.wake = [(node.until, Wake(run.id, transition.node, node.token))]
     fill_slots_and_finish(run, out, now)
     return out
 
 
-def reap(run: RunState, move: Reap, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def reap(run: RunState, transition: Reap, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.status is not RUNNING or node.token != move.token:
+    if node.status is not RUNNING or node.token != transition.token:
         return NOTHING
     if node.lease_until is None or now < node.lease_until:
         return NOTHING  # renewed meanwhile
     out = Decision()
-    lose_node(run, index, move.max_crashes, out, now, nonce)
+    lose_node(run, index, transition.max_crashes, out, now, nonce)
     fill_slots_and_finish(run, out, now)
     return out
 
 
-def take_over(run: RunState, move: TakeOver, now: float, nonce: int) -> Decision:
+def take_over(run: RunState, transition: TakeOver, now: float, nonce: int) -> Decision:
     if run.finished:
         return NOTHING
     out = Decision()
     for index, node in enumerate(run.nodes):
         if node.status is RUNNING:
-            lose_node(run, index, move.max_crashes, out, now, nonce)
-        elif node.until is not None and move.behind > 0:
-            node.until -= move.behind
+            lose_node(run, index, transition.max_crashes, out, now, nonce)
+        elif node.until is not None and transition.behind > 0:
+            node.until -= transition.behind
             out.changed.append(index)
     fill_slots_and_finish(run, out, now)
     orders = outstanding(run)
-    out.changed += orders.changed  # who has to see to it is another
+    out.changed += orders.changed  # they have a new driver
     out.dispatch, out.wake = orders.dispatch, orders.wake
     return out
 
 
-def park(run: RunState, move: Park, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def park(run: RunState, transition: Park, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.token != move.token:
+    if node.token != transition.token:
         return NOTHING
     if node.phase is PUBLISHED:
         run.active -= 1
-    elif node.phase is not Phase.PARKED or node.until is None or move.until >= node.until:
-        return NOTHING  # one that waits already may only come sooner
+    elif node.phase is not Phase.PARKED or node.until is None or transition.until >= node.until:
+        return NOTHING  # a node that waits already may only come sooner
     out = Decision()
     node.phase = Phase.PARKED
-    node.until = move.until
-    out.wake = [(move.until, Wake(run.id, move.node, move.token))]
-    told = {"until": move.until, "resource_tag": run.graph.nodes[index].resource_tag}
-    record_change(run, index, out, now, "node.parked", told)
+    node.until = transition.until
+    out.wake = [(transition.until, Wake(run.id, transition.node, transition.token))]
+    data = {"until": transition.until, "resource_tag": run.graph.nodes[index].resource_tag}
+    record_change(run, index, out, now, "node.parked", data)
     fill_slots_and_finish(run, out, now)
     return out
 
 
-def wake(run: RunState, move: Wake, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def wake(run: RunState, transition: Wake, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.until is None or node.token != move.token or now < node.until:
-        return NOTHING  # it does not wait, or not yet long enough
+    if node.until is None or node.token != transition.token or now < node.until:
+        return NOTHING  # it does not wait, or its time has not come
     out = Decision()
     out.changed.append(index)
     node.until = None
@@ -294,20 +304,20 @@ def wake(run: RunState, move: Wake, now: float, nonce: int) -> Decision:
     return out
 
 
-def progress(run: RunState, move: Progress, now: float, nonce: int) -> Decision:
-    index = run.graph.index.get(move.node)
+def progress(run: RunState, transition: Progress, now: float, nonce: int) -> Decision:
+    index = run.graph.index.get(transition.node)
     if index is None:
         return NOTHING
     node = run.nodes[index]
-    if node.status is not RUNNING or node.token != move.token:
+    if node.status is not RUNNING or node.token != transition.token:
         return NOTHING
     out = Decision()
-    told = {"fraction": move.fraction, "message": move.message}
-    record_change(run, index, out, now, "node.progress", told)
+    data = {"fraction": transition.fraction, "message": transition.message}
+    record_change(run, index, out, now, "node.progress", data)
     return out
 
 
-def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
+def cancel(run: RunState, transition: Cancel, now: float, nonce: int) -> Decision:
     if run.finished:
         return NOTHING
     out = Decision()
@@ -315,7 +325,7 @@ def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
     for index, node in enumerate(run.nodes):
         if node.status not in FINISHED:
             cancel_node(run, index, Reason.RUN_CANCELLED, out, now)
-    # Counted anew: a run that somebody cancels ends, whatever its counts say.
+    # Counted anew: a cancelled run ends, whatever its counts say.
     statuses = [node.status for node in run.nodes]
     run.failed, run.cancelled = statuses.count(FAILED), statuses.count(NodeStatus.CANCELLED)
     run.unfinished = run.active = 0
@@ -327,8 +337,8 @@ def cancel(run: RunState, move: Cancel, now: float, nonce: int) -> Decision:
     return out
 
 
-def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
-    reset = retry_plan(run, move.from_node)
+def retry(run: RunState, transition: Retry, now: float, nonce: int) -> Decision:
+    reset = retry_plan(run, transition.from_node)
     if isinstance(reset, str):
         return NOTHING
     out = Decision()
@@ -336,14 +346,20 @@ def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
     run.status = RunStatus.RUNNING
     run.finished_at = None
     run.error = None
-    log(run, out, now, "run.retried", {"from": move.from_node} if move.from_node else None)
+    log(
+        run,
+        out,
+        now,
+        "run.retried",
+        {"from": transition.from_node} if transition.from_node else None,
+    )
     out.stop = stops(run, reset)
     out.changed += reset
     nodes = run.nodes
     for index in reset:
         run.kept_bytes -= nodes[index].size
         nodes[index] = NodeState(run.epoch, 0)
-    # Everything is counted anew from the states, never from what a failed epoch left behind.
+    # Counted anew from the states: the counts of a failed epoch do not matter.
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = sum(node.status is FAILED for node in nodes)
     run.cancelled = 0
@@ -353,16 +369,8 @@ def retry(run: RunState, move: Retry, now: float, nonce: int) -> Decision:
     return out
 
 
-def count_parents(run: RunState, pending: list[int]) -> None:
-    """Of nodes that are PENDING: how many parents they wait for, from the parents' states."""
-    for index in pending:
-        parents = [run.nodes[parent].status for parent in run.graph.nodes[index].parents]
-        run.nodes[index].waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-        run.nodes[index].fed = COMPLETED in parents
-
-
 def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:
-    """The nodes that a retry would reset, in definition order, or why it is refused."""
+    """The nodes that a retry resets, in definition order, or why it is refused."""
     if from_node is not None and from_node not in run.graph.index:
         return f"run {run.id} has no node '{from_node}'"
     if run.status not in FINAL:
@@ -376,12 +384,12 @@ def retry_plan(run: RunState, from_node: str | None = None) -> list[int] | str:
     return sorted(reset)
 
 
-def explain_refusal(run: RunState, move: Cancel | Retry) -> Conflict | NotFound:
-    """Why a command got `NOTHING`, as the error to show."""
-    if isinstance(move, Cancel):
+def explain_refusal(run: RunState, transition: Cancel | Retry) -> Conflict | NotFound:
+    """The error for a command that got `NOTHING`."""
+    if isinstance(transition, Cancel):
         return Conflict(f"run {run.id} is {run.status} already: there is nothing to cancel")
-    why = str(retry_plan(run, move.from_node))
-    unknown = move.from_node is not None and move.from_node not in run.graph.index
+    why = str(retry_plan(run, transition.from_node))
+    unknown = transition.from_node is not None and transition.from_node not in run.graph.index
     return NotFound(why) if unknown else Conflict(why)
 
 
@@ -399,3 +407,48 @@ RULES: dict[type, Callable[[RunState, Any, float, int], Decision]] = {
     Progress: progress,
     Recall: recall,
 }
+
+
+UNKNOWN_WORKER = "unknown"
+STARTED = {"worker": UNKNOWN_WORKER, "restored": True}
+"""The data of the event for a start that may have happened."""
+
+
+def counts_as_started(status: NodeStatus, at_most_once: bool) -> bool:
+    """Whether a node that is restored with this status may have started."""
+    return at_most_once and status is QUEUED
+
+
+def restore(run: RunState, lease_until: float, now: float) -> Decision:
+    """Restore a run from the archive: nodes that may have started are RUNNING.
+
+    An archive is a little behind its store, and the store's last decisions are lost with it. Most
+    of them are simply made again, but an `at_most_once` node must not start again. So the publisher
+    brings the archive up to date before it sends such a node. This leaves two cases:
+
+    - PENDING in the archive: the node was never published, and starts in its turn;
+    - QUEUED in the archive, published or waiting: it may have started, and counts as started by an
+      unknown worker. If that worker is alive, it has the token and its result counts. If no result
+      comes until the lease ends, the node is FAILED with reason `worker_lost`; an explicit retry
+      starts it.
+
+    More nodes may run than `max_concurrency` allows: a held one may have been published since.
+    """
+    out = Decision()
+    for index, (spec, node) in enumerate(zip(run.graph.nodes, run.nodes, strict=True)):
+        if not counts_as_started(node.status, spec.at_most_once):
+            continue
+        if node.phase is HELD:
+            run.held.remove(index)
+        if node.phase is not PUBLISHED:
+            run.active += 1
+        node.status, node.phase, node.until = RUNNING, None, None
+        node.attempt = node.token.attempt
+        node.worker, node.lease_until, node.started_at = UNKNOWN_WORKER, lease_until, now
+        record_change(run, index, out, now, "node.started", dict(STARTED))
+    heapify(run.held)
+    return out
+
+
+def is_restored_start(event: Event) -> bool:
+    return event.type == "node.started" and bool((event.data or {}).get("restored"))

@@ -1,21 +1,12 @@
-"""What is written for people, on a terminal or in a log, with nothing in it that acts.
-
-Names, outputs and errors come from definitions and handlers. This one function keeps a terminal
-from obeying them. It imports nothing: every command loads it.
-
-Numbers in sentences.
-
-It imports nothing: every command loads it.
-"""
+"""Text for people, on a terminal or in a log. It imports nothing: every command loads it."""
 
 from __future__ import annotations
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Everything that is not printable spelled out: line breaks, escapes, marks that turn text.
-
-    `\\x1b` for an escape character: it is neither obeyed by a terminal nor hidden from a reader.
-    The characters of `kept` stay as they are.
+    """Escape everything that is not printable: line breaks, control characters, marks that change
+    the direction of text. Names and errors come from definitions and handlers, and a terminal must
+    not obey them. The characters of `kept` stay as they are.
     """
     if text.isprintable():
         return text
@@ -26,8 +17,8 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def died_during(crashes: int, attempt: int) -> str:
-    """`its worker died during attempt 2`, the latest one; of several lost ones only their number,
-    because attempts between them may have failed by themselves. The Lua says the same."""
+    """`its worker died during attempt 2`; of several crashes only the number, because attempts
+    between them may have failed for other reasons. The Lua says the same."""
     which = f"attempt {attempt}" if crashes == 1 else f"{crashes} attempts"
     return f"its worker died during {which}"
 

@@ -1,7 +1,7 @@
-"""What may happen to a run, and the shape of what follows.
+"""The transitions of a run, and the decision that follows from one.
 
-Eight transitions move a run: submit, claim, renew, complete, fail, reap, cancel, retry. Five
-more serve the edges and neither start nor end a handler. `step` holds the rules.
+Eight transitions drive a run: submit, claim, renew, complete, fail, reap, cancel, retry. Five more
+neither start nor end a handler. `step` has the rules.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.core.run import RunState
 
 
 class Submit(NamedTuple):
-    """A trigger was accepted. (`begin` makes the run; every other transition moves it.)"""
+    """A trigger was accepted. (`begin` makes the run; every other transition changes it.)"""
 
     run_id: str
     graph: Graph
@@ -24,19 +24,19 @@ class Submit(NamedTuple):
     version: int | None = None
     logged: bool = True
     key: tuple[str, str, str] | None = None
-    """An idempotency key: its scope, itself, and the digest of what was asked under it."""
+    """An idempotency key: its scope, the key, and the digest of the request."""
     place: tuple[int, int] | None = None
-    """In a batch: the batch's number and the run's place in it."""
+    """In a batch: the batch's number and the run's index in it."""
     reused: Mapping[str, Any] | None = None
-    """Outputs by node of an earlier run: these nodes begin as COMPLETED. Of stores, only memory
-    keeps such a run yet."""
+    """Outputs of an earlier run by node: these nodes begin as COMPLETED. Only the memory store
+    supports it."""
     max_bytes: int | None = None
-    """What the run's outputs may have together. It is kept with the run: whoever moves the run
-    later, or replays it, decides by the same number."""
+    """The limit on all outputs of the run. It is kept with the run, so that each process and each
+    replay decides by the same number."""
 
 
 def bounded_submit(submit: Submit, max_bytes: int | None) -> Submit:
-    """With this limit, unless it has one."""
+    """The submit with this limit, unless it has one."""
     return submit if submit.max_bytes is not None else submit._replace(max_bytes=max_bytes)
 
 
@@ -95,36 +95,35 @@ class Reap(NamedTuple):
 
 
 class TakeOver(NamedTuple):
-    """Whoever drove the run is gone, or lets go of it: what ran is lost, the rest goes on.
+    """The run has a new driver: running nodes are lost, the rest goes on.
 
-    The one transition whose orders are everything that is outstanding, not only what is new:
-    nobody else knows them any more.
+    Its decision has all outstanding orders, not only new ones: the former driver is gone.
     """
 
     run_id: str
     max_crashes: int
     behind: float = 0.0
-    """How far the clock stands behind the run's newest event: what waits shall not wait longer
-    because somebody set the clock back."""
+    """How far the clock is behind the run's newest event: a clock that was set back must not make
+    nodes wait longer."""
 
 
 class Cancel(NamedTuple):
-    """Somebody wants the run to stop."""
+    """A caller stops the run."""
 
     run_id: str
 
 
 class Retry(NamedTuple):
-    """Somebody wants the run to go on after its end, `from_node` again if given."""
+    """A caller continues the run after its end, from `from_node` if given."""
 
     run_id: str
     from_node: str | None = None
 
 
 class Park(NamedTuple):
-    """The node's rate limit has no token before `until`: it gives its slot back.
+    """The node's rate limit has no capacity before `until`: the node gives its slot back.
 
-    Of a node that is parked already: it need not wait any longer than that.
+    A node that is parked already may only be rescheduled earlier.
     """
 
     run_id: str
@@ -134,7 +133,7 @@ class Park(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """A parked node or one that backs off has waited long enough."""
+    """The time of a node that is parked or backs off has come."""
 
     run_id: str
     node: str
@@ -142,7 +141,7 @@ class Wake(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The handler told how far it is."""
+    """The handler reported its progress."""
 
     run_id: str
     node: str
@@ -199,8 +198,8 @@ class Decision:
 
     def __init__(self) -> None:
         self.changed: list[int] = []
-        """Nodes that moved, for a store to write down; one may stand here twice. A changed
-        `waiting` alone is not listed: it follows from the parents' states."""
+        """Nodes that a store must write; a node may be listed twice. A node of which only
+        `waiting` changed is not listed: it follows from the parents' states."""
         self.events: list[Event] = []
         self.dispatch: list[Dispatch] = []
         """In this order."""
@@ -208,15 +207,15 @@ class Decision:
         """Transitions to apply at a time."""
         self.stop: Sequence[Stop] = ()
         self.ended = False
-        """The run finished: its status is final and nothing of it runs."""
+        """The run is finished: its status is final and none of its nodes is running."""
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.events)
 
 
 NOTHING = Decision()
-"""Refused: late, repeated or lost."""
+"""The transition was refused: it is late or repeated."""
 
 TAKEN = Decision()
-"""A claim or a result that was taken where nobody writes down who moved, and that is all."""
+"""An accepted claim or result of a run without a log: the store need not write it."""
 TAKEN.changed.append(0)

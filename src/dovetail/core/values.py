@@ -1,12 +1,12 @@
-"""What a JSON value is, for everything that enters from outside: params, outputs, definitions.
+"""Checks that a value from outside is JSON: params, outputs, definitions.
 
-Finite numbers, integers that fit 64 bits, text that can be written as UTF-8, text as keys,
-bounded nesting. Python's own types are looser, and what they let through (NaN, a lone
-surrogate, a list that contains itself) would only be noticed by a store much later. A subclass of
-one of them may do anything when it is looked at: raise what there is, or never come to an end.
+JSON has finite numbers, integers of 64 bits, text that UTF-8 can encode, text as keys, and bounded
+nesting. Python's types allow more (NaN, a lone surrogate, a list that contains itself), and a store
+would notice it only much later. A subclass of a Python type may do anything when it is read: raise
+any error, or never end.
 
-Params and definitions may not have NUL characters either: no text of a request or a file can, so
-they are called with `nul=False`. What a handler returns may, as what it reads is not its choice.
+Params and definitions may not have NUL characters either (`nul=False`), like any text of a request
+or a file. Outputs may: a handler cannot choose what it reads.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dovetail.core.errors import Finding, Path, format_path, one_line, shown
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 100
-# orjson, msgpack and every database we use hold this range; 2^64 is where the first one fails.
-SMALLEST_INT = -(1 << 63)
-LARGEST_INT = (1 << 64) - 1
+# orjson, msgpack and all our databases hold this range; the first one fails at 2^64.
+MIN_INT = -(1 << 63)
+MAX_INT = (1 << 64) - 1
 
 
 class NotJson(ValueError):
-    """A value that cannot be stored. `code` is `invalid_value` or `too_large`; `kind` is the type
-    that JSON has no value for, if that is what is wrong."""
+    """A value that cannot be stored. `code` is `invalid_value` or `too_large`; `kind` is the Python
+    type that JSON does not have, if that is the reason."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class NotJson(ValueError):
         self.kind = kind
 
     def of_output(self) -> str:
-        """The same as a sentence about what a handler returned, with what to return instead."""
+        """A sentence about an output, with what to return instead."""
         if self.kind is None:
             return f"the output cannot be stored: {self}"
         name = one_line(self.kind.__name__)
@@ -56,9 +56,9 @@ class NotJson(ValueError):
 def is_json(
     value: Any, *, max_depth: int = MAX_DEPTH, max_values: int = MAX_BYTES, nul: bool = True
 ) -> bool:
-    """Whether a value is JSON within the bounds. What is wrong with it: see `faults`.
+    """Whether a value is JSON within the bounds; `faults` says why not.
 
-    Level by level, so that no depth can exhaust the stack; the count of values also ends a
+    Level by level, so that no depth exhausts the stack. The count of values also stops at a
     container that contains itself. `[]` has depth 1, a number has depth 0.
     """
     level = [value]
@@ -90,7 +90,7 @@ def is_json(
                     return False
                 below.extend(item)
             elif kind is int:
-                if not SMALLEST_INT <= item <= LARGEST_INT:
+                if not MIN_INT <= item <= MAX_INT:
                     return False
             elif kind is float:
                 if not isfinite(item):
@@ -113,7 +113,7 @@ def faults(
     max_values: int = MAX_BYTES,
     nul: bool = True,
 ) -> Iterator[Finding]:
-    """Everything that keeps a value from being JSON, each with its path below `at`."""
+    """All reasons why a value is not JSON, each with its path below `at`."""
     stack: list[tuple[Any, Path, int]] = [(value, at, 0)]
     while stack:
         item, path, depth = stack.pop()
@@ -195,7 +195,7 @@ _INSTEAD = {
     ("builtins", "BaseException"): "str(value), or raise it",
     ("builtins", "coroutine"): "what it gives: await it",
 }
-"""What to write in the place of a value, by the module and name of its type or of a base."""
+"""What to return instead of a value, by the module and name of its type or of a base."""
 _INSTEAD_BY_MEMBER = (
     ("model_dump", 'value.model_dump(mode="json")'),  # pydantic
     ("__dataclass_fields__", "dataclasses.asdict(value)"),
@@ -204,12 +204,12 @@ _INSTEAD_BY_MEMBER = (
     ("to_dict", "value.to_dict()"),  # pandas
     ("tolist", "value.tolist()"),  # numpy, torch, array
 )
-"""The same by what its type has; types of packages that need not be installed."""
+"""The same by a member of its type, for types of packages that may not be installed."""
 
 
 def instead(kind: type) -> str:
-    """What to give in the place of a value of this type. It looks at the type alone: a value may
-    do anything when it is asked."""
+    """What to return instead of a value of this type. It reads only the type: a value may do
+    anything when it is read."""
     bases = type.mro(kind)
     for base in bases:
         if found := _INSTEAD.get((base.__module__, base.__name__)):
@@ -221,14 +221,14 @@ def instead(kind: type) -> str:
 
 
 def _kind_at(value: Any, path: Path) -> type | None:
-    """The type of what is there, if JSON has none for it."""
+    """The type of the value at `path`, if JSON does not have it."""
     for step in path:
         value = _unmasked(value)[1][step]
     return type(value) if _unmasked(value)[0] is object and value is not None else None
 
 
 def plain(value: Any) -> Any:
-    """A copy of a value that `is_json`, in the types that a text would be read into."""
+    """A copy of a value that `is_json`, in plain types."""
     return orjson.loads(_written(value))
 
 
@@ -253,21 +253,21 @@ _BASES: tuple[tuple[type, type, Callable[[Any], Any]], ...] = (
 
 
 def _some(items: Iterable[Any]) -> list[Any]:
-    """As many as can be stored, and one more: what a class of its own iterates over may not end."""
+    """At most one more than can be stored: the iterator of a subclass may never end."""
     return list(islice(items, MAX_BYTES + 1))
 
 
 def _unmasked(item: Any) -> tuple[type, Any]:
-    """The JSON type that a subclass stands for, such as a `StrEnum` or an `OrderedDict`, and its
-    value in that very type."""
+    """The JSON type of a subclass, such as a `StrEnum` or an `OrderedDict`, and the value in that
+    type."""
     for base, kind, read in _BASES:
-        if issubclass(type(item), base):  # not `isinstance`, which asks the item
+        if issubclass(type(item), base):  # not `isinstance`, which calls the item
             return kind, read(item)
     return object, item
 
 
 def _plain(item: Any) -> Any:
-    """What orjson does not write by itself although it is one of ours: subclasses."""
+    """Subclasses, which orjson does not write by itself."""
     kind, value = _unmasked(item)
     if kind is object:
         raise TypeError(f"{type(item).__name__} is no JSON value")
@@ -275,7 +275,7 @@ def _plain(item: Any) -> Any:
 
 
 def _fault(item: Any, nul: bool) -> str | None:
-    """What is wrong with one value, leaving aside what it contains."""
+    """What is wrong with one value itself, not with its members."""
     if item is None or isinstance(item, bool | dict | list):
         return None
     if isinstance(item, str):
@@ -283,7 +283,7 @@ def _fault(item: Any, nul: bool) -> str | None:
             return "contains a lone surrogate, which is no valid text"
         return None if nul or "\0" not in item else "contains a NUL character; it cannot be stored"
     if isinstance(item, int):
-        if SMALLEST_INT <= item <= LARGEST_INT:
+        if MIN_INT <= item <= MAX_INT:
             return None
         return f"{shown(item)} does not fit into 64 bits; write it as text"
     if isinstance(item, float):

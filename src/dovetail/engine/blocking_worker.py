@@ -1,10 +1,9 @@
-"""Runs one handler at a time, in the very thread that asks for it.
+"""Runs one handler at a time, in the thread of its caller.
 
 For pools whose processes do one thing each. The handler has the thread to itself, so it can be
-interrupted wherever it is, and nothing it does keeps others waiting. A `Watch`, in a thread beside,
-renews its lease, hears that it must stop and sees its time run out, whatever the handler is at.
-A handler that ends soon is done before the watch has looked at it once, and costs no more than its
-call. What it must not know: any rule, or whose pool it is.
+interrupted anywhere. A `LeaseThread` renews its lease, receives orders to stop and watches its
+timeout. A handler that ends soon is done before that thread has acted once, and costs no more than
+its call.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ LOOK_SECONDS = 0.1
 AGAIN_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 LATE_SECONDS = 0.2
-"""So long after its timeout a handler is stopped from here, if nobody else has done it."""
+"""So long after its timeout a handler is stopped here, if the pool has not stopped it."""
 T = TypeVar("T")
 log = logging.getLogger("dovetail.worker")
 
 
 class Interrupted(BaseException):
-    """Raised inside a handler that was told to stop, and did not."""
+    """Raised inside a handler that was stopped and did not return."""
 
 
 class RunningTask:
-    """A start that is claimed and not told of yet."""
+    """A start that is claimed and not reported yet."""
 
     def __init__(self, task: Task, call: Call, interrupt: Callable[[], None] | None) -> None:
         self.task = task
@@ -52,34 +51,34 @@ class RunningTask:
         self.inside = False
         """The handler's own code has the thread: it may be interrupted."""
         self.expired = False
-        self.told_at: float | None = None
-        """When the handler was told to stop."""
+        self.stopped_at: float | None = None
+        """When the handler was stopped."""
         self.interrupting = False
         self.has_progress = False
         self.doing: asyncio.Task[Any] | None = None
         self._interrupt = interrupt
         self._first = threading.Lock()
 
-    def settle(self) -> bool:
-        """Whether it is the caller who says what becomes of this start: the first who asks."""
+    def finish(self) -> bool:
+        """Take the right to report this start; False if another thread has taken it."""
         return self._first.acquire(blocking=False)
 
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         return self._first.locked()
 
     def stop(self) -> None:
-        """Tell the handler to stop; from another thread."""
-        if self.told_at is None:
+        """Stop the handler; from another thread."""
+        if self.stopped_at is None:
             if self.doing is None:
-                self.told_at = time.monotonic()
+                self.stopped_at = time.monotonic()
                 self.call.cancel()
             else:
                 self.cancel(self.doing)
 
     def cancel(self, doing: asyncio.Task[Any]) -> None:
         """The same for one that runs in a loop, from any thread, and from a signal."""
-        if self.told_at is None:
-            self.told_at = time.monotonic()
+        if self.stopped_at is None:
+            self.stopped_at = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop was closed: it has ended
                 doing.get_loop().call_soon_threadsafe(self._cancel)
 
@@ -114,35 +113,35 @@ class BlockingWorker:
         self._chance = chance
         self._loop: asyncio.AbstractEventLoop | None = None
         self.held: RunningTask | None = None
-        self.leaving = False
-        """The process was told to end: whatever is raised now is not the handler's."""
+        self._leaving = False
+        """The process ends: exceptions from now on are not the handler's."""
 
-    def run(self, task: Task, tell: Callable[[Result], None]) -> Result | None:
-        """Call the handler of a start that was claimed, and tell what became of it.
+    def run(self, task: Task, send: Callable[[Result], None]) -> Result | None:
+        """Call the handler of a claimed start, and send its result.
 
-        None if that was not ours to say: it was stopped, given back, or told by the watch.
+        None if it was stopped, given back, or reported by the lease thread.
         """
         try:
             call = self._calls.open(task, self._report)
         except DovetailError as problem:
             described = {"type": problem.type, "message": str(problem)}
             result: Result = failure(task, problem, described, self._chance())
-            tell(result)
+            send(result)
             return result
         held = self.held = RunningTask(task, call, self._interrupt)
         self._watch.hold(held)
         try:
             result = self._outcome(held)
-            if held.settle():
+            if held.finish():
                 if held.has_progress:
                     self._watch.call(self._watch.flush)
-                tell(result)
+                send(result)
                 return result
-            if isinstance(result, Complete):  # too late: the log shall tell, nothing follows
-                tell(result._replace(output=None, cache=None))
+            if isinstance(result, Complete):  # too late: it is only logged
+                send(result._replace(output=None, cache=None))
             return None
         except BaseException:
-            if self.leaving:
+            if self._leaving:
                 self._watch.call(partial(self._watch.give_back, held), FAREWELL_SECONDS)
             raise
         finally:
@@ -159,8 +158,12 @@ class BlockingWorker:
             elif held.inside:
                 raise error
 
+    def leave(self) -> None:
+        """The process ends: give the running task back."""
+        self._leaving = True
+
     def interrupted(self) -> None:
-        """The handler was told to stop a while ago: called in this thread, whatever it is at."""
+        """The handler was stopped a while ago and still runs: called in its thread."""
         held = self.held
         if held is not None and held.interrupting:
             held.interrupting = False
@@ -175,7 +178,7 @@ class BlockingWorker:
                 return timed_out(task, self._chance())
             sealed = call.seal(task, output)
         except BaseException as error:
-            if self.leaving:
+            if self._leaving:
                 raise
             if held.expired:
                 return timed_out(task, self._chance())
@@ -233,7 +236,7 @@ async def _unless_away(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except StoreError as error:
-        log.warning("not told: %s", error)
+        log.warning("not reported: %s", error)
 
 
 def _age(held: RunningTask) -> float:
@@ -243,7 +246,7 @@ def _age(held: RunningTask) -> float:
 class LeaseThreadTasks(NamedTuple):
     """What a watch does its work with, in its own loop."""
 
-    desk: QueueTaskSource
+    task_source: QueueTaskSource
     stops: Stops
 
 
@@ -313,22 +316,22 @@ class LeaseThread:
         await self._opened.wait()
 
     async def slow(self, tag: str, until: float) -> None:
-        await (await self._ready()).desk.slow(tag, until)
+        await (await self._ready()).task_source.slow(tag, until)
 
     async def start(self, task: Task) -> list[Task]:
         """Claim it; nothing is given if it was refused, or parked."""
-        return await (await self._ready()).desk.start([(None, task)])
+        return await (await self._ready()).task_source.start([(None, task)])
 
     async def give_back(self, held: RunningTask) -> None:
-        if held.settle():
-            await (await self._ready()).desk.hand_back([held.task])
+        if held.finish():
+            await (await self._ready()).task_source.hand_back([held.task])
 
     async def flush(self) -> None:
-        """Tell what progress there is."""
+        """Report progress."""
         noted = list(self._progress.values())
         self._progress.clear()
         if noted:
-            await (await self._ready()).desk.report(noted)
+            await (await self._ready()).task_source.report(noted)
 
     # ── its own thread ───────────────────────────────────────────────────────────────────
 
@@ -344,7 +347,7 @@ class LeaseThread:
             self._duties = duties
             self._opened.set()
             renewing = partial(
-                keep_leases, duties.desk, self._holding, self._ordered, self._lease_seconds
+                keep_leases, duties.task_source, self._holding, self._ordered, self._lease_seconds
             )
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._kept_up("leases", renewing))
@@ -362,10 +365,10 @@ class LeaseThread:
         return [held.task for held in list(self._held.values()) if _age(held) >= young]
 
     async def _hear_stops(self) -> None:
-        desk, stops = await self._ready()
+        task_source, stops = await self._ready()
         await stops.open()
         # What was ordered before we listened shows in what is ours no longer.
-        for order in await desk.renew([held.task for held in list(self._held.values())]):
+        for order in await task_source.renew([held.task for held in list(self._held.values())]):
             self._ordered(order)
         while True:
             for order in await stops.next():
@@ -374,14 +377,14 @@ class LeaseThread:
     def _ordered(self, order: Stop) -> None:
         """Its result would be refused anyway."""
         for held in list(self._held.values()):
-            if (held.task.run_id, held.task.node_id, held.task.token) == order and held.settle():
+            if (held.task.run_id, held.task.node_id, held.task.token) == order and held.finish():
                 held.stop()
 
     async def _look_around(self) -> None:
         while True:
             if not self._held:
                 self._asleep = True
-                await self._confirmed()  # from here on who holds something wakes us
+                await self._confirmed()  # from here on a new task wakes this thread
                 if not self._held:
                     await self._wanted.wait()
                 self._asleep = False
@@ -400,21 +403,21 @@ class LeaseThread:
 
     def _look_at(self, held: RunningTask) -> None:
         age, limit = _age(held), held.task.timeout_seconds
-        if age >= limit + LATE_SECONDS and not held.is_settled():
+        if age >= limit + LATE_SECONDS and not held.is_finished():
             held.expired = True
             held.stop()
             # It clings on, and may be killed for it before it can say so.
-            if age >= limit + STOP_GRACE_SECONDS and held.settle():
+            if age >= limit + STOP_GRACE_SECONDS and held.finish():
                 self._spawn(self._tell_timeout(held))
-        if time.time() >= self._give_back_at() and not held.is_settled():
+        if time.time() >= self._give_back_at() and not held.is_finished():
             self._spawn(self._hand_back(held))
-        told_at = held.told_at
-        if told_at is not None and time.monotonic() - told_at >= STOP_GRACE_SECONDS:
+        stopped_at = held.stopped_at
+        if stopped_at is not None and time.monotonic() - stopped_at >= STOP_GRACE_SECONDS:
             held.interrupt()
 
     async def _tell_timeout(self, held: RunningTask) -> None:
         late = timed_out(held.task, random.random())  # noqa: S311
-        await (await self._ready()).desk.report([late])
+        await (await self._ready()).task_source.report([late])
 
     async def _hand_back(self, held: RunningTask) -> None:
         await self.give_back(held)

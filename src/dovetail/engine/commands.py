@@ -1,7 +1,6 @@
-"""What a user can ask for, each as one function that every edge calls.
+"""The engine in this process, as the command line, the API server and the client ask it.
 
-The command line, the API and the client parse and print; what is allowed and what happens is
-decided here and in the core. Answers that are dictionaries have the fields of the HTTP API.
+The edges parse and print. What is allowed and what happens is decided here and in the core.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import orjson
 
 from dovetail.core.audit.event_check import audit, inconsistencies
 from dovetail.core.audit.journal_check import verify
 from dovetail.core.dag import Graph, build_graph
-from dovetail.core.definition.model import LONGEST_LABEL, Workflow
+from dovetail.core.definition.model import MAX_LABEL_CHARS, Workflow
 from dovetail.core.definition.params import check_items, check_params
 from dovetail.core.definition.source import Source
 from dovetail.core.definition.validation import Checked, DefinitionLimits, check
@@ -44,66 +43,55 @@ from dovetail.core.errors import (
     shown,
 )
 from dovetail.core.events import Event
-from dovetail.core.outputs import ONLY_SIZES, ReadBudget
+from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
 from dovetail.core.step import explain_refusal, retry_plan
 from dovetail.core.transitions import Cancel, Retry, Submit
 from dovetail.core.values import NotJson
+from dovetail.engine.api import Accepted, Given, Owner
 from dovetail.engine.clock import Clock
 from dovetail.engine.explain import explain
 from dovetail.engine.idempotency import KeyedRequest
 from dovetail.engine.limits import DEFAULT_BURST, DEFAULT_RATE, FASTEST, LARGEST_BURST, SLOWEST
 from dovetail.engine.ports import (
+    ALL_RUNS,
     Driver,
     DurableStore,
     KeyUsed,
     Rates,
     Records,
+    RunQuery,
     Seen,
     WorkflowVersion,
 )
-from dovetail.engine.views import outputs, result, run_view
+from dovetail.engine.views import (
+    RunSnapshot,
+    event_view,
+    outputs,
+    result,
+    run_snapshot,
+    run_view,
+    with_warnings,
+)
 
-MOST_COMPILED = 64
+MAX_COMPILED = 64
 BATCH_POLL_SECONDS = (0.005, 0.01, 0.02, 0.05)
-"""Where nothing is left to wait for, but the batch is not told as finished: at first a matter of
-moments, later of whoever has not made its last runs yet."""
-WAITED_FOR = 20
-"""Runs of a batch at a time."""
-RETRIED_AT_ONCE = 100
-"""Of a batch: they share commits, and nobody else waits for long."""
-MOST_BATCHES = 100
-"""Of a page."""
-MOST_AUDITED = 2_000
+"""Pauses between looks at a batch whose known runs have all ended but that is not finished: its
+last runs may not be made yet."""
+BATCH_WAIT_SIZE = 20
+"""Runs of a batch that are waited for at a time."""
+RETRY_BATCH_SIZE = 100
+"""Runs of a batch that are retried together: they share commits."""
+MAX_BATCHES_PER_PAGE = 100
+"""In a page: each is counted."""
+MAX_AUDITED_EVENTS = 2_000
 """Events of a run that are read to explain it; `verify` reads all of them."""
-MOST_TRIES = 3
-"""To move a run in a store that does not keep it."""
+MAX_TRIES = 3
+"""To cancel or retry a run in a store that does not keep the change."""
 _AGAIN = (RunStatus.FAILED, RunStatus.CANCELLED)
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LONGEST_ALIAS = 128
-
-Given = Source | Mapping[str, Any] | Checked | str
-"""A definition in any form, or the name of a registered workflow."""
-
-
-class _Accepted(NamedTuple):
-    run_id: str
-    created: bool
-
-
-class Accepted(_Accepted):
-    """A run that will end: made now, or found under its idempotency key or place in a batch.
-
-    A pair; what its params are warned of stands beside it.
-    """
-
-    warnings: Sequence[Problem]
-
-    def __new__(cls, run_id: str, created: bool, warnings: Sequence[Problem] = ()) -> Accepted:
-        made = super().__new__(cls, run_id, created)
-        made.warnings = warnings
-        return made
+_MAX_ALIAS_LENGTH = 128
 
 
 class _Compiled(NamedTuple):
@@ -118,7 +106,7 @@ class _Compiled(NamedTuple):
 
 
 async def _nothing_new() -> None:
-    """Who runs the handlers in this process knows them."""
+    """The handlers of this process are known."""
 
 
 async def _never() -> None:
@@ -141,15 +129,15 @@ class Commands:
     digest: Callable[[Workflow], tuple[str, bytes]]
     """The digest and the text under which a definition is kept."""
     drives: bool = True
-    """Runs are driven here; if not, they are only read and told what to do."""
+    """Runs are driven in this process. If not, it only reads them and sends commands."""
     why_not_here: str = "nothing is driven here"
-    """Said to who wants to."""
+    """The message of `resume` where runs are not driven here."""
     learn_handlers: Callable[[], Awaitable[object]] = _nothing_new
     """Brings `known_handlers` and `default_retries` up to date with what workers announced."""
     hindered: Callable[[], Awaitable[str | None]] | None = None
     """Says what keeps published nodes from their workers, if something does."""
     serving: Callable[[], Awaitable[Container[str]]] | None = None
-    """The handlers that live workers have; without it whoever drives a run has its handlers."""
+    """The handlers of live workers; None where the process that drives a run has them."""
     check_writable: Callable[[], Awaitable[object]] = _nothing_new
     """Raises `StoreError`, with its reason, if a run that is asked for now would not be accepted.
     It may write, so it is not to be asked often."""
@@ -171,7 +159,6 @@ class Commands:
     async def register(
         self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
     ) -> WorkflowVersion:
-        """Keep a definition under its name. Raises `InvalidDefinition`, or `Changed`."""
         workflow = await self._valid(definition)
         sha256, content = self.digest(workflow)
         return await self.records.register(workflow.name, sha256, content, self.clock(), seen)
@@ -186,19 +173,15 @@ class Commands:
         return await self.records.versions(name)
 
     async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
-        """Raises `NotFound`, `Changed`, or `Conflict` while runs of it are not finished."""
         await self.records.delete_workflow(name, seen)
 
     async def set_alias(
         self, name: str, alias: str, version: int, *, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if wrong := _wrong_with_alias(alias):
-            message = f"'{alias[:40]}' cannot be an alias: {wrong}"
-            raise InvalidParams([Problem("invalid_field", message, "alias")])
+        check_alias(alias)
         return await self.records.set_alias(name, alias, version, seen)
 
     async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
-        """Raises `NotFound`, `Changed`, or `Conflict` for `latest`."""
         await self.records.delete_alias(name, alias, seen)
 
     async def _valid(self, definition: Source | Mapping[str, Any] | Checked) -> Workflow:
@@ -237,7 +220,7 @@ class Commands:
     def _remember(
         self, key: Any, workflow: Workflow, version: int | None, sha256: str | None, source: Any
     ) -> None:
-        if len(self._compiled) >= MOST_COMPILED:
+        if len(self._compiled) >= MAX_COMPILED:
             del self._compiled[next(iter(self._compiled))]
         graph = build_graph(workflow, self.default_retries)
         self._compiled[key] = _Compiled(graph, workflow.params, version, sha256, source)
@@ -253,11 +236,6 @@ class Commands:
         idempotency_key: str | None = None,
         place: tuple[str, int] | None = None,
     ) -> Accepted:
-        """Run a workflow; answered once the run cannot be lost any more.
-
-        `place` is a batch and an index in it. Raises `InvalidDefinition`, `NotFound` or, for the
-        params alone, `InvalidParams`; `Conflict` for a key that was used for something else.
-        """
         params = {} if params is None else params
         request = KeyedRequest("run", _name(workflow), version, params, idempotency_key)
         try:
@@ -279,10 +257,10 @@ class Commands:
     async def _made_before(
         self, request: KeyedRequest, given: Given, refusal: InvalidDefinition | NotFound
     ) -> str:
-        """What the same request has made already; else raises why it is refused.
+        """The run or batch that the same request has made already; else raises the refusal.
 
-        Whatever has become of the workflow, its schema and its handlers since is no concern of
-        who asks again. Looked up after the refusal, so that nothing can be made in between.
+        Later changes of the workflow, its schema and its handlers do not matter to a repeated
+        request. Looked up after the refusal, so that nothing can be made in between.
         """
         sha256 = None
         if not isinstance(given, str):
@@ -300,13 +278,11 @@ class Commands:
         return request.answer(known)
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
-        """The answer to a trigger: it can be had as soon as that was accepted."""
         return await self.records.receipt(run_id)
 
     # ── runs are read ────────────────────────────────────────────────────────────────────
 
     async def find_run(self, prefix: str) -> str:
-        """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
         return await self.records.find_run(prefix)
 
     async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
@@ -316,59 +292,49 @@ class Commands:
                 return view  # one row; what goes on is in memory, and has a result in parts
         return run_view(await self.store.load(run_id), nodes=nodes)
 
-    async def look(self, run_id: str, room: ReadBudget) -> RunState:
-        """The run with as many outputs as there is room for; `store.read_outputs` has the rest."""
-        return await self.store.load(run_id, room=room)
+    async def snapshot(self, run_id: str) -> RunSnapshot:
+        return run_snapshot(await self.store.load(run_id))
 
-    async def summary(self, run_id: str, *, most: int | None = None) -> dict[str, Any]:
-        """As a list has it. A result of more bytes than `most` is an `Elsewhere`."""
-        return await self.records.summary(run_id, most)
+    async def load_run(self, run_id: str, budget: ReadBudget) -> RunState:
+        """The run with as many outputs as the budget allows; `read_outputs` has the rest."""
+        return await self.store.load(run_id, room=budget)
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
+        return await self.store.read_outputs(run, wanted)
+
+    async def last_seq(self, run_id: str) -> int:
+        return (await self.store.load(run_id, outputs=False)).seq
+
+    async def summary(self, run_id: str, *, max_result_bytes: int | None = None) -> dict[str, Any]:
+        return await self.records.summary(run_id, max_result_bytes)
 
     async def ended(self, run_id: str) -> None:
         """Returns once the run has finished; `wait` reads all of it then. Raises `NotFound`."""
         await self.store.ended(run_id)
 
-    def view(self, run: RunState) -> dict[str, Any]:
-        """A run that these commands gave, as `get_run` answers."""
-        return run_view(run)
+    async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+        return run_view(await self.wait(run_id), nodes=nodes)
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        """Newest first, without nodes. A result of more bytes than `most` is an `Elsewhere`."""
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        status = query.status
         if status is not None and status not in RunStatus.__members__:
             message = f"'{status[:40]}' is no status; one of {', '.join(RunStatus)}"
             raise InvalidParams([Problem("invalid_field", message, "status")])
-        return await self.records.list_runs(
-            status=status, workflow=workflow, batch=batch, limit=limit, cursor=cursor, most=most
-        )
+        return await self.records.list_runs(query)
 
     async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
         run = await self.with_results(run_id, partial=partial)
         return {"status": run.status.value, "result": result(run), "outputs": outputs(run)}
 
     async def with_results(
-        self, run_id: str, *, partial: bool = False, room: ReadBudget | None = None
+        self, run_id: str, *, partial: bool = False, budget: ReadBudget | None = None
     ) -> RunState:
-        """The run, if it has results: `Conflict` while its status is not final."""
-        run = await self.store.load(run_id, room=room)
+        run = await self.store.load(run_id, room=budget)
         if run.status not in FINAL and not partial:
             raise Conflict(f"run {run_id} is {run.status}: it has no result yet")
         return run
 
     async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
-        """The run, and the place of a node of it that has an output, which need not be at hand.
-
-        Raises `NotFound` for a node that is not there or ended without an output, and `Conflict`
-        for one that may still have one.
-        """
         run = await self.store.load(run_id, room=ONLY_SIZES)
         place = run.graph.index.get(node)
         if place is None:
@@ -385,26 +351,29 @@ class Commands:
     async def events(
         self, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
-        """What is kept of its log so far; no more than `limit` of it."""
         return await self.records.events(run_id, after, limit)
 
+    async def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
+        feed = self.store.watch(run_id, after)
+        async with aclosing(cast("AsyncGenerator[Event]", feed)):
+            async for event in feed:
+                yield event_view(event)
+
     async def explain(self, run_id: str) -> dict[str, Any]:
-        """Why each node that has not finished is where it is."""
         run = await self.store.load(run_id, outputs=False)
         driven = await self.store.owner_of(run_id) != "gone"
-        served = None if self.serving is None else await self.serving()
+        served = await self.served_handlers()
         damage = await self._damage(run)
         hindered = None if self.hindered is None else await self.hindered()
         nodes = explain(run, self.clock(), driven, served, damage, hindered)
         return {"run_id": run_id, "status": run.status.value, "nodes": nodes, "damage": damage}
 
     async def damage(self, run_id: str) -> list[str]:
-        """Where the state of a run disagrees with itself or with its log, as sentences."""
         return await self._damage(await self.store.load(run_id, outputs=False))
 
     async def _damage(self, run: RunState) -> list[str]:
         found = inconsistencies(run)
-        if not found and not run.finished and 0 < run.seq <= MOST_AUDITED:
+        if not found and not run.finished and 0 < run.seq <= MAX_AUDITED_EVENTS:
             try:
                 found = await self.store.repair(run.id, dry_run=True)
             except BrokenRun as problem:
@@ -412,7 +381,6 @@ class Commands:
         return found
 
     async def verify(self, run_id: str) -> list[str]:
-        """Where the run's log departs from the rules, as sentences; why, if it cannot be read."""
         try:
             return await self._verified(run_id)
         except BrokenRun as problem:
@@ -431,7 +399,7 @@ class Commands:
         """Its log up to the moment at which it was loaded."""
         events: list[Event] = []
         if not run.seq:
-            return events  # nobody has made it yet, and who watches it waits for that
+            return events  # it is not made yet, and a watch would wait for that
         feed = self.store.watch(run.id)
         async with aclosing(cast("AsyncGenerator[Event]", feed)):
             async for event in feed:
@@ -442,21 +410,17 @@ class Commands:
 
     # ── runs are moved ───────────────────────────────────────────────────────────────────
 
-    async def cancel(self, run_id: str, *, room: ReadBudget | None = None) -> RunState:
-        """Cancel what has not finished. Raises `NotFound`, or `Conflict` when nothing is left.
-
-        A run that is damaged ends, too, if only as a run of which nothing else is known.
-        """
+    async def cancel(self, run_id: str, *, budget: ReadBudget | None = None) -> RunState:
+        """A damaged run ends, too, if only as a run of which nothing else is known."""
         try:
-            return await self._move(Cancel(run_id), room)
+            return await self._move(Cancel(run_id), budget)
         except BrokenRun as problem:
             return await self.store.end_damaged(run_id, str(problem), self.clock())
 
-    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Rebuild a run's state from its log; with where the two differ, as sentences.
+    async def cancel_run(self, run_id: str) -> dict[str, Any]:
+        return run_view(await self.cancel(run_id))
 
-        Raises `NotFound`, or `BrokenRun` for a log that is damaged itself.
-        """
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
         found = await self.store.repair(run_id, dry_run=dry_run)
         return {
             "run_id": run_id,
@@ -465,35 +429,37 @@ class Commands:
         }
 
     async def retry(
-        self, run_id: str, from_node: str | None = None, *, room: ReadBudget | None = None
+        self, run_id: str, from_node: str | None = None, *, budget: ReadBudget | None = None
     ) -> RunState:
-        """Open a new epoch; driven here, if nobody drives the run. `NotFound`, `Conflict`."""
+        """Open a new epoch; the run is driven here if no process drives it."""
         if self.drives and await self.store.owner_of(run_id) in ("none", "gone"):
             await self._check_handlers(run_id)
-        run = await self._move(Retry(run_id, from_node), room)
+        run = await self._move(Retry(run_id, from_node), budget)
         if self.drives and await self.store.owner_of(run_id) == "gone":
             await self._take_over([run_id])
-            run = await self.store.load(run_id, room=room)
+            run = await self.store.load(run_id, room=budget)
         return run
 
-    async def _move(self, move: Cancel | Retry, room: ReadBudget | None) -> RunState:
+    async def retry_run(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
+        return run_view(await self.retry(run_id, from_node))
+
+    async def _move(self, move: Cancel | Retry, budget: ReadBudget | None) -> RunState:
         epoch = (await self.store.load(move.run_id, outputs=False)).epoch
-        for again in range(MOST_TRIES):
+        for again in range(MAX_TRIES):
             if await self.store.owner_of(move.run_id) == "here":
                 (decision,) = await self.orchestrator.apply([move], durable=True)
-            else:  # whoever drives it learns of it and sends out what follows
+            else:  # the process that drives it learns of it and sends out the effects
                 (decision,) = await self.store.apply([move], self.clock(), durable=True)
-            run = await self.store.load(move.run_id, room=room)
+            run = await self.store.load(move.run_id, room=budget)
             if (decision or again) and _is_done(move, epoch, run):
                 return run
             if not decision:
                 raise explain_refusal(run, move)
             # The hot store was emptied in this very moment, or came back without the end of its
-            # log: nobody is told that something is done which is lost already.
+            # log: a change that is lost already is not reported as done.
         raise StoreError(f"run '{move.run_id}': the store did not keep what was asked for")
 
     async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
-        """What a retry would run again and what it would keep. Raises as it would."""
         run = await self.store.load(run_id, outputs=False)
         plan = retry_plan(run, from_node)
         if isinstance(plan, str):
@@ -505,13 +471,18 @@ class Commands:
             "reuse": [name for place, name in enumerate(names) if place not in rerun],
         }
 
-    # ── who drives what ──────────────────────────────────────────────────────────────────
+    # ── ownership of runs ────────────────────────────────────────────────────────────────
 
-    async def owner(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
+    async def owner(self, run_id: str) -> Owner:
         return await self.store.owner_of(run_id)
 
+    async def orphans(self) -> list[str]:
+        return await self.store.orphans()
+
+    async def served_handlers(self) -> Container[str] | None:
+        return None if self.serving is None else await self.serving()
+
     async def resume(self, run_id: str | None = None) -> list[str]:
-        """Drive a run whose owner is gone, or every such run whose handlers are known here."""
         if not self.drives:
             raise Conflict(self.why_not_here)
         if run_id is None:
@@ -533,7 +504,9 @@ class Commands:
         try:
             return not await self._unknown_handlers(run_id)
         except BrokenRun:
-            return True  # whoever takes it over finds that it cannot be read, and leaves it
+            return (
+                True  # the process that takes it over finds that it cannot be read, and leaves it
+            )
 
     async def _check_handlers(self, run_id: str) -> None:
         if unknown := await self._unknown_handlers(run_id):
@@ -545,7 +518,7 @@ class Commands:
 
     async def _take_over(self, run_ids: Sequence[str]) -> list[str]:
         adopted = await self.store.adopt(run_ids, self.clock(), self.max_crashes)
-        await self.orchestrator.follow(adopted.values())
+        await self.orchestrator.dispatch_effects(adopted.values())
         return list(adopted)
 
     async def _unknown_handlers(self, run_id: str) -> list[str]:
@@ -565,10 +538,6 @@ class Commands:
         version: int | str | None = None,
         idempotency_key: str | None = None,
     ) -> dict[str, Any]:
-        """One run per item: all of them, or none if one item is invalid.
-
-        `warnings` are there if there are some.
-        """
         request = KeyedRequest("batch", _name(workflow), version, list(items), idempotency_key)
         try:
             compiled = await self._compile(workflow, version)
@@ -587,17 +556,13 @@ class Commands:
         except KeyUsed as known:
             batch_id, decisions = request.answer(known), None
         if decisions is not None:
-            await self.orchestrator.follow(decisions)
+            await self.orchestrator.dispatch_effects(decisions)
         made = {"batch_id": batch_id, "count": len(items), "created": decisions is not None}
         return with_warnings(made, warnings)
 
     async def open_batch(
         self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
     ) -> dict[str, Any]:
-        """A batch whose runs are triggered one by one, each with its place.
-
-        `items` is a digest of them: the same key for other items is a `Conflict`.
-        """
         compiled = await self._compile(workflow, None)
         request = KeyedRequest("batch", _name(workflow), None, [count, items], idempotency_key)
         key = request.key(compiled.sha256)
@@ -612,16 +577,13 @@ class Commands:
     async def get_batch(
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
-        """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
         return await self.records.get_batch(batch_id, limit=limit, cursor=cursor, counts=counts)
 
     async def find_batch(self, prefix: str) -> str:
-        """The full id for a beginning of it. Raises `NotFound` or `Conflict`."""
         return await self.records.find_batch(prefix)
 
     async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
-        """Newest first, without runs; no more than `MOST_BATCHES`, because each is counted."""
-        limit = min(limit, MOST_BATCHES)
+        limit = min(limit, MAX_BATCHES_PER_PAGE)
         batch_ids, more = await self.records.batch_ids(limit=limit, cursor=cursor)
         found = await asyncio.gather(*map(self._listed_batch, batch_ids))
         return {"items": [batch for batch in found if batch is not None], "next_cursor": more}
@@ -635,9 +597,8 @@ class Commands:
         return batch
 
     async def wait_batch(self, batch_id: str) -> dict[str, Any]:
-        """The batch once every run of it has finished."""
         # Some from all over it: when these have ended, most have. To wait for each would be to
-        # read them all, so that is left for when the first few tell nothing any more.
+        # read them all, so that comes last.
         count = (await self.get_batch(batch_id, limit=1, counts=False))["count"]
         await asyncio.gather(*map(self.ended, await self._some_of(batch_id, count)))
         pauses = iter(BATCH_POLL_SECONDS)
@@ -646,16 +607,15 @@ class Commands:
             if batch["finished_at"] is not None:
                 return batch
             runs = [run_id async for run_id, s in self._runs_of(batch_id) if s not in FINAL]
-            if going_on := runs[:: -max(1, len(runs) // WAITED_FOR)]:
+            if going_on := runs[:: -max(1, len(runs) // BATCH_WAIT_SIZE)]:
                 await asyncio.gather(*map(self.ended, going_on))
             else:
                 await asyncio.sleep(next(pauses, BATCH_POLL_SECONDS[-1]))
 
     async def retry_batch(self, batch_id: str) -> dict[str, Any]:
-        """Retry its runs that failed or were cancelled."""
         wanted = [run_id async for run_id, status in self._runs_of(batch_id) if status in _AGAIN]
-        for at in range(0, len(wanted), RETRIED_AT_ONCE):
-            await asyncio.gather(*map(self._retry_one, wanted[at : at + RETRIED_AT_ONCE]))
+        for at in range(0, len(wanted), RETRY_BATCH_SIZE):
+            await asyncio.gather(*map(self._retry_one, wanted[at : at + RETRY_BATCH_SIZE]))
         return await self.get_batch(batch_id)
 
     async def _retry_one(self, run_id: str) -> None:
@@ -663,11 +623,11 @@ class Commands:
             await self.retry(run_id)
         except Conflict:
             if (await self.store.load(run_id, outputs=False)).status in _AGAIN:
-                raise  # and not because somebody else was faster
+                raise  # and not because another process was faster
 
     async def _some_of(self, batch_id: str, count: int) -> list[str]:
         """The last run of a batch and others at even distances that have not finished."""
-        places = range(count - 1, -1, -max(1, count // WAITED_FOR))
+        places = range(count - 1, -1, -max(1, count // BATCH_WAIT_SIZE))
         pages = await asyncio.gather(
             *(self.get_batch(batch_id, limit=1, cursor=str(at), counts=False) for at in places)
         )
@@ -696,14 +656,13 @@ class Commands:
         }
 
     async def rate_limit(self, tag: str) -> dict[str, Any]:
-        """Also for a tag that nobody configured: the default."""
         rate, burst = (await self.rates.all()).get(tag, (DEFAULT_RATE, DEFAULT_BURST))
         return {"tag": tag, "rate_per_second": rate, "burst": burst}
 
     async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
         """Set it for every process that shares the store."""
-        if not 1 <= len(tag) <= LONGEST_LABEL:
-            message = f"a tag has 1 to {LONGEST_LABEL} characters, not {len(tag):,}"
+        if not 1 <= len(tag) <= MAX_LABEL_CHARS:
+            message = f"a tag has 1 to {MAX_LABEL_CHARS} characters, not {len(tag):,}"
             raise InvalidParams([Problem("invalid_field", message, "tag")])
         problems = []
         if not SLOWEST <= rate_per_second <= FASTEST:
@@ -718,21 +677,21 @@ class Commands:
         return await self.rate_limit(tag)
 
 
+def check_alias(alias: str) -> None:
+    """Raises `InvalidParams` for a name that no alias may have."""
+    if wrong := _wrong_with_alias(alias):
+        message = f"'{alias[:40]}' cannot be an alias: {wrong}"
+        raise InvalidParams([Problem("invalid_field", message, "alias")])
+
+
 def _wrong_with_alias(alias: str) -> str | None:
     if not _ALIAS.fullmatch(alias):
         return "use letters, digits, '.', '_' and '-', a letter or digit first"
     if alias.isdigit():
         return "digits alone are a version's number"
-    if len(alias) > _LONGEST_ALIAS:
-        return f"it has {len(alias):,} characters, and {_LONGEST_ALIAS} are allowed"
+    if len(alias) > _MAX_ALIAS_LENGTH:
+        return f"it has {len(alias):,} characters, and {_MAX_ALIAS_LENGTH} are allowed"
     return None
-
-
-def with_warnings(answer: dict[str, Any], warnings: Sequence[Problem]) -> dict[str, Any]:
-    """An answer that has `warnings` only if there are some."""
-    if warnings:
-        answer["warnings"] = [problem.as_dict() for problem in warnings]
-    return answer
 
 
 def _name(given: Given) -> str | None:
@@ -740,10 +699,10 @@ def _name(given: Given) -> str | None:
 
 
 def _is_done(move: Cancel | Retry, epoch: int, run: RunState) -> bool:
-    """Whether the run shows it, which was in that epoch; somebody may have gone on from there."""
+    """Whether the run, which was in that epoch, shows the change; it may have gone on since."""
     return run.epoch > epoch or (isinstance(move, Cancel) and run.finished)
 
 
 def new_id() -> str:
-    """Random from the first digit on, so that six of them tell runs apart at a prompt."""
+    """Random from the first digit on, so that six of them identify a run at a prompt."""
     return os.urandom(16).hex()

@@ -1,12 +1,11 @@
 """Why each unfinished node of a run is where it is, in words and as data.
 
-A pure reading of the run: it decides nothing and changes nothing. What it must not know: who
-asks, or how the answer is shown.
+A pure reading of the run: it decides nothing and changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dovetail.core.dag import NodeSpec
@@ -14,7 +13,7 @@ from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.engine.views import timestamp
 
-MOST_NAMED = 5
+MAX_NAMED_PARENTS = 5
 """So many parents are named in a sentence; `details` has them all."""
 
 NEVER_RUN = "never run"
@@ -46,17 +45,17 @@ def explain(
     """Every node that has not finished, as `GET /runs/<id>/explain` answers.
 
     `driven`: a live process works on the run. Without one nothing moves, whatever a node waits
-    for besides. `served`: the handlers that live workers have; None if whoever drives the run
-    has them all. `damage`: where the run's state disagrees with itself or with its log. Then
-    nobody can say what a node waits for. `hindered`: why published nodes do not reach a worker, if
+    for besides. `served`: the handlers of live workers; None if the process that drives the
+    run has them all. `damage`: where the run's state disagrees with itself or with its log. Then
+    it is not known what a node waits for. `hindered`: why published nodes do not reach a worker, if
     that is so.
     """
-    told = []
+    explained = []
     for spec, node in zip(run.graph.nodes, run.nodes, strict=True):
         if node.status in FINISHED:
             continue
         why = _damaged(damage) if damage else _why(run, spec, node, now, driven, served, hindered)
-        told.append(
+        explained.append(
             {
                 "id": spec.id,
                 "status": node.status.value,
@@ -65,18 +64,19 @@ def explain(
                 "details": why.details,
             }
         )
-    return told
+    return explained
 
 
-def counts(run: RunState) -> dict[str, int]:
-    """How many nodes are in which state, in words; only states that some node is in.
+def counts(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of a run's nodes are in which state, in words; only states that some node is in.
 
     A node that `fail_fast` failed along with its parent is FAILED, too, but it never ran.
     """
     found = dict.fromkeys(_COUNTED.values(), 0) | {NEVER_RUN: 0}
-    for node in run.nodes:
-        passed_on = node.reason is Reason.DEPENDENCY_FAILED and node.status is NodeStatus.FAILED
-        found[NEVER_RUN if passed_on else _COUNTED[node.status]] += 1
+    for node in nodes:
+        status = NodeStatus(node["status"])
+        never = node["reason"] == Reason.DEPENDENCY_FAILED and status is NodeStatus.FAILED
+        found[NEVER_RUN if never else _COUNTED[status]] += 1
     return {word: count for word, count in found.items() if count}
 
 
@@ -126,8 +126,8 @@ def _waiting_for_parents(run: RunState, spec: NodeSpec) -> Why:
         )
         return Why("queued", sentence, {"handler": spec.handler})
     noun = "parent" if len(names) == 1 else "parents"
-    shown = ", ".join(names[:MOST_NAMED])
-    more = len(names) - MOST_NAMED
+    shown = ", ".join(names[:MAX_NAMED_PARENTS])
+    more = len(names) - MAX_NAMED_PARENTS
     rest = f" and {more:,} more" if more > 0 else ""
     return Why("waiting_for_parents", f"waits for {noun} {shown}{rest}", {"parents": names})
 

@@ -1,8 +1,7 @@
-"""Idempotency keys: what is asked under one, as a scope and a digest that stores compare.
+"""Idempotency keys: a request as a scope and a digest that stores compare.
 
-The digest is of what was asked, and never of what that meant at the time: a version that is not
-named, or named by an alias, is another one tomorrow, and the same request is still the same.
-What it must not know: where keys are kept.
+The digest is of the request as it was sent, never of its meaning at the time: an alias may name
+another version tomorrow, and the same request is still the same.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from dovetail.core.errors import Conflict, InvalidParams, Problem
 from dovetail.core.values import MAX_DEPTH, encode, is_json
 from dovetail.engine.ports import Key, KeyUsed
 
-MOST_CHARACTERS = 255
-_LARGEST_REQUEST = 1 << 30
+MAX_KEY_LENGTH = 255
+_MAX_REQUEST_BYTES = 1 << 30
 """How much may be asked for is bounded elsewhere; this is what memory is there for."""
-_AROUND_PARAMS = 2
+_LEVELS_AROUND_PARAMS = 2
 """Levels of nesting: what is asked, and in a batch its items."""
 
 
@@ -40,11 +39,13 @@ class KeyedRequest(NamedTuple):
         name = self.idempotency_key
         if name is None:
             return None
-        if not 0 < len(name) <= MOST_CHARACTERS or not is_json(name):
-            message = f"must be a text of 1 to {MOST_CHARACTERS} characters"
+        if not 0 < len(name) <= MAX_KEY_LENGTH or not is_json(name):
+            message = f"must be a text of 1 to {MAX_KEY_LENGTH} characters"
             raise InvalidParams([Problem("invalid_field", message, "idempotency_key")])
         asked = [self.workflow, definition, self.version, self.body]
-        text = encode(asked, max_bytes=_LARGEST_REQUEST, max_depth=MAX_DEPTH + _AROUND_PARAMS)
+        text = encode(
+            asked, max_bytes=_MAX_REQUEST_BYTES, max_depth=MAX_DEPTH + _LEVELS_AROUND_PARAMS
+        )
         ordered = orjson.dumps(orjson.loads(text), option=orjson.OPT_SORT_KEYS)
         scope = self.what if self.workflow is None else f"{self.what} of {self.workflow}"
         return scope, name, hashlib.sha256(ordered).hexdigest()

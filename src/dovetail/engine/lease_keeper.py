@@ -1,9 +1,9 @@
-"""Keeps leases from a thread of its own, whatever the event loop of the worker is at.
+"""Keeps leases from a thread of its own, while the worker's event loop is blocked.
 
 A handler that blocks the loop, a reply of a gigabyte or a large output would otherwise cost every
 other node of the worker its lease. But a thread that renews for ever would keep a worker that hangs
-alive: so it renews while the loop turns, and otherwise only for as long as the handler that blocks
-it, and each other start, may take. What it must not know: any rule, or where leases are kept.
+alive. So it renews while the loop turns, and otherwise only for as long as the handler that blocks
+it, and each other start, may take.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class HeldStarts:
         return start in self._tasks
 
     def tasks(self) -> list[Task]:
-        return list(self._tasks.values())  # at once: the loop does not wait for who reads
+        return list(self._tasks.values())  # a copy: the loop goes on meanwhile
 
 
 class Liveness:

@@ -8,6 +8,7 @@ had room for it at its time, must not start together with all the others that we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping
 
 from dovetail.engine.clock import Clock
@@ -18,7 +19,6 @@ DEFAULT_BURST = 1
 SLOWEST, FASTEST, LARGEST_BURST = 1e-9, 1e9, 1_000_000_000
 """Of a rate limit: once in thirty years, and more than anybody has. Beyond these a time that is
 waited for, or a count in a store, would no longer be a number."""
-NEVER = float("-inf")
 LATENESS = 0.05
 """How late a timer may ring on a busy machine without costing the rate anything."""
 
@@ -35,12 +35,12 @@ class TokenBucket:
             raise ValueError(f"burst must be at least 1, not {burst!r}")
         self.rate = rate_per_second
         self.burst = burst
-        # When the bucket would be full again if nobody booked, or started, any more.
-        self.booked = NEVER
-        self.started = NEVER
+        # When the bucket would be full again without further bookings or starts.
+        self.booked = -math.inf
+        self.started = -math.inf
 
     def book(self, now: float) -> float:
-        """A time at which to come and start; nobody else gets the same token."""
+        """A time at which to start; no other caller gets the same token."""
         interval = 1.0 / self.rate
         taken = max(self.booked, self.started)
         at = max(now, taken - (self.burst - 1) * interval)
@@ -68,16 +68,16 @@ class TokenBucket:
         self.rate, self.burst = new.rate, new.burst
 
     def rebook(self, count: int, now: float) -> list[float]:
-        """Times for all who wait, in order. What anybody else had booked is free again."""
-        self.booked = NEVER
+        """Times for all waiting nodes, in order. Every other booking is free again."""
+        self.booked = -math.inf
         return [self.book(now) for _ in range(count)]
 
     def unbook(self, count: int) -> None:
-        """So many of those that booked will not come. Who books next may come sooner."""
+        """So many bookings are not used: the next ones may come sooner."""
         self.booked -= count / self.rate
 
     def slow(self, until: float) -> None:
-        """Let nobody start before `until`, whatever was booked."""
+        """Start nothing before `until`, whatever was booked."""
         full = until + (self.burst - 1) / self.rate
         self.booked = max(self.booked, full)
         self.started = max(self.started, full + LATENESS)
@@ -125,7 +125,7 @@ class KeptLimits:
     def __init__(
         self, limits: LocalLimits, records: Records, clock: Clock, retime: Retime | None = None
     ) -> None:
-        """`retime` is told of a bucket that was set: somebody may wait for it."""
+        """`retime` is called with a bucket that was set: nodes may be parked by it."""
         self._limits = limits
         self._records = records
         self._clock = clock
@@ -153,7 +153,7 @@ class KeptLimits:
 
 
 class SharedRates:
-    """What is set for everybody; for the rest, what the settings say."""
+    """Limits that were set for all processes; for other tags, those of the settings."""
 
     def __init__(self, configured: Mapping[str, TokenBucket], records: Records) -> None:
         self._configured = {tag: (bucket.rate, bucket.burst) for tag, bucket in configured.items()}

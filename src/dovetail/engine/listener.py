@@ -1,79 +1,117 @@
-"""Who hears what happens: metrics and traces, fed from the events that the stores write.
+"""The port through which stores report what they wrote, for metrics and traces.
 
-A store that is listened to tells each event once, when it is written, and only what was moved
-through it: so over all processes every event is told by the one that made it. Where nobody
-listens a store is not listened to, and pays nothing. What it must not know: what is made of it.
+An instrumented store reports each event once, after it is written, and only events of transitions
+that were applied through it. So over all processes each event is reported by the one that made it.
+A store without a listener pays nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.states import RunStatus
 from dovetail.engine.ports import Calls, Sender
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("dovetail_request_id", default=None)
-"""Of the request that is being answered, for whatever is logged meanwhile."""
+"""Of the request that is being answered, for each line that is logged meanwhile."""
 
 CallersOf = Callable[[Sequence[str]], Awaitable[Sequence[str | None]]]
-"""Of each of these runs the `traceparent` that it was asked for under, if there was one."""
+"""For each of these runs the `traceparent` of the request that triggered it, if it had one."""
 
-_ENDS = {
-    "run.completed": RunStatus.COMPLETED,
-    "run.failed": RunStatus.FAILED,
-    "run.cancelled": RunStatus.CANCELLED,
-}
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+log = logging.getLogger("dovetail.telemetry")
 
 
 def end_in(events: Sequence[Event]) -> RunStatus | None:
     """How a run ended, if these events end it."""
-    return next((_ENDS[event.type] for event in events if event.type in _ENDS), None)
+    return next((RUN_ENDS[event.type] for event in events if event.type in RUN_ENDS), None)
 
 
 class Listener(Protocol):
     whole_logs: bool
-    """Wants the log of a run when the run has ended."""
-    depths: Callable[[], Mapping[str, int]] | None
-    """Set by the wiring of a process whose nodes wait in its own memory: how many, by handler."""
+    """Whether `on_run_finished` is called, with the whole log of the run."""
 
-    def told(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        """Published nodes wait in the memory of this process: `depths` counts them by handler."""
+        ...
+
+    def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
         """These were written just now, in this order."""
         ...
 
-    def took(self, handler: str, seconds: float) -> None:
-        """A node ended, so long after its last start."""
+    def on_duration(self, handler: str, seconds: float) -> None:
+        """A node ended this long after its last start."""
         ...
 
     def caller(self) -> str | None:
-        """The `traceparent` of whoever asks for what is being done here at the moment."""
+        """The `traceparent` of the request that this process is answering at the moment."""
         ...
 
-    def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
-        """A run has ended: all that happened to it, and the `traceparent` it was asked under."""
+    def on_run_finished(
+        self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None
+    ) -> None:
+        """Nothing of the run is running any more. `caller` is the `traceparent` it began under."""
         ...
 
     def outputs_wanted(self, graph: Graph) -> Sequence[str] | None:
-        """The nodes whose outputs `ended` is to be given; None if it need not be called."""
+        """The nodes whose outputs `on_outcome` needs; None if it need not be called."""
         ...
 
-    def ended(
+    def on_outcome(
         self, run_id: str, graph: Graph, status: RunStatus, outputs: Mapping[str, Any]
     ) -> None:
-        """A run has ended so. Of one that completed `outputs` has what was wanted; what can no
-        longer be read is not in it. A run that is retried ends again."""
+        """The run's status became final. `outputs` are those wanted of a run that completed; one
+        that can no longer be read is missing. After a retry the run ends again."""
         ...
 
     def sender(self, sender: Sender, callers_of: CallersOf) -> Sender:
-        """One whose tasks say what they belong to, if anybody wants to know."""
+        """A sender whose tasks carry their trace; the same one if nothing is traced."""
         ...
 
     def calls(self, calls: Calls, caller_of: Callable[[str], str | None] | None = None) -> Calls:
-        """Those that tell when a handler ran, if anybody wants to know.
+        """Calls with a span around each handler; the same ones if nothing is traced.
 
-        `caller_of` is where tasks do not say themselves what they belong to.
+        `caller_of` is given where tasks do not carry their trace.
         """
         ...
+
+
+class SafeListener:
+    """The hooks of a listener as a store calls them: an error in one never reaches the store.
+
+    The first error of each hook is logged. Later ones are not: a hook that fails once usually
+    fails for every node.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._failed: set[str] = set()
+        self.whole_logs = listener.whole_logs
+        self.on_events = self._guard(listener.on_events, None)
+        self.on_duration = self._guard(listener.on_duration, None)
+        self.on_run_finished = self._guard(listener.on_run_finished, None)
+        self.on_outcome = self._guard(listener.on_outcome, None)
+        self.outputs_wanted = self._guard(listener.outputs_wanted, None)
+        self.caller = self._guard(listener.caller, None)
+
+    def _guard(self, hook: Callable[_P, _T], otherwise: _T) -> Callable[_P, _T]:
+        def guarded(*args: _P.args, **named: _P.kwargs) -> _T:
+            try:
+                return hook(*args, **named)
+            except Exception:
+                name = hook.__name__
+                if name not in self._failed:
+                    self._failed.add(name)
+                    log.exception(
+                        "telemetry: %s failed; runs go on, and its further errors are not logged",
+                        name,
+                    )
+                return otherwise
+
+        return guarded

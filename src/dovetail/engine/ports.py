@@ -1,11 +1,7 @@
-"""What the engine asks of a store and of a transport, and what they promise.
+"""The ports of the engine: what it asks of stores and transports, and what they promise.
 
-The promises are the point: they say what holds after a crash, a repeat or a late arrival, and
-one contract suite tests every store and every transport against them.
-
-What an orchestrator of many needs of those around it, who all see the same.
-
-What it must not know: who they are.
+A promise says what holds after a crash, a repeat or a late arrival. One contract suite tests every
+store and every transport against them.
 """
 
 from __future__ import annotations
@@ -72,8 +68,8 @@ class Store(Protocol):
     ) -> RunState:
         """The run as it is now, to read. Raises `NotFound`.
 
-        For who needs no `outputs` they may be left out: a run may have more than fit into memory.
-        With `room` only so many are read: each other one is an `Elsewhere`, unless it is in the
+        Without `outputs` they may be left out: a run may have more than fit into memory. With
+        `room` only so many are read: each other one is an `OutputReference`, unless it is in the
         memory of this process anyway.
         """
         ...
@@ -155,7 +151,7 @@ class DurableStore(Store, Protocol):
     """A store that outlives its process and that several processes share.
 
     A run is *driven* by at most one of them: it hands the run's nodes to its workers. That is
-    a matter of liveness only; whoever else moves a run does no harm.
+    a matter of liveness only: another process that steps a run does no harm.
     """
 
     async def create_batch(
@@ -173,25 +169,25 @@ class DurableStore(Store, Protocol):
         ...
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
-        """Who drives it: nobody any more if `gone`, nobody needs to if `none`."""
+        """Where its owner is: `gone` if the owner died, `none` if the run needs no owner."""
         ...
 
     async def orphans(self) -> list[str]:
-        """The unfinished runs that nobody drives, oldest first."""
+        """The unfinished runs without an owner, oldest first."""
         ...
 
     async def adopt(
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
-        """Drive those of these that nobody drives, from now on; with every order outstanding.
-        One that cannot be read is left as it is."""
+        """Own those of these runs that have no owner, and return their outstanding effects.
+        A run that cannot be read is left as it is."""
         ...
 
     async def repair(self, run_id: str, *, dry_run: bool = False) -> list[str]:
         """Make the state of a run what its log says; where the two differed, as sentences.
 
         Raises `NotFound`, or `BrokenRun` for a log that is damaged itself. Nothing is written if
-        somebody moves the run meanwhile: it is compared again.
+        another process steps the run meanwhile: it is compared again.
         """
         ...
 
@@ -204,7 +200,7 @@ class DurableStore(Store, Protocol):
 
 
 class Driver(Protocol):
-    """Makes runs, moves them, and sends out what follows."""
+    """Creates runs, applies transitions and dispatches their effects."""
 
     async def submit(self, submit: Submit) -> None:
         """Make the run; returns when it cannot be lost any more. Raises `KeyUsed`."""
@@ -213,13 +209,13 @@ class Driver(Protocol):
     async def apply(
         self, moves: Sequence[Transition], *, durable: bool = False
     ) -> list[Decision]: ...
-    async def follow(self, decisions: Iterable[Decision]) -> None:
-        """Send out what follows from what was decided elsewhere."""
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
+        """Dispatch the effects of decisions that were made elsewhere."""
         ...
 
 
 class Rates(Protocol):
-    """The rate limits of all who share a store, as rate per second and burst by tag."""
+    """The rate limits of all processes on a store, as rate per second and burst by tag."""
 
     async def all(self) -> dict[str, tuple[float, int]]: ...
     async def set(self, tag: str, rate: float, burst: int) -> None:
@@ -228,11 +224,27 @@ class Rates(Protocol):
 
 
 Seen = Mapping[str, int]
-"""A workflow as somebody has seen it: its aliases, `latest` among them; none, if it was not there.
+"""A workflow as its caller has seen it: its aliases, `latest` among them; none if it was not there.
 
-What is asked with it happens only if that is still so; else `Changed` is raised, unless all is
-already as it was asked for.
+A change that carries it is made only if the workflow is still so. Else `Changed` is raised, unless
+all is already as the caller wants it.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs a listing has: newest first, without nodes, a page at a time."""
+
+    status: str | None = None
+    workflow: str | None = None
+    batch: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+    max_result_bytes: int | None = None
+    """A larger result is an `OutputReference` with its size alone."""
+
+
+ALL_RUNS = RunQuery()
 
 
 class Records(Protocol):
@@ -255,19 +267,7 @@ class Records(Protocol):
         ...
 
     async def find_run(self, prefix: str) -> str: ...
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        """A result of more bytes than `most` is an `Elsewhere`, with its size and no more."""
-        ...
-
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]: ...
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]: ...
     async def receipt(self, run_id: str) -> dict[str, Any]:
         """What a trigger is answered with, from where it was accepted; see `receipt_view`."""
@@ -323,11 +323,11 @@ class Task(NamedTuple):
     place: int | None = None
     """Of the node in its definition, where that is known."""
     trace: str | None = None
-    """What its start belongs to, as a `traceparent`, where somebody traces runs."""
+    """The `traceparent` of its run, if runs are traced."""
 
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the completed parents by id, for who sends them; copies, so that nobody
-        changes what is stored. What a handler reads comes from `handlers.inputs`."""
+        """Outputs of the completed parents by id, to be sent. They are copies of what is stored. A
+        handler reads through `handlers.inputs`."""
         if isinstance(self.source, dict):
             return self.source
         assert self.source is not None, "they are too large to travel"  # noqa: S101
@@ -346,16 +346,20 @@ Result = Complete | Fail
 class Transport(Protocol):
     """Carries published nodes to workers. A hint, never the truth.
 
-    Anything may be lost, doubled or reordered on the way: the claim decides who starts a
-    node and the token decides whose result counts.
+    Anything may be lost, doubled or reordered on the way: the claim decides which worker starts
+    a node, and the token decides which result counts.
     """
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
-        """Offer these nodes to the workers."""
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
+        """Offer these nodes to the workers.
+
+        The caller applies the transitions that this returns: nodes that need no worker, because
+        their config cannot be rendered or their output is cached.
+        """
         ...
 
     async def stop(self, order: Stop) -> None:
-        """Tell whoever runs this start to stop; its result is refused in any case."""
+        """Have the worker that runs this start stop it; its result is refused in any case."""
         ...
 
 
@@ -379,7 +383,7 @@ class TemplateScope(Protocol):
 class ScopeReader(Protocol):
     """Where the nodes of a run can be looked at without the whole run."""
 
-    async def scene_of(self, order: Dispatch) -> TemplateScope:
+    async def scope_of(self, order: Dispatch) -> TemplateScope:
         """For rendering this node: whatever its templates read, and nothing else.
 
         Raises `TooLarge` if that is more than a node may read.
@@ -391,7 +395,7 @@ class ScopeReader(Protocol):
         digests of outputs. None if that is more than a node may read."""
         ...
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> Sequence[TemplateScope]:
         """For rendering these nodes, by run: their parents, and whatever their templates read."""
         ...
 
@@ -435,7 +439,7 @@ class Call(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Tell a handler that looks for it that it should stop."""
+        """Ask the handler to stop, if it checks for that."""
         ...
 
     def seal(self, task: Task, output: Any) -> Any:
@@ -493,7 +497,7 @@ Start = tuple[str, str, Token]
 
 
 class ParkedNode(NamedTuple):
-    """Somebody who was told to come for a token."""
+    """A node that is parked until it may take a token of its rate limit."""
 
     at: float
     tag: str
@@ -501,55 +505,55 @@ class ParkedNode(NamedTuple):
 
 
 class ParkedIndex(Protocol):
-    """Who waits for which rate limit. An index: it may lack some, and have some who are gone."""
+    """The nodes that each rate limit has parked. An index: it may lack some and have stale ones."""
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
-        """They were told to come then, or have another time from now on."""
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
+        """Add these nodes, or change their times."""
         ...
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
-        """Everybody, in the order of their times; nobody if all of these come so soon."""
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
+        """All parked nodes in the order of their times; none if all are due so soon."""
         ...
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None: ...
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None: ...
 
 
 class TimerIndex(ParkedIndex, Protocol):
-    """What is due when, over all runs."""
+    """What is due when, over all runs: wakes, leases, the last activity."""
 
     async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None: ...
     async def due(self, now: float, limit: int) -> list[tuple[float, Wake]]: ...
     async def next_due(self) -> float | None: ...
     async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
-        """These are done; but one that has another time by now waits anew, and goes on waiting."""
+        """These are woken. One that has another time by now goes on waiting."""
         ...
 
     async def lease(self, run_ids: Iterable[str], until: float) -> None:
-        """Look at these runs then, or earlier if somebody else is to be missed earlier."""
+        """Read the leases of these runs then, or earlier if another lease ends earlier."""
         ...
 
     async def expired(self, now: float, limit: int) -> list[str]:
-        """Runs to look at: somebody in them may have been silent for longer than its lease.
+        """Runs in which a lease may have run out.
 
-        Answers no sooner than a lease can be renewed."""
+        Returns no sooner than a lease can be renewed."""
         ...
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
-        """Look at these no earlier than then, but for a `lease` that comes from now on."""
+        """Read the leases of these no earlier than then, unless a `lease` comes from now on."""
         ...
 
     async def released(self, run_ids: Iterable[str], mark: float) -> None:
-        """Nobody is to be missed in these, unless there was a `lease` since they were put off."""
+        """These have no lease left, unless a `lease` came since they were put off."""
         ...
 
     async def moved(self, run_ids: Iterable[str], now: float, *, is_new: bool = False) -> None:
-        """`is_new`: they are about to be made. One that is there already may be there because its
-        maker died over it, and has not moved."""
+        """These had activity now. `is_new`: they are about to be created; one that is known already
+        may be known because its creator died, and has had no activity."""
         ...
 
     async def idle(self, since: float, limit: int) -> list[tuple[str, float]]: ...
     async def ended(self, run_ids: Iterable[str], since: float) -> None:
-        """Neither moves nor leases are to be expected of these, unless one has moved since."""
+        """Expect neither activity nor leases of these, unless one has had activity since."""
         ...
 
     async def remember_all(self, now: float) -> None: ...
@@ -559,10 +563,10 @@ class TimerIndex(ParkedIndex, Protocol):
 
 
 class QueueInspector(Protocol):
-    """What lies about between the processes."""
+    """What waits between the processes."""
 
     async def oldest_result(self) -> float | None:
-        """When the oldest result that is not taken in yet was sent."""
+        """When the oldest result that is not applied yet was sent."""
         ...
 
     async def oldest_waiting(self, handler: str) -> float | None:
@@ -574,15 +578,15 @@ class QueueInspector(Protocol):
         ...
 
     async def announce(self, run_ids: Iterable[str]) -> None:
-        """Tell who waits for the end of these runs."""
+        """Announce the end of these runs to callers that wait for it."""
         ...
 
 
 class RunObserver(Protocol):
-    """Who else must know that runs have moved."""
+    """Gets the changes of runs: a list of runs, or the queue of the archive."""
 
     every_move: bool
-    """Not only that their status is another."""
+    """Whether it needs every change, not only those of a run's status."""
 
     async def moved(
         self,
@@ -590,10 +594,10 @@ class RunObserver(Protocol):
         turned: Sequence[str],
         ended: Mapping[str, Event | None] | None = None,
     ) -> None:
-        """These have new events; of `turned` the status is another, or they are new. Those that
-        `ended` just now are told with their last event, if that is known.
+        """These have new events; those in `turned` are new or have another status. `ended` has the
+        runs that ended now, with their last event if that is known.
 
-        Told before such a run leaves the agenda: if the teller dies, the sweep tells it again.
+        Called before such a run leaves the timers: if the caller dies, the sweep calls it again.
         """
         ...
 
@@ -605,8 +609,8 @@ class RunObserver(Protocol):
 class SharedStore(Store, Protocol):
     @property
     def breaks(self) -> int:
-        """How often the connection to it broke: what was asked then may have been done before it
-        was asked again, and was refused."""
+        """How often the connection to it broke. A call that was repeated then may have been done
+        the first time, and was refused the second."""
         ...
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
@@ -614,7 +618,7 @@ class SharedStore(Store, Protocol):
         ...
 
     async def offered(self, tasks: Sequence[Task]) -> list[bool]:
-        """Which of these starts anybody may still claim."""
+        """Which of these starts a worker may still claim."""
         ...
 
     async def claim(
@@ -624,21 +628,22 @@ class SharedStore(Store, Protocol):
         ...
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
-        """What is somebody's in these runs, and until when."""
+        """The running starts of these runs, and when their leases end."""
         ...
 
     def made_at(self, run_id: str) -> float | None:
-        """When this run was made, if that is known without looking."""
+        """When this run was created, if that is known without a roundtrip."""
         ...
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
-        """Get to know these in one go, for who will apply something to each of them."""
+        """Read the headers of these runs in one roundtrip, before transitions are applied to
+        each."""
         ...
 
     async def sent(self) -> None:
-        """Returns when whatever it has sent out by itself has arrived."""
+        """Returns when every task that it has sent ahead has arrived."""
         ...
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
-        """Decide on conditions that somebody left undecided."""
+        """Decide conditions that a process left undecided."""
         ...

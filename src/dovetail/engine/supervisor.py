@@ -1,14 +1,5 @@
-"""What a service does for ever, whatever is away meanwhile.
-
-What it must not know: what any duty is.
-
-One run that cannot be dealt with stops nobody else.
-
-What is done for many at once fails for all of them if one makes no sense: its record was damaged,
-or a message tells what no store can keep. So the others are found and done, and that one is left
-to whoever asked. What it must not know: what is done, or with what.
-
-Work that goes on beside what its owner does, and not without him.
+"""Background work of a service: restarted after an outage, repeated at intervals, and bisected, so
+that one damaged run or message does not stop the others of its batch.
 """
 
 from __future__ import annotations
@@ -28,7 +19,7 @@ log = logging.getLogger("dovetail.wiring.distributed")
 
 
 async def run_every(seconds: float, duty: Callable[[], Awaitable[None]]) -> None:
-    """Jittered, so that many of them do not come at the same moment."""
+    """Repeat a duty at this interval, jittered, so that processes do not act at the same moment."""
     while True:
         await asyncio.sleep(seconds * random.uniform(0.8, 1.2))  # noqa: S311
         await duty()
@@ -39,9 +30,9 @@ async def supervise(
     work: Callable[[], Awaitable[None]],
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
-    """Begun again whenever a store was away, or lost a run that somebody was at.
+    """Run `work`, and restart it after a store was away or lost a run in use.
 
-    Anything else that it raises is a bug, and ends the service.
+    Any other exception is a bug, and ends the service.
     """
     pause = PAUSE_SECONDS
     while True:
@@ -71,10 +62,10 @@ async def bisect_failures(
     items: Sequence[T],
     blame: Callable[[T, Exception], Awaitable[Sequence[R]]],
 ) -> Sequence[R]:
-    """What `work` answers for these, and `blame` for those with which it fails.
+    """The results of `work` for these items, and of `blame` for each item that makes it fail.
 
-    It is done again with halves of them, so it must be harmless to do it twice. That a store or
-    the machine cannot go on is nobody's fault: it is raised.
+    `work` is repeated with halves of the items, so it must be safe to repeat. A store or a machine
+    that fails is no item's fault: that is raised.
     """
     try:
         return await work(items)
@@ -94,12 +85,12 @@ async def bisect_failures(
 
 
 def describe_error(problem: Exception) -> str:
-    """For a log: some say nothing but what they are."""
+    """For a log: the type, because some messages are empty."""
     return f"{type(problem).__name__}: {problem}"
 
 
 class BackgroundTask:
-    """One piece of it; use `async with`."""
+    """One task beside its owner, cancelled with it; use `async with`."""
 
     def __init__(self) -> None:
         self._work: asyncio.Task[None] | None = None
@@ -116,7 +107,7 @@ class BackgroundTask:
         self._work = asyncio.create_task(work)
 
     async def done(self) -> None:
-        """Returns when it is, and raises what it raised."""
+        """Wait for the task, and raise what it raised."""
         if self._work is not None:
             await self._work
             self._work = None

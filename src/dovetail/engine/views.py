@@ -1,20 +1,15 @@
-"""A run as people and programs see it: the fields of the HTTP API, everywhere.
-
-Runs that cannot be read, or whose state disagrees with their own log: in words, and as data.
-
-Such a run is named and left as it is, and everything else goes on. Its state can be rebuilt from
-its log (`repair`), and it can be ended in any case (`cancel`). What it must not know: where a run
-is kept.
-"""
+"""A run in the fields of the HTTP API, for every edge; and a run that cannot be read, as data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from dovetail.core.dag import Graph, NodeSpec
+from dovetail.core.errors import Problem
 from dovetail.core.events import Event
-from dovetail.core.run import NodeState, RunState
+from dovetail.core.run import NodeState, Phase, RunState
 from dovetail.core.states import NodeStatus, RunStatus
 
 FIRST_SECOND = -62_135_596_800.0  # of the year 1
@@ -87,6 +82,13 @@ def receipt_view(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_warnings(reply: dict[str, Any], warnings: Sequence[Problem]) -> dict[str, Any]:
+    """A reply that has `warnings` only if there are some."""
+    if warnings:
+        reply["warnings"] = [problem.as_dict() for problem in warnings]
+    return reply
+
+
 def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, Any]:
     return {
         "id": spec.id,
@@ -104,6 +106,45 @@ def _node_view(spec: NodeSpec, node: NodeState, names: list[str]) -> dict[str, A
         "worker": node.worker,
         "output": node.output,
     }
+
+
+class NodeWait(NamedTuple):
+    """What a queued node waits for: its rate limit, or its next attempt."""
+
+    until: float
+    resource_tag: str | None = None
+    """Of a node that its rate limit has parked."""
+    retry: int = 0
+    error: Mapping[str, Any] | None = None
+    """Of the attempt before, where the node backs off."""
+
+
+class RunSnapshot(NamedTuple):
+    """A run at one moment, for a display that follows it from there."""
+
+    view: dict[str, Any]
+    seq: int
+    """The number of its last event. Events up to it are in the view."""
+    waits: Mapping[str, NodeWait]
+    """By node."""
+
+
+def run_snapshot(run: RunState) -> RunSnapshot:
+    waits = {
+        spec.id: _node_wait(spec, node)
+        for spec, node in zip(run.graph.nodes, run.nodes, strict=True)
+        if node.until is not None
+    }
+    return RunSnapshot(run_view(run), run.seq, waits)
+
+
+def _node_wait(spec: NodeSpec, node: NodeState) -> NodeWait:
+    until = node.until or 0.0
+    if node.phase is Phase.PARKED:
+        return NodeWait(until, spec.resource_tag)
+    if node.phase is Phase.BACKING_OFF:
+        return NodeWait(until, None, node.attempt - node.crashes, node.error)
+    return NodeWait(until)
 
 
 def result(run: RunState) -> Any:
@@ -147,13 +188,18 @@ def timestamp(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
+def seconds(time: str) -> float:
+    """The reverse of `timestamp`."""
+    return datetime.fromisoformat(time).timestamp()
+
+
 def _duration(began: float | None, ended: float | None) -> float | None:
     return None if began is None or ended is None else round(max(0.0, ended - began), 6)
 
 
 KIND = "run_damaged"
 """The `type` of the error that a damaged run ends with."""
-LONGEST_WHY = 500
+MAX_WHY_LENGTH = 500
 
 
 def unread_run(
@@ -174,4 +220,4 @@ def unread_run(
 
 
 def damage_error(why: str) -> dict[str, Any]:
-    return {"type": KIND, "message": why[:LONGEST_WHY]}
+    return {"type": KIND, "message": why[:MAX_WHY_LENGTH]}

@@ -1,25 +1,20 @@
-"""Threads for handlers that block.
+"""Runs handlers: takes claimed tasks, and reports their results.
 
-The standard executor joins its threads when the interpreter exits, so one handler stuck in a
-`sleep` would hold up Ctrl-C. These are daemons: one that will not end is left behind.
+One asyncio task at a time leads. The leader takes tasks and drives each handler itself until it
+first waits for something; it then stays with that handler, and another asyncio task becomes the
+leader. So a handler that never waits costs no task, no timer and no turn of the event loop, and one
+that waits costs one of each. Every handler still runs in an asyncio task and in a context of its
+own, so timeouts, cancel scopes and context variables inside it work as they would anywhere.
 
-Runs handlers: takes tasks, claims them, and reports what became of them.
-
-One asyncio task at a time leads. The leader takes tasks, claims them and drives each handler
-itself until it first waits for something; it then stays with that handler and another task
-is made the leader. So a handler that never waits costs no task, no timer and no turn of the
-event loop, and one that waits costs one of each. Every handler still runs in an asyncio task
-and in a context of its own, so timeouts, cancel scopes and context variables inside it work
-as they would anywhere.
-
-What it must not know: any rule. It asks the desk before it starts a handler, and a result
-that comes too late is refused there.
+Plain functions run in daemon threads. The standard executor joins its threads when the interpreter
+exits, so a handler stuck in a `sleep` would hold up Ctrl-C.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 import threading
 import time
@@ -35,7 +30,7 @@ from typing import Any
 from dovetail.core.effects import new_tuple
 from dovetail.core.errors import DovetailError, PermanentError, RetryableError, TemplateError
 from dovetail.core.events import LATE, Token
-from dovetail.core.retry import LONGEST_RETRY_AFTER
+from dovetail.core.retry import MAX_RETRY_AFTER_SECONDS
 from dovetail.core.transitions import Complete, Fail, Progress, Stop
 from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Call, Calls, Result, Task, TaskSource
@@ -57,7 +52,7 @@ class Threads:
     def submit(
         self, work: Callable[[], Any], late: Callable[[], None] | None = None
     ) -> asyncio.Future[Any]:
-        """`late` is called, in the loop, if it returns when nobody waits for it any more."""
+        """`late` is called, in the loop, if it returns after its caller has gone."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._jobs.put((partial(copy_context().run, work), loop, future, late))
@@ -85,8 +80,8 @@ class Threads:
             try:
                 loop.call_soon_threadsafe(_resolve, future, late, output, error)
             except RuntimeError:
-                return  # the loop is gone: nobody waits for this any more
-            del job, work, future, late, output, error  # an idle thread holds nobody's data
+                return  # the loop is gone, and the caller with it
+            del job, work, future, late, output, error  # an idle thread holds no data
             if self._closed:
                 return
             self._idle.release()
@@ -114,11 +109,10 @@ def _resolve(
 LEAD_SECONDS = 0.01
 """How long handlers that never wait may keep the event loop from everything else."""
 STOP_GRACE_SECONDS = 1.0
-"""How long a handler may take to leave after it was told to stop."""
+"""How long a handler may take to return after it was stopped."""
 MOST_UNMET = 1000
 PROGRESS_SECONDS = 0.05
-"""Progress is told at most this often per node: people read it, nothing follows from it."""
-FOREVER = float("inf")
+"""The shortest time between two progress reports of a node: only people read them."""
 
 
 class _Running:
@@ -138,7 +132,7 @@ class _Running:
 class Worker:
     def __init__(
         self,
-        desk: TaskSource,
+        task_source: TaskSource,
         calls: Calls,
         clock: Clock,
         on_crash: Callable[[BaseException], None],
@@ -146,7 +140,7 @@ class Worker:
         concurrency: int,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._desk = desk
+        self._task_source = task_source
         self._calls = calls
         self._clock = clock
         self._on_crash = on_crash
@@ -165,7 +159,7 @@ class Worker:
         self._results: list[Result] = []
         self._progress: dict[tuple[str, str], Progress] = {}
         self._telling = asyncio.Lock()
-        """Held while progress is on its way: told after its node's result, it would be refused."""
+        """Held while progress is being reported: after its node's result, it would be refused."""
         self._slowed: list[tuple[str, float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._reporting: set[asyncio.Task[Any]] = set()
@@ -307,13 +301,13 @@ class Worker:
             elif self._results:  # the same, shorter: this is every node of a chain
                 results, self._results = self._results, []
                 try:
-                    await self._desk.report(results)
+                    await self._task_source.report(results)
                 except asyncio.CancelledError:  # by a drain, which reports what is left
                     self._results[:0] = results
                     raise
             free = self._concurrency - self._busy
             if free > 0:
-                tasks = await self._desk.take(free)
+                tasks = await self._task_source.take(free)
                 if self._unmet:
                     tasks = [task for task in tasks if _order(task) not in self._unmet]
                 self._busy += len(tasks)
@@ -373,7 +367,7 @@ class Worker:
         return running
 
     def _detach(self, running: _Running) -> None:
-        """Tell a handler to stop and wait for it no longer, however long it clings on."""
+        """Stop a handler, and do not wait for it any longer."""
         running.detached = True
         running.timer.cancel()
         del self._running[running]
@@ -461,13 +455,13 @@ class Worker:
         self._reporting.add(me)
         try:
             while self._slowed:
-                await self._desk.slow(*self._slowed.pop())
-            if progress or self._telling.locked():  # theirs may be told by another of us just now
+                await self._task_source.slow(*self._slowed.pop())
+            if progress or self._telling.locked():  # another task may be reporting theirs now
                 async with self._telling:
                     if progress:
-                        await self._desk.report(progress)
+                        await self._task_source.report(progress)
             if results:
-                await self._desk.report(results)
+                await self._task_source.report(results)
         except asyncio.CancelledError:  # as above
             self._results[:0] = results
             raise
@@ -496,7 +490,7 @@ def _order(task: Task) -> tuple[str, str, Token]:
 def failure(
     task: Task, error: BaseException, described: dict[str, Any], chance: float = 0.0
 ) -> Fail:
-    """What is told of a start whose handler raised this.
+    """The result of a start whose handler raised this.
 
     The exception's class is asked and not `isinstance`, which asks the exception: it is the user's
     object, and may raise anything.
@@ -517,7 +511,7 @@ def failure(
 def pause_asked_by(error: BaseException) -> float | None:
     """For how long a service asked to be left alone, if it did."""
     _, at_least = _delays(error)
-    return None if at_least is None else min(at_least, LONGEST_RETRY_AFTER)
+    return None if at_least is None else min(at_least, MAX_RETRY_AFTER_SECONDS)
 
 
 def _delays(error: BaseException) -> tuple[float | None, float | None]:
@@ -530,7 +524,7 @@ def _delays(error: BaseException) -> tuple[float | None, float | None]:
 def _seconds(error: BaseException, name: str) -> float | None:
     try:
         value = getattr(error, name)
-        if issubclass(type(value), int | float) and 0 <= (seconds := float(value)) < FOREVER:
+        if issubclass(type(value), int | float) and 0 <= (seconds := float(value)) < math.inf:
             return seconds
     except BaseException:  # noqa: S110  (an attribute or a number of the user's own kind)
         pass

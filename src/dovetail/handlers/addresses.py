@@ -1,13 +1,12 @@
-"""The address guard: which machines a workflow may make us talk to.
+"""The address guard: which hosts a workflow may connect to.
 
-A definition is untrusted, and so is every DNS answer and every redirect. The guard therefore
-decides on resolved addresses only, never on how a host is spelled, and hands out the very
-addresses it checked: whoever connects to those cannot be sent elsewhere by a second DNS answer.
-It must not know HTTP.
+Definitions, DNS answers and redirects are untrusted. So the guard checks resolved addresses, never
+the spelling of a host, and returns the addresses that it checked: a connection to one of them
+cannot be diverted by a second DNS answer.
 
-Of a name with several addresses only the permitted ones are handed out, and it is refused when
-none is. Refusing it when any is private would forbid ordinary split-horizon names and gain
-nothing, because nobody connects to an address that was not handed out.
+Of a name with several addresses only the permitted ones are returned; if there is none, the host is
+refused. A name that also has a private address is not refused: split-horizon names are common, and
+that address is not returned.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 SETTING = "DOVETAIL_ALLOW_PRIVATE_ADDRESSES"
 
-# The IANA special-purpose registries, plus what nobody should be sent to. Written out, because
-# `ipaddress.is_global` differs between Python versions and calls multicast, 6to4, NAT64 and
-# IPv4-compatible addresses global.
+# The IANA special-purpose registries and a few more. `ipaddress.is_global` differs between Python
+# versions and calls multicast, 6to4, NAT64 and IPv4-compatible addresses global.
 _NOT_PUBLIC: tuple[tuple[str, str], ...] = (
     ("0.0.0.0/8", "this network"),
     ("10.0.0.0/8", "private"),
@@ -64,17 +62,17 @@ _NOT_PUBLIC: tuple[tuple[str, str], ...] = (
 )
 _TABLE: tuple[tuple[Network, str], ...] = tuple((ip_network(n), why) for n, why in _NOT_PUBLIC)
 
-# Outside this block no IPv6 address is assigned to anybody's public host.
+# All public IPv6 hosts are in this block.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _6TO4 = IPv6Network("2002::/16")
 _NAT64 = IPv6Network("64:ff9b::/96")
-_ISATAP = 0x5EFE  # the third group of four bytes, whatever its two bits about uniqueness say
+_ISATAP = 0x5EFE  # the third group of four bytes, without its two uniqueness bits
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """What the operating system answers, in its order of preference."""
+    """The addresses from the operating system, in its order."""
     try:
-        return [str(ip_address(host))]  # an address needs no look-up, which takes a thread
+        return [str(ip_address(host))]  # an address needs no lookup, which takes a thread
     except ValueError:
         pass
     loop = asyncio.get_running_loop()
@@ -83,7 +81,7 @@ async def system_resolver(host: str, port: int) -> Sequence[str]:
 
 
 class AddressGuard:
-    """Turns a host into the addresses that may be connected to."""
+    """Resolves a host to its permitted addresses."""
 
     def __init__(
         self, allowed: Iterable[Network] = (), resolver: Resolver = system_resolver
@@ -107,7 +105,7 @@ class AddressGuard:
         return permitted
 
     def reason_against(self, address: Address) -> str | None:
-        """Why an address is off limits, or None if it is permitted."""
+        """Why an address is forbidden; None if it is permitted."""
         if self._is_allowed(address):
             return None
         carried = _carried(address)
@@ -122,7 +120,7 @@ class AddressGuard:
         return None if reason is None else f"a way to {address}: {reason}"
 
     def _is_allowed(self, address: Address) -> bool:
-        # An IPv4 address is never `in` an IPv6 network, so the families need no case of their own.
+        # An IPv4 address is never `in` an IPv6 network, so one test serves both families.
         return any(address in network for network in self._allowed)
 
     def _refusal(self, host: str, address: Address) -> str:
@@ -135,7 +133,7 @@ class AddressGuard:
 
 
 def parse_address(text: str) -> Address:
-    """An address as it is routed: without a zone, and IPv4 where IPv6 only wraps it."""
+    """An address as it is routed: without a zone, and IPv4 if IPv6 only wraps it."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -143,15 +141,15 @@ def parse_address(text: str) -> Address:
 
 
 def plain_host(host: str) -> str:
-    """A host in the one spelling under which it is resolved, sent and shown.
+    """A host in the one spelling in which it is resolved, sent and shown.
 
-    `①②⑦.1`, `0x7f.1`, `0177.0.0.1` and `2130706433` are all spellings of 127.0.0.1 to some
-    resolver. Unifying them is no part of the guard's safety, which rests on the resolved
-    address; it makes the answer the same on every platform, and the error readable.
+    Some resolvers read `①②⑦.1`, `0x7f.1`, `0177.0.0.1` and `2130706433` as 127.0.0.1. The guard
+    checks resolved addresses, so this is not for safety: it makes results the same on all platforms
+    and errors readable.
     """
-    # U+3002 is a dot to IDNA, though not to NFKC.
+    # U+3002 is a dot in IDNA, but not in NFKC.
     plain = unicodedata.normalize("NFKC", host).replace("\u3002", ".").lower().rstrip(".")
-    # inet_aton reads what C programs read, but also ignores what follows a space.
+    # inet_aton reads what C programs read, but ignores everything after a space.
     if not plain or plain.split() != [plain]:
         return plain
     try:
@@ -161,7 +159,7 @@ def plain_host(host: str) -> str:
 
 
 def _carried(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 packet is taken to by a translator or a tunnel."""
+    """The IPv4 address to which a translator or tunnel takes an IPv6 packet."""
     if isinstance(address, IPv6Address):
         if address in _6TO4:
             return address.sixtofour
@@ -171,7 +169,7 @@ def _carried(address: Address) -> IPv4Address | None:
 
 
 def _embedded(address: Address) -> IPv4Address | None:
-    """The IPv4 address at the end of an ISATAP address, which a host inside may tunnel to."""
+    """The IPv4 address at the end of an ISATAP address, to which a host may tunnel."""
     if isinstance(address, IPv6Address) and int(address) >> 32 & 0xFCFFFFFF == _ISATAP:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return None

@@ -1,7 +1,4 @@
-"""The handlers that touch nothing outside: `input`, `output`, `sleep`, `fail`.
-
-The registry of this process: the handlers that come with Dovetail, and then everybody else's.
-"""
+"""The built-in handlers `input`, `output`, `sleep` and `fail`, and the registry of this process."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ async def give_input(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
 
 
 async def give_output(config: dict[str, Any], ctx: Context) -> dict[str, Any]:
-    """Returns its config, or without one the outputs of its parents by id (skipped ones absent)."""
+    """Returns its config; without one, the outputs of its parents by id, without skipped ones."""
     return config or dict(ctx.inputs)
 
 
@@ -65,16 +62,16 @@ async def fail(config: FailConfig, ctx: Context) -> None:
     raise RuntimeError(str(config.message))
 
 
-# A service that did not answer is worth asking again; what happens in this process is not.
+# A service may answer next time; a handler without one would fail in the same way.
 REMOTE_RETRIES = 3
 
 
 SECRET_FIELDS = {"call_external_service": ("headers", "params", "json", "body")}
-"""Never the url: it is logged by every server on the way, and decides where a secret goes."""
+"""Never the url: servers log it, and it decides where a secret is sent."""
 
 
 def builtin_registry(settings: Settings) -> Registry:
-    """The handlers of the contract, and nothing else."""
+    """The built-in handlers only."""
     registry = Registry()
     for name, fn, retries, aliases in (
         ("input", give_input, 0, ()),
@@ -91,7 +88,7 @@ def builtin_registry(settings: Settings) -> Registry:
 
 
 def load_registry(settings: Settings, specs: Iterable[str] = ()) -> Registry:
-    """Built-in handlers, installed packages', those of `DOVETAIL_HANDLERS`, and of `--handlers`."""
+    """Handlers that are built in, of installed packages, `DOVETAIL_HANDLERS` and `--handlers`."""
     registry = builtin_registry(settings)
     registry.load_entry_points()
     for spec in (*settings.handlers, *specs):

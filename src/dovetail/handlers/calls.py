@@ -1,6 +1,6 @@
-"""Tasks become calls of registered handlers: config checked, context built, output sealed.
+"""Turns tasks into calls of handlers: checks the config, builds the context, seals the output.
 
-The last place that sees secrets: what leaves here, output, error or progress, is redacted.
+Secrets end here: outputs, errors and progress are redacted.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RegistryCalls:
         outputs_as_text: bool = False,
         elsewhere: Callable[[Task], OutputSource] | None = None,
     ) -> None:
-        """`sensitive` is what must not leave beside the secrets, such as the API's tokens.
-        `elsewhere` says where the inputs of a task are that did not travel with it.
+        """`sensitive` are values beside the secrets that are redacted, such as the API's tokens.
+        `elsewhere` gives the source of inputs that are not in a task.
 
-        With `outputs_as_text` an output may be JSON text, for who only writes it down elsewhere.
+        With `outputs_as_text` an output may be JSON text, for a caller that only stores it.
         """
         self._registry = registry
         self._secrets = dict(secrets or {})
@@ -66,7 +66,7 @@ class RegistryCalls:
             config = task.config
             names: frozenset[str] = frozenset()
             if task.deferred:
-                # Checked again: a definition may be older than the rule, and a message by hand.
+                # Checked again: a definition may be older than the rule, a message may be forged.
                 config = render_deferred(
                     config,
                     task.deferred,
@@ -78,14 +78,14 @@ class RegistryCalls:
                 names = secrets_read(task.deferred)
             prepared = handler.prepare(config)
         except DovetailError as problem:
-            # Never tried again: the same definition on the same worker would end the same way.
-            told = describe(problem, self._redactor.redact_shown)
-            message = f"node '{task.node_id}': {told['message']}"
-            raise PermanentError(message, type=told["type"]) from None
-        except BaseException as problem:  # a validator of the handler's own is broken
-            told = describe(problem, self._redactor.redact_shown)
+            # Not retried: the same definition would fail again on this worker.
+            described = describe(problem, self._redactor.redact_shown)
+            message = f"node '{task.node_id}': {described['message']}"
+            raise PermanentError(message, type=described["type"]) from None
+        except BaseException as problem:  # the handler's own validator is broken
+            described = describe(problem, self._redactor.redact_shown)
             message = f"node '{task.node_id}': its config could not be checked: "
-            message += f"{told['type']}: {told['message']}"
+            message += f"{described['type']}: {described['message']}"
             raise PermanentError(message, type="invalid_config") from None
         reads = None if task.cache is None else self._reads(task, handler)
         context = (Context if reads is None else TrackedContext)(
@@ -128,7 +128,7 @@ class RegistryCalls:
 
 
 class Reads:
-    """What the handler of a cached node has read, as digests of the values as they were given."""
+    """What the handler of a cached node has read, as digests of the values."""
 
     __slots__ = ("_config_has_secrets", "_facts", "_is_decided", "_secrets")
 
@@ -147,7 +147,7 @@ class Reads:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is compared. The config itself may have secrets."""
+        """The digests that a cache lookup compares. The config itself may have secrets."""
         if not self._is_decided:
             return dict(self._facts)
         kept = (VERSION, SECRETS) if self._config_has_secrets else (VERSION,)
@@ -165,7 +165,7 @@ class Reads:
 
 
 class _NotDeclared(dict[str, str]):
-    """What a handler has as `ctx.secrets` that does not declare that it takes any: none."""
+    """The `ctx.secrets` of a handler that does not declare that it takes secrets: empty."""
 
     __slots__ = ("_handler",)
 
@@ -218,16 +218,18 @@ class HandlerCall:
         self._context.cancel()
 
     def seal(self, task: Task, output: Any) -> Any:
-        """A JSON value of its own, so that the handler cannot change it any more."""
+        """A JSON copy, so that the handler cannot change it any more."""
         try:
             text = encode(output, max_bytes=self._max_output_bytes)
         except NotJson as problem:
             kind = "too_large" if problem.code == "too_large" else "invalid_output"
             message = self._redactor.redact_shown(problem.of_output())
             raise PermanentError(message, type=kind) from None
-        except BaseException as problem:  # a type of the handler's own that cannot be looked at
-            told = self.describe(problem)
-            message = f"the handler's output cannot be read: {told['type']}: {told['message']}"
+        except BaseException as problem:  # a type of the handler's own that raises when read
+            described = self.describe(problem)
+            message = (
+                f"the handler's output cannot be read: {described['type']}: {described['message']}"
+            )
             raise PermanentError(message, type="invalid_output") from None
         if self._as_text:
             return orjson.Fragment(text)

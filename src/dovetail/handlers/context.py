@@ -1,8 +1,8 @@
-"""What a handler is given beside its config: who it is, what came before, and how to report.
+"""The context of a handler: ids, params, inputs, secrets, log, progress and cancellation.
 
-One is made for every start of a node, so it costs next to nothing: the logger, the cancel event,
-params and inputs exist once somebody asks for them. It must not know of stores, queues or
-leases; what the worker wants to hear it passes in as a callable.
+One is made for each start of a node, so it must be cheap: the logger, the cancel event, params and
+inputs are made on first use. It does not know stores, queues or leases; the worker passes in
+callables.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dovetail.core.redaction import Redactor
 
 Report = Callable[[float, str], None]
 
-LONGEST_PROGRESS = 1000
-"""Characters of a progress message that are kept: it is one line for people."""
+MAX_PROGRESS_CHARS = 1000
+"""Of a progress message, which is one line for people."""
 
 _NO_SECRETS: Mapping[str, str] = {}
 
-# Guards only the making and setting of cancel events: a handler in a thread may ask for the
-# event in the very moment in which the loop cancels it.
+# Guards the making and setting of cancel events: a handler in a thread may ask for the event while
+# the loop sets it.
 _CANCEL = threading.Lock()
 
 
 def _unheard(fraction: float, message: str) -> None:
-    """Progress that nobody asked for."""
+    """Ignores progress."""
 
 
 class Context:
@@ -72,11 +72,10 @@ class Context:
         redactor: Redactor | None = None,
         seen: Callable[[str, Any], None] | None = None,
     ) -> None:
-        """`report_progress` is called in the handler's own thread, whichever that is.
+        """`report_progress` is called in the handler's own thread.
 
-        `secret_names` are those that the node's config has. `redactor` spares making one from
-        `secrets` for each node that logs or reports. `seen` is told once what the handler has read
-        of `params`, where somebody has to know.
+        `secret_names` are the secrets in the node's config. With `redactor` none is made from
+        `secrets` for each node. `seen` is called once if the handler reads `params`.
         """
         self.run_id = run_id
         self.node_id = node_id
@@ -94,11 +93,11 @@ class Context:
         self._event: asyncio.Event | None = None
         self._cancelled = False
 
-    # Copies, so that a handler cannot change what is stored; made for those that look.
+    # Copies, so that a handler cannot change what is stored; made on first use.
 
     @property
     def params(self) -> dict[str, Any]:
-        """What the run was triggered with."""
+        """The params of the run."""
         if self._params is None:
             given = self._given_params
             given = given() if callable(given) else given or {}
@@ -109,7 +108,7 @@ class Context:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Outputs of the parents by id; a large one is read when it is first asked for."""
+        """Outputs of the parents by id; a large one is read on first use."""
         if self._inputs is None:
             given = self._given_inputs
             self._inputs = given() if callable(given) else given or {}
@@ -117,43 +116,43 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt in an epoch; give it to services that can deduplicate."""
+        """The same for all attempts of an epoch; send it to services that can deduplicate."""
         return f"{self.run_id}:{self.node_id}:{self.epoch}"
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A standard logger that knows run, node and attempt, and writes no secret."""
+        """A standard logger that adds run, node and attempt, and masks secrets."""
         if self._log is None:
             names = {"run_id": self.run_id, "node_id": self.node_id, "attempt": self.attempt}
             self._log = _NodeLog(logging.getLogger("dovetail.handler"), names, self._redaction())
         return self._log
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Tell how far the work is, from 0 to 1; what lies outside is cut to that."""
+        """Report how far the work is, from 0 to 1; other values are cut to that range."""
         if fraction != fraction:  # NaN, which would make the event no JSON
             raise ValueError("progress(fraction): fraction must be a number from 0 to 1, not NaN")
-        text = "".join((str(message),))  # plain text: a subclass of str may change when it is cut
+        text = "".join((str(message),))  # a plain str: a subclass may change when it is cut
         if text and self._redaction():
-            text = self.redact(text)  # whole: a cut secret would not be recognised
-        text = text[:LONGEST_PROGRESS]
+            text = self.redact(text)  # before it is cut: half a secret would not be recognised
+        text = text[:MAX_PROGRESS_CHARS]
         self._report(min(1.0, max(0.0, float(fraction))), text)
 
     def decided_by_config(self) -> None:
-        """Say that the output follows from the config alone, whatever else the handler has read:
-        for the node cache, which else asks for equal params, inputs and secrets.
+        """Promise that the output depends on the config alone, whatever else the handler has read.
 
-        A promise of the handler. It is called where it holds, such as for a file whose digest is
-        in the config and was compared.
+        Otherwise the node cache also compares the params, inputs and secrets that were read. Call
+        it where the promise holds, such as for a file whose digest is in the config and was
+        compared.
         """
 
     def redact(self, text: str) -> str:
-        """The text without secrets, for what leaves the handler by another way than its output."""
+        """The text without secrets, for text that the handler sends elsewhere itself."""
         redacted: str = self._redaction().redact_shown(text)
         return redacted
 
     @property
     def cancelled(self) -> asyncio.Event:
-        """Set once the node should stop. In a thread, ask `.is_set()`."""
+        """Set when the node should stop. In a thread, use `.is_set()`."""
         if self._event is None:
             with _CANCEL:
                 if self._event is None:
@@ -177,12 +176,12 @@ class Context:
 
 
 class TrackedContext(Context):
-    """Of a node whose output is kept for others: what its handler reads decides for whom."""
+    """The context of a cached node: it records what the handler reads."""
 
     __slots__ = ("_secrets", "on_decided")
 
     on_decided: Callable[[], None]
-    """Set by whoever keeps what was read."""
+    """Called by `decided_by_config`."""
 
     def decided_by_config(self) -> None:
         self.on_decided()
@@ -204,7 +203,7 @@ class TrackedContext(Context):
 
 
 class _NodeLog(logging.LoggerAdapter[logging.Logger]):
-    """Adds the node's names to each record and takes secrets out of it."""
+    """Adds the node's ids to each record and masks secrets."""
 
     def __init__(self, logger: logging.Logger, names: dict[str, Any], redactor: Redactor) -> None:
         super().__init__(logger, names)
@@ -232,7 +231,7 @@ class _NodeLog(logging.LoggerAdapter[logging.Logger]):
 def _formatted(msg: object, args: tuple[object, ...]) -> str:
     if not args:
         return str(msg)
-    # As logging itself does: a single mapping fills %(name)s.
+    # As in logging: a single mapping fills %(name)s.
     values: Any = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args
     try:
         return str(str(msg) % values)

@@ -1,15 +1,9 @@
-"""To which hosts a secret may be sent: the operator's word, whatever a definition says.
+"""`call_external_service`: an HTTP request as a node.
 
-What it must not know: how a request is made, or the value of any secret.
-
-What the two offline mocks share: the time a real service would have taken.
-
-The answer of a mock depends on its input alone; only how long it takes may be random.
-
-`call_external_service`: an HTTP request as a node.
-
-Decides what is sent, which answers are a success and which failures are worth another try.
-It must not know how a connection is made or guarded: that is `http.py`.
+It decides what is sent, which answers are a success and which failures are retried; `http.py` makes
+the connection. The operator binds a secret to hosts (`DOVETAIL_SECRET_<NAME>_HOSTS`), whatever a
+definition says. The answer of an offline mock depends on its input alone; only its latency may be
+random.
 """
 
 from __future__ import annotations
@@ -53,10 +47,10 @@ SECRET_HOST = "secret_host"  # noqa: S105  (an error's type)
 def bound_hosts(
     bindings: Mapping[str, Collection[str]], names: Collection[str]
 ) -> Callable[[str], None] | None:
-    """A check of every host that a request with these secrets goes to; None: all may be.
+    """A check of each host that a request with these secrets goes to; None if all are allowed.
 
-    A redirect counts with all secrets of the request, also where it would drop a header: what
-    the first host got it may have put into the place that it redirects to.
+    A redirect is checked with all secrets of the request, even if it drops a header: the first host
+    may have put the secret into the URL of the redirect.
     """
     bound = {name: bindings[name] for name in sorted(names) if name in bindings}
     if not bound:
@@ -87,7 +81,7 @@ def _fits(host: str, pattern: str) -> bool:
 
 
 async def take_time(latency: tuple[float, float]) -> None:
-    """Wait for a while between the two bounds of `DOVETAIL_MOCK_LATENCY`, in seconds."""
+    """Wait for a random time between the two bounds of `DOVETAIL_MOCK_LATENCY`, in seconds."""
     low, high = latency
     if high > 0:
         await asyncio.sleep(random.uniform(low, high))  # noqa: S311  (not about security)
@@ -95,7 +89,7 @@ async def take_time(latency: tuple[float, float]) -> None:
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# They say where a message begins and ends; two opinions about that are request smuggling.
+# They say where a message ends; two different answers to that allow request smuggling.
 _OURS = frozenset(
     {
         "connection",
@@ -132,7 +126,7 @@ def _parameter(value: Any) -> Any:
 
 _PLAIN = ["string", "number", "boolean"]
 _LIST = {"type": "array", "items": {"type": _PLAIN}}
-# One validator each instead of a union: that would report every branch it tried.
+# One validator each: a union would report all its branches.
 Scalar = Annotated[Any, AfterValidator(_scalar), WithJsonSchema({"type": _PLAIN})]
 Parameter = Annotated[
     Any,
@@ -175,7 +169,7 @@ class ExternalConfig(BaseModel):
     @field_validator("url")
     @classmethod
     def _one_line(cls, url: str) -> str:
-        # A blank is fine, it is sent as %20; a line break could end the request line.
+        # A space is sent as %20; a line break could end the request line.
         if _CONTROL.search(url) or "\t" in url:
             raise ValueError("contains line breaks or other control characters")
         return url
@@ -236,12 +230,12 @@ _http: Any = None
 
 
 async def http_client(extra: str) -> Any:
-    """The module `http`, imported in a thread: that is too long for an event loop."""
+    """The module `http`, imported in a thread: the import would block the event loop too long."""
     global _http
     if _http is not None:
         return _http
     try:
-        # Kept only once it is complete: sys.modules also has modules that are being imported.
+        # Kept only when complete: sys.modules also has modules that are being imported.
         _http = await asyncio.to_thread(import_module, "dovetail.handlers.http")
         return _http
     except ModuleNotFoundError as error:
@@ -281,7 +275,7 @@ def _text(value: str | bool | int | float) -> str:
 
 
 def _echo(config: ExternalConfig, ctx: Context) -> dict[str, Any]:
-    """What `mock://` answers: the request, as a success."""
+    """The answer of `mock://`: the request, as a success."""
     echo = {
         "mock": True,
         "url": config.url,
@@ -309,7 +303,7 @@ def _output(answer: HttpResponse, max_bytes: int) -> dict[str, Any]:
     }
     if not is_text:
         output["encoding"] = "base64"
-    # `body` and `json` hold the same data twice, so an answer may fit and its output not.
+    # `body` and `json` have the same data, so the output may be too large though the answer is not.
     if len(answer.content) * 16 > max_bytes and len(orjson.dumps(output)) > max_bytes:
         raise PermanentError(
             f"{answer.where}: the answer of {len(answer.content)} bytes, as text and as json, "

@@ -1,7 +1,7 @@
-"""What is kept of an exception: its type, what it says, and where in the user's code it rose.
+"""Describes an exception of a handler: its type, its message, and its line in the user's code.
 
-An exception is an object of the user's, and its class may override anything: to look at it may
-raise whatever there is, `SystemExit` included. Nothing of that leaves here.
+The class of an exception may override anything, and reading it may raise anything, even
+`SystemExit`. Such errors never leave this module.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dovetail.core.errors import DovetailError
 _PACKAGE = str(Path(__file__).parents[1])
 _FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _TRACEBACK = vars(BaseException)["__traceback__"]
-"""The attribute itself: a subclass may have hidden it."""
-LONGEST_MESSAGE = 10_000
-LONGEST_TYPE = 200
+"""The attribute of the base class: a subclass may hide it."""
+MAX_MESSAGE_CHARS = 10_000
+MAX_TYPE_CHARS = 200
 UNREADABLE = "(its text could not be made)"
 
 
 def describe(error: BaseException, redact: Callable[[str], str] = str) -> dict[str, Any]:
-    """`type`, `message` and, if it rose in the user's code, `where` (`file.py:31`).
+    """`type`, `message` and, if it was raised in the user's code, `where` (`file.py:31`).
 
-    Texts are redacted before they are cut: of a cut secret the beginning would stay.
+    Texts are redacted before they are cut: the beginning of a cut secret would stay.
     """
     kind = redact(_attempted(partial(_kind, error)) or "Exception")
     message = _attempted(partial(_exact, error))
     message = UNREADABLE if message is None else redact(message)
     described = {
-        "type": _storable(kind, LONGEST_TYPE),
-        "message": _storable(message, LONGEST_MESSAGE) or kind,
+        "type": _storable(kind, MAX_TYPE_CHARS),
+        "message": _storable(message, MAX_MESSAGE_CHARS) or kind,
     }
     where = _attempted(partial(_where, error))
     if where is not None:
@@ -44,7 +44,7 @@ def describe(error: BaseException, redact: Callable[[str], str] = str) -> dict[s
 
 
 def is_a(error: BaseException, kinds: type | tuple[type, ...]) -> bool:
-    """As `isinstance`, without asking the object: its `__class__` may be a property that raises."""
+    """As `isinstance`, but by the type alone: `__class__` may be a property that raises."""
     return issubclass(type(error), kinds)
 
 
@@ -62,17 +62,17 @@ def _kind(error: BaseException) -> str:
 
 
 def _exact(value: object) -> str:
-    """The text of an object, as a plain `str`: a subclass could change its mind when it is cut."""
+    """The text of an object as a plain `str`: a subclass may change when it is cut."""
     return "".join((str(value),))
 
 
 def _storable(text: str, longest: int) -> str:
-    """Cut, and without the lone surrogates that no JSON can hold."""
+    """Cut, and without lone surrogates, which JSON cannot hold."""
     return text[:longest].encode("utf-8", "backslashreplace").decode()
 
 
 def _where(error: BaseException) -> str | None:
-    """The deepest line that is neither ours, nor Python's, nor a library's."""
+    """The deepest line outside Dovetail, Python and installed packages."""
     found = None
     for frame, line in traceback.walk_tb(_TRACEBACK.__get__(error)):
         name = frame.f_code.co_filename
@@ -81,6 +81,6 @@ def _where(error: BaseException) -> str | None:
     if found is None:
         return None
     path = Path(found[0])
-    with suppress(ValueError, OSError):  # elsewhere, or the working directory is gone
+    with suppress(ValueError, OSError):  # in another directory, or this one is gone
         path = path.relative_to(Path.cwd())
     return f"{path}:{found[1]}"

@@ -1,14 +1,12 @@
-"""One HTTP exchange with a stranger: guarded addresses, bounded time, size and redirects.
+"""One HTTP exchange with an untrusted server: guarded addresses, bounded time, size and redirects.
 
-Every connection is opened by `_GuardedBackend`, so there is no way around the address guard,
-whatever a redirect or a DNS server says; TLS and the Host header still use the name. There are
-no proxies, cookies or netrc: nothing from the environment or from an earlier call gets into a
-request. A connection lives as long as its request. That costs a handshake per call, and buys
-that nothing has to be closed at the end, that no connection belongs to a loop that is gone,
-and that no half-closed one costs a node its retry.
+`_GuardedBackend` opens all connections, so neither a redirect nor a DNS server gets around the
+address guard; TLS and the Host header still use the name. There are no proxies, cookies or netrc:
+nothing from the environment or an earlier call gets into a request. A connection lives as long as
+its request. That costs a handshake per call. In return no connection must be closed at the end,
+none belongs to a closed event loop, and no half-closed one costs a node a retry.
 
-It must not know what a node is or which answer counts as success. Imported on first use: httpx2
-is the extra `http` and takes a third of a second.
+Imported on first use: httpx2 is the extra `http` and takes a third of a second.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ _AUTHORITY = re.compile(r"([a-z]+://(?:[^/?#]*@)?)([^/?#@:\[\]]+)(.*)", re.IGNOR
 _NO_HOST = re.compile(r"[/?#@:\\%\s]")
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 
-# To another origin only these go along: whatever else was written down, an API key in a header of
-# its own name included, was meant for the first one.
+# A redirect to another origin keeps only these: any other header may be a key for the first origin.
 _HARMLESS = frozenset(
     {
         "accept",
@@ -54,7 +51,7 @@ _ABOUT_THE_BODY = frozenset({"content-type", "content-encoding", "content-langua
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
-    """What to send. Header names are lower case; `content` is None for no body at all."""
+    """A request to send. Header names are lower case; `content` is None for no body."""
 
     method: str
     url: httpx2.URL
@@ -70,7 +67,7 @@ def parse_url(text: str, params: Mapping[str, Any] | None = None) -> httpx2.URL:
     if parts := _AUTHORITY.match(text):
         before, host, after = parts.groups()
         host = plain_host(host)
-        if _NO_HOST.search(host):  # some signs turn into a slash when they are normalised
+        if _NO_HOST.search(host):  # some characters become a slash when they are normalised
             raise _invalid("its host is no valid name or address")
         text = f"{before}{host}{after}"
     try:
@@ -105,10 +102,9 @@ async def exchange(
 ) -> HttpResponse:
     """Send a request, follow its redirects, read the answer.
 
-    `check_host` is asked before anything is sent to a host, the first and each that a redirect
-    leads to; it raises to refuse. A redirect whose status is in `stop_at` is an answer, not a
-    way. Raises `RetryableError` for what the network did, `PermanentError` for what would be
-    refused again.
+    `check_host` is called before anything is sent to a host, also after a redirect; it raises to
+    refuse. A redirect whose status is in `stop_at` is not followed. Raises `RetryableError` for
+    errors of the network, `PermanentError` for requests that would be refused again.
     """
     request = _with_basic_auth(request)
     try:
@@ -139,7 +135,7 @@ async def exchange(
 async def _send(
     request: OutgoingRequest, guard: AddressGuard, max_bytes: int, stop_at: Collection[int]
 ) -> HttpResponse | OutgoingRequest:
-    """One hop: the answer, or the request that a redirect asks for."""
+    """One hop: the answer, or the request for the next hop."""
     pool = httpcore2.AsyncConnectionPool(
         ssl_context=_tls() if request.url.scheme == "https" else None,
         network_backend=_GuardedBackend(guard),
@@ -193,7 +189,7 @@ def _redirected(request: OutgoingRequest, status: int, location: str) -> Outgoin
         ) from None
     except PermanentError as error:
         raise PermanentError(f"{_line(request)}: redirects: {error}", type=error.type) from None
-    url = url.copy_with(userinfo=b"")  # nobody but the definition's author gives us a password
+    url = url.copy_with(userinfo=b"")  # only the definition may give a password
     moved = replace(request, url=url)
     if status in (301, 302, 303) and request.method != "HEAD":
         kept = {n: v for n, v in request.headers.items() if n not in _ABOUT_THE_BODY}
@@ -207,13 +203,13 @@ def _redirected(request: OutgoingRequest, status: int, location: str) -> Outgoin
 def _same_place(old: httpx2.URL, new: httpx2.URL) -> bool:
     if old.host != new.host:
         return False
-    # The usual upgrade of a plain URL keeps its headers; the way back must not.
+    # An upgrade from http to https keeps the headers; the other direction must not.
     upgraded = (old.scheme, old.port, new.scheme, new.port) == ("http", None, "https", None)
     return upgraded or (old.scheme, old.port) == (new.scheme, new.port)
 
 
 def _with_basic_auth(request: OutgoingRequest) -> OutgoingRequest:
-    """`https://user:password@host/` means a Basic header, as everywhere."""
+    """Turn `https://user:password@host/` into a Basic header."""
     url = request.url
     if not url.userinfo:
         return request
@@ -250,13 +246,13 @@ def _invalid(why: str) -> PermanentError:
 
 @cache
 def _tls() -> SSLContext:
-    # Once: reading the system's certificates takes 20 ms. SSL_CERT_FILE is honoured, since it is
-    # the operator's way to add an authority.
+    # Once: reading the system's certificates takes 20 ms. SSL_CERT_FILE is used, because operators
+    # add an authority with it.
     return httpx2.create_ssl_context()
 
 
 class _GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to addresses the guard handed out, and to nothing else."""
+    """Opens connections only to addresses that the guard has permitted."""
 
     def __init__(self, guard: AddressGuard) -> None:
         self._guard = guard
@@ -282,7 +278,7 @@ class _GuardedBackend(httpcore2.AsyncNetworkBackend):
                     str(address), port, timeout, local_address, socket_options
                 )
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                failure = failure or error  # the first address is the one the resolver prefers
+                failure = failure or error  # the resolver prefers the first address
         assert failure is not None  # noqa: S101  (the guard hands out at least one address)
         raise failure
 

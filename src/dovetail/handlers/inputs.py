@@ -1,10 +1,8 @@
-"""Outputs of a node's parents as its handler reads them: each when it is first asked for.
+"""The outputs of a node's parents, as its handler reads them.
 
-Small ones are there at once, in a plain dict. Beyond `INLINE_BYTES` it is `Inputs`, a dict whose
-values are read on first use, one parent at a time or, for a handler that goes through all of them,
-in parts. What a node reads and what the nodes of one worker hold together is bounded.
-
-What it must not know: where outputs are kept; `Outputs` says that.
+Up to `INLINE_BYTES` they are a plain dict. Larger ones are `Inputs`, a dict whose values are read
+on first use: one parent at a time or, for a handler that iterates over all, in parts. There are
+limits on what a node reads and on what all nodes of a worker hold.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from dovetail.core.outputs import INLINE_BYTES, MAX_INPUT_BYTES, SETTING, check_
 from dovetail.engine.ports import Task
 
 WORKER_SHARE = 8
-"""So many times what one node may read is what all nodes of a worker may hold together."""
+"""All nodes of a worker may hold this many times the limit of one node."""
 ROOM_SECONDS = 30.0
-"""For which a handler in a thread waits until others have given back what they read."""
+"""How long a handler in a thread waits for other handlers to release what they hold."""
 
 
 class ParentOutputs(Protocol):
@@ -36,19 +34,19 @@ class ParentOutputs(Protocol):
         ...
 
     def texts(self, names: Sequence[str], read: int, limit: int) -> Iterator[tuple[str, bytes]]:
-        """These outputs as JSON. Raises a `PermanentError` of type `too_large` if they do not fit
-        into the limit beside the bytes that were read before."""
+        """These outputs as JSON. Raises a `PermanentError` of type `too_large` if they exceed the
+        limit together with the `read` bytes."""
         ...
 
 
 class OutputSource(ParentOutputs, Protocol):
-    """Where that is which did not travel with a task: its inputs, and the params of its run."""
+    """The source of what is not in a task: its inputs, and the params of its run."""
 
     def params(self) -> dict[str, Any]: ...
 
 
 class InputBudget:
-    """What the nodes of one worker hold of their parents' outputs."""
+    """How much the nodes of one worker hold of their parents' outputs."""
 
     def __init__(self, limit: int = MAX_INPUT_BYTES) -> None:
         self.limit = limit
@@ -59,7 +57,7 @@ class InputBudget:
 
     def take(self, size: int) -> None:
         with self._changed:
-            # The event loop may not wait for other handlers: it is what they need to end.
+            # The event loop must not wait for other handlers: they need it to end.
             if not self._has_room(size) and (
                 _in_a_loop()
                 or not self._changed.wait_for(lambda: self._has_room(size), ROOM_SECONDS)
@@ -84,7 +82,7 @@ class InputBudget:
 
 
 class _Unread:
-    """Stands in the dict for an output that was not asked for yet."""
+    """The value in the dict of an output that was not read yet."""
 
     def __repr__(self) -> str:
         return "<not read yet>"
@@ -95,11 +93,10 @@ Seen = Callable[[str, Any], None]
 
 
 class Inputs(dict[str, Any]):
-    """Outputs of the parents by id. Names are there; a value is read when it is first asked for.
+    """Outputs of the parents by id; a value is read on first use.
 
-    It is a dict, so that whatever takes a dict takes it. Code that reads a dict's memory without
-    asking it (`orjson.dumps`, pydantic) finds values that were not read, and refuses them: give
-    such code `dict(ctx.inputs)`.
+    It is a dict, for code that needs one. Code that reads the memory of a dict directly
+    (`orjson.dumps`, pydantic) finds unread values and refuses them: pass `dict(ctx.inputs)` to it.
     """
 
     __slots__ = ("_budget", "_held", "_lock", "_seen", "_source")
@@ -111,7 +108,7 @@ class Inputs(dict[str, Any]):
         budget: InputBudget,
         seen: Seen | None = None,
     ) -> None:
-        """`seen` is told what was read."""
+        """`seen` is called with each value that is read."""
         super().__init__(dict.fromkeys(names, UNREAD))
         self._source = source
         self._budget = budget
@@ -152,7 +149,7 @@ class Inputs(dict[str, Any]):
 
     # ── all of them ──────────────────────────────────────────────────────────────────────
 
-    # Without one of its own, `dict(…)`, `{**…}` and `f(**…)` would copy what is not read yet.
+    # Without this method, `dict(…)`, `{**…}` and `f(**…)` would copy unread values.
     def __iter__(self) -> Iterator[str]:
         return super().__iter__()
 
@@ -191,7 +188,7 @@ class Inputs(dict[str, Any]):
         return repr(self.copy())
 
     def _whole(self) -> Any:
-        """As what it is a subclass of, once every value is there."""
+        """The plain dict, with all values read."""
         with self._lock:
             if unread := [name for name, value in super().items() if value is UNREAD]:
                 self._read(unread)
@@ -211,7 +208,7 @@ class Inputs(dict[str, Any]):
 
 
 class _InProcess:
-    """Of a run that is in memory here: its outputs are referred to, and copied when read."""
+    """The outputs of a run in this process; copied when read."""
 
     __slots__ = ("_outputs",)
 
@@ -237,7 +234,7 @@ def inputs_of(
     seen: Seen | None,
     seen_names: Callable[[Iterable[str]], None] | None,
 ) -> dict[str, Any]:
-    """What a handler gets as `ctx.inputs`. `elsewhere` says where those are that did not travel."""
+    """The `ctx.inputs` of a task. `elsewhere` gives the source of inputs that a task lacks."""
     given = task.source
     if isinstance(given, dict):
         if budget.limit < INLINE_BYTES:
@@ -250,8 +247,8 @@ def inputs_of(
         assert elsewhere is not None, "a worker that takes such tasks can read them"  # noqa: S101
         source = elsewhere(task)
     else:
-        run, place, _ = given
-        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[place].parents]
+        run, index, _ = given
+        parents = [(run.graph.nodes[i].id, run.nodes[i]) for i in run.graph.nodes[index].parents]
         outputs = {name: node.output for name, node in parents if node.status is COMPLETED}
         small = _copied_if_small(outputs, min(INLINE_BYTES, budget.limit))
         if small is not None:
@@ -271,12 +268,12 @@ def _in_a_loop() -> bool:
     return True
 
 
-def _copied_if_small(outputs: Mapping[str, Any], most: int) -> dict[str, Any] | None:
+def _copied_if_small(outputs: Mapping[str, Any], max_bytes: int) -> dict[str, Any] | None:
     texts: dict[str, bytes] = {}
     for name, output in outputs.items():
         texts[name] = text = orjson.dumps(output)
-        most -= len(text)
-        if most < 0:
+        max_bytes -= len(text)
+        if max_bytes < 0:
             return None
     return {name: orjson.loads(text) for name, text in texts.items()}
 
@@ -284,7 +281,7 @@ def _copied_if_small(outputs: Mapping[str, Any], most: int) -> dict[str, Any] | 
 def _seen_at_once(
     inputs: dict[str, Any], seen: Seen | None, seen_names: Callable[[Iterable[str]], None] | None
 ) -> dict[str, Any]:
-    """Whoever is given a plain dict may have read all of it."""
+    """All of a plain dict counts as read."""
     if seen_names is not None:
         seen_names(inputs)
     if seen is not None:

@@ -1,16 +1,12 @@
-"""The offline answer of `llm_service`: made from the question alone, so equal for equal input.
+"""`llm_service`: a prompt to any OpenAI-compatible endpoint, or to the offline mock.
 
-Good enough to try a workflow out: it says how much it was given and begins like it, and where
-JSON is asked for it answers with JSON that fits the schema. It must not know the endpoint or
-the settings. Schemas come from a definition, so they are untrusted: depth and size are bounded.
+A call of the chat completions API is one POST, through our own HTTP exchange: bounded like all
+answers, without an SDK's retries, its 1.5 s of import, and the environment variables that it would
+send along. The operator sets the endpoint, not the definition, so it may have any address.
 
-`llm_service`: a prompt to any OpenAI-compatible endpoint, or to the offline mock.
-
-One call of the chat completions API is one POST, so it goes through our own HTTP exchange and
-not through a vendor's SDK: bounded like every other answer, without that package's own retries,
-its 1.5 s of import, and the organisation, project and header variables that it would send along
-to whatever endpoint is configured. The endpoint comes from the operator and not from the
-definition: the address guard lets it be anywhere. It must not know how nodes are retried.
+The answer of the mock depends on the prompt alone: it says how long the prompt is and quotes its
+beginning. If JSON is wanted, the answer is JSON that fits the schema. Schemas come from
+definitions and are untrusted: depth and size are bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from dovetail.handlers.registry import BUILT_IN, HandlerFunction, describe
 from dovetail.handlers.responses import HttpResponse, check_complete, check_status
 
 SHOWN_WORDS = 12
-# Below this level only what the schema demands is made, so that recursive schemas end.
+# Below this level only required parts are made, so that recursive schemas end.
 GENEROUS_LEVELS = 4
 MAX_LEVELS = 32
 MAX_VALUES = 1000
@@ -57,7 +53,7 @@ def mock_answer(
     json_schema: dict[str, Any] | None = None,
     max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """What `llm_service` returns without an endpoint; a token is a word here."""
+    """The result of `llm_service` without an endpoint; a token is a word here."""
     asked = [word for message in messages for word in _texts(message.get("content"))]
     words = " ".join(_texts(messages[-1].get("content"))).split()
     beginning = " ".join(words[:SHOWN_WORDS]) + ("…" if len(words) > SHOWN_WORDS else "")
@@ -167,7 +163,7 @@ class _Sampler:
         ]
 
     def _target(self, reference: str) -> Any:
-        """What a reference inside the schema points at; there are no others."""
+        """The part of the schema that a reference points to; remote references are not allowed."""
         if not reference.startswith("#"):
             raise ValueError(reference)
         found = self._root
@@ -178,7 +174,7 @@ class _Sampler:
 
 
 def _merged(schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """One schema for several that hold together."""
+    """One schema for several that all apply."""
     merged: dict[str, Any] = {}
     for schema in schemas:
         for name, part in schema.items():
@@ -192,7 +188,7 @@ def _merged(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _number(schema: dict[str, Any], *, whole: bool) -> int | float:
-    """The number nearest to zero that fits; a bound that excludes itself is moved by one step."""
+    """The number nearest to zero that fits; an exclusive bound is moved by one step."""
     step = schema.get("multipleOf", 1)
     low = schema.get("minimum")
     high = schema.get("maximum")
@@ -221,8 +217,8 @@ def _text(schema: dict[str, Any]) -> str:
     return text.ljust(shortest, ".")[: max(shortest, schema.get("maxLength", MAX_TEXT))]
 
 
-# The node's own timeout ends a call earlier; this only bounds one that has none.
-LONGEST_CALL = 3600.0
+# The timeout of the node usually ends a call earlier.
+MAX_CALL_SECONDS = 3600.0
 
 _ANYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 _REDIRECTS = range(300, 400)
@@ -241,7 +237,7 @@ def _as_format(value: object) -> object:
 
 
 class Message(BaseModel):
-    """One message of a conversation; fields we do not know are passed on."""
+    """One message of a conversation; unknown fields are sent too."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -306,10 +302,10 @@ def llm_service(settings: Settings, resolver: Resolver = system_resolver) -> Han
 
 
 async def ask_llm(config: dict[str, Any], *, idempotency_key: str) -> dict[str, Any]:
-    """What `llm_service` does, for a handler of one's own that asks on the way.
+    """Call `llm_service` from a handler of your own.
 
-    `config` is the node's, the settings are those of this process. Errors are those of the
-    handler too: raise them on, and the engine tries again, or does not, as it would for it.
+    `config` is that of a node with `llm_service`; the settings are those of this process. It raises
+    the errors of `llm_service`: let them pass, and the engine retries as it would for that handler.
     """
     settings = load_settings()
     known = describe(llm_service(settings), name="llm_service", origin=BUILT_IN)
@@ -350,9 +346,9 @@ async def _ask(
             orjson.dumps(_question(config, model)),
         ),
         guard,
-        timeout_seconds=LONGEST_CALL,
+        timeout_seconds=MAX_CALL_SECONDS,
         max_bytes=settings.max_output_bytes,
-        stop_at=_REDIRECTS,  # a prompt and a key go where the operator said, nowhere else
+        stop_at=_REDIRECTS,  # prompt and key go only to the operator's endpoint
     )
     without_key = Redactor({"key": settings.llm_api_key or ""}).redact_shown
     check_status(answer, redact=lambda text: without_key(redact(text)))

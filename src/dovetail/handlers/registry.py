@@ -1,15 +1,8 @@
-"""Finding handlers in files, modules and installed packages.
+"""Declares handlers, loads them from files, modules and installed packages, and registers them.
 
-Loading runs the user's code, so everything it can raise is told as one line that names the
-file, the line and the cause. It must not know what is already registered: it returns what it
-found, and the registry decides.
-
-The handlers this process knows, by name, and how they are declared and found.
-
-`@handler` only marks a function; nothing is registered as a side effect of an import. A
-`Registry` collects marked functions from files, modules and entry points, so two registries
-in one process never see each other's handlers. It must not know how a handler is run (that is
-the worker) nor which handlers come with Dovetail (that is `builtin`).
+`@handler` only marks a function; an import registers nothing. A `Registry` collects marked
+functions, so two registries in one process do not share handlers. Loading runs the user's code:
+any error in it becomes one line with the file, the line and the cause.
 """
 
 from __future__ import annotations
@@ -41,7 +34,7 @@ if TYPE_CHECKING:
 
 GROUP = "dovetail.handlers"
 
-# Frames of these say nothing about the user's mistake.
+# Frames of these modules are not in the user's code.
 _IMPORTERS = ("<frozen", str(Path(importlib.__file__).parent), __file__)
 
 _EXAMPLE = 'decorate a function: @handler("name") def name(config, ctx): …'
@@ -53,18 +46,18 @@ def load(spec: str) -> list[Handler]:
     if not spec:
         raise HandlerError("an empty name to load handlers from; give FILE.py or package.module")
     if spec.endswith(".py") or "/" in spec or "\\" in spec:
-        # Not by Path, which raises for a home that nobody has.
+        # Not `Path.expanduser`, which raises if the user does not exist.
         return _load_file(Path(os.path.expanduser(spec)), spec)  # noqa: PTH111
     return _load_module(spec)
 
 
 def load_entry_points() -> list[Handler]:
-    """The handlers that installed packages offer; an entry point names a module or a function."""
+    """The handlers of installed packages; an entry point names a module or a function."""
     found: list[Handler] = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else "an installed package"
         label = f"entry point '{entry.name}' of {package}"
-        with _told(label):
+        with _load_errors(label):
             target = entry.load()
         offered = (
             _scan(target, entry.module)
@@ -82,7 +75,7 @@ def _load_file(path: Path, shown: str) -> list[Handler]:
         what = "is a directory" if path.is_dir() else "there is no such file"
         raise HandlerError(f"handlers {shown}: {what}; give FILE.py or package.module")
     path = path.resolve()
-    # One name per path: two files called handlers.py must not take each other's place.
+    # One module name per path: two files called handlers.py must not replace each other.
     name = f"dovetail_handlers_{sha256(str(path).encode()).hexdigest()[:16]}"
     module = sys.modules.get(name)
     if module is None:
@@ -96,10 +89,10 @@ def _execute(name: str, path: Path, shown: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise HandlerError(f"handlers {shown}: not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    # Before it runs: pydantic and pickle look a class's module up there.
+    # Before it runs: pydantic and pickle look up the module of a class there.
     sys.modules[name] = module
     try:
-        with _told(f"handlers {shown}", path):
+        with _load_errors(f"handlers {shown}", path):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -111,7 +104,7 @@ def _load_module(name: str) -> list[Handler]:
     _make_importable(Path.cwd())
     label = f"handlers {name}"
     try:
-        with _told(label):
+        with _load_errors(label):
             module = importlib.import_module(name)
     except HandlerError as error:
         cause = error.__cause__
@@ -135,22 +128,22 @@ def _some(found: list[Handler], label: str) -> list[Handler]:
 
 
 def _scan(module: ModuleType, origin: str, path: Path | None = None) -> list[Handler]:
-    """The marked functions among a module's names, in the order of definition."""
+    """The marked functions of a module, in the order of definition."""
     found: list[Handler] = []
     seen: set[int] = set()
     for value in list(vars(module).values()):
         if id(value) in seen:  # one function under two names
             continue
         seen.add(id(value))
-        place = origin
+        line_origin = origin
         if path is not None and (line := _line(value, path)):
-            place = f"{origin}:{line}"
-        found += marked(value, place)
+            line_origin = f"{origin}:{line}"
+        found += marked(value, line_origin)
     return found
 
 
 def _line(value: object, path: Path) -> int | None:
-    """The line of a function's def, if it stands in that very file."""
+    """The line of a function's `def`, if it is in that file."""
     code = getattr(value, "__code__", None)
     if code is None or Path(code.co_filename) != path:
         return None
@@ -158,19 +151,19 @@ def _line(value: object, path: Path) -> int | None:
 
 
 def _make_importable(directory: Path) -> None:
-    # At the end: a neighbour called like an installed package must not take its place.
+    # At the end: a file with the name of an installed package must not replace it.
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
 
 @contextmanager
-def _told(label: str, path: Path | None = None) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line that says what and where."""
+def _load_errors(label: str, path: Path | None = None) -> Iterator[None]:
+    """Turn any error of the user's code into one line with its file, line and cause."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        # SystemExit too: a script without a main guard must not end Dovetail without a word.
-        raise HandlerError(f"{label}{_place(error, path)}: {_cause(error)}") from error
+        # SystemExit too: a script without a main guard must not end Dovetail silently.
+        raise HandlerError(f"{label}{_location(error, path)}: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:
@@ -180,8 +173,8 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _place(error: BaseException, path: Path | None) -> str:
-    """`:line` in the loaded file; else, in brackets, the innermost place outside the importer."""
+def _location(error: BaseException, path: Path | None) -> str:
+    """`:line` in the loaded file; else, in brackets, the innermost line outside the importer."""
     steps = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError) and error.filename:
         steps.append((error.filename, error.lineno))
@@ -198,25 +191,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 BUILT_IN = "built in"
 MARK = "__dovetail_handlers__"
 
-# Names become stream names and metric labels, so they stay plain.
+# Names become stream names and metric labels, so only plain characters are allowed.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class HandlerError(DovetailError):
-    """A handler that could not work, or a place to load from that has none."""
+    """A handler that cannot work, or a file or module without handlers."""
 
     type = "handler_error"
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One known handler. `origin` says where it came from, for people."""
+    """One handler. `origin` says for people where it was loaded from."""
 
     name: str
     fn: HandlerFunction
     max_retries: int = 0
     version: int = 1
-    """Outputs that another version has made are not taken from the node cache."""
+    """The node cache does not use outputs of another version."""
     is_async: bool = True
     config_model: type[BaseModel] | None = None
     origin: str = BUILT_IN
@@ -225,10 +218,9 @@ class Handler:
     """Where its config may have secrets: anywhere, in these fields, nowhere."""
 
     def prepare(self, config: dict[str, Any]) -> Any:
-        """The config as the handler wants it: its pydantic model if it has one, else the dict.
+        """The config for the handler: its pydantic model if it has one, else the dict.
 
-        Raises a `PermanentError` of type `invalid_config` that names every violation: the same
-        config would be wrong again.
+        Raises a `PermanentError` of type `invalid_config` with all violations.
         """
         if self.config_model is None:
             return config
@@ -243,14 +235,24 @@ class Handler:
                 type="invalid_config",
             ) from None
 
+    def announcement(self) -> dict[str, Any]:
+        """What other processes know of it: a handler of `GET /workers`."""
+        fields = self.secrets
+        return {
+            "name": self.name,
+            "max_retries": self.max_retries,
+            "secrets": fields if isinstance(fields, bool) else sorted(fields),
+            "version": self.version,
+        }
+
     def config_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of the config, where the handler declares one."""
+        """The JSON Schema of the config, if the handler declares a model."""
         return None if self.config_model is None else self.config_model.model_json_schema()
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What the decorator was told, kept on the function until a registry collects it."""
+    """The arguments of the decorator, kept on the function until a registry collects it."""
 
     name: str
     max_retries: int
@@ -273,20 +275,19 @@ def handler(
 ) -> Any:
     """Mark a function `(config, ctx)`, async or plain, as a handler.
 
-    `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; without a name
-    it is the function's. The function stays what it was and can be called in tests. Raise `version`
-    when the function returns something else than before: nodes with `cache` then run it again.
+    `@handler`, `@handler("name")` and `@handler("name", max_retries=3)` all work; the default name
+    is the function's. The function is unchanged and can be called in tests. Raise `version` when
+    the function returns other outputs than before: nodes with `cache` then run it again.
 
-    With `secrets=True` a definition may put `{{ secrets.NAME }}` anywhere into the config, and
-    `ctx.secrets` has all of them; with `secrets=("headers",)` only those fields of the config may
-    have one. Such a handler decides where secrets go: it must send them only where its config
-    cannot lead it astray.
+    With `secrets=True` a definition may have `{{ secrets.NAME }}` anywhere in the config, and
+    `ctx.secrets` has all secrets; with `secrets=("headers",)` only in those fields. Such a handler
+    decides where secrets go: a config must not be able to send them to another host.
     """
     if callable(name):
         return handler()(name)
 
     def mark(fn: F) -> F:
-        # It complains here, at the def.
+        # Errors are raised here, at the `def`.
         named = describe(fn, name=name, max_retries=max_retries, version=version, secrets=secrets)
         mark = _Mark(named.name, named.max_retries, named.secrets, named.version)
         marks = (*getattr(fn, MARK, ()), mark)
@@ -310,7 +311,7 @@ def describe(
     origin: str | None = None,
     secrets: SecretFields = False,
 ) -> Handler:
-    """Say what handler a function is; raises `HandlerError` if it cannot be one."""
+    """The handler of a function; raises `HandlerError` if it cannot be one."""
     name = getattr(fn, "__name__", None) if name is None else name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise HandlerError(
@@ -367,8 +368,8 @@ class Registry:
         self._aliases: dict[str, str] = {}
 
     def add(self, known: Handler, *aliases: str) -> None:
-        """Take a handler in. The same function again changes nothing; another one is refused:
-        which of two equal names runs must never depend on the order of loading."""
+        """Register a handler. The same function again changes nothing; another function of that
+        name is refused, so that the order of loading never matters."""
         for name in (known.name, *aliases):
             earlier = self._find(name)
             if earlier is None or earlier.fn is known.fn:
@@ -399,7 +400,7 @@ class Registry:
         return name in self._handlers or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
-        """Every name that a definition may use, aliases included."""
+        """All names that a definition may use, aliases included."""
         yield from self._handlers
         yield from self._aliases
 
@@ -415,7 +416,7 @@ class Registry:
         return dict(self._aliases)
 
     def items(self) -> Iterator[tuple[str, Handler]]:
-        """Every name and alias with its handler."""
+        """All names and aliases with their handlers."""
         for name in self:
             yield name, self.get(name)
 
@@ -424,7 +425,7 @@ class Registry:
         return {name: known.max_retries for name, known in self.items()}
 
     def secret_fields(self, name: str) -> SecretFields | None:
-        """Where the config of that handler may have secrets; None: there is no such handler."""
+        """Where the config of that handler may have secrets; None if it is unknown."""
         found = self._find(name)
         return None if found is None else found.secrets
 
@@ -437,16 +438,16 @@ class Registry:
         }
 
     def later_versions(self) -> dict[str, int]:
-        """Name and alias → the handler's own `version`, of those that are not in their first."""
+        """Name and alias → the handler's `version`, for versions above 1."""
         return {name: known.version for name, known in self.items() if known.version != 1}
 
     def load(self, spec: str) -> list[Handler]:
-        """Take in the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
+        """Register the handlers of `FILE.py` or `package.module`; loading twice changes nothing."""
 
         return self._take(load(spec))
 
     def load_entry_points(self) -> list[Handler]:
-        """Take in what installed packages offer in the entry point group `dovetail.handlers`."""
+        """Register the handlers of installed packages (entry point group `dovetail.handlers`)."""
 
         return self._take(load_entry_points())
 
@@ -460,7 +461,7 @@ class Registry:
 
 
 def marked(fn: object, origin: str) -> list[Handler]:
-    """The handlers a decorated function stands for; none if it is not decorated."""
+    """The handlers of a decorated function; none if it is not decorated."""
     marks: tuple[_Mark, ...] = getattr(fn, MARK, ()) if callable(fn) else ()
     return [
         replace(
@@ -483,7 +484,7 @@ def _config_model(fn: Callable[..., Any], signature: inspect.Signature) -> type[
     annotation = first.annotation
     if isinstance(annotation, str):  # from __future__ import annotations
         annotation = _resolved(fn, first.name, annotation)
-    # Whoever wrote a pydantic model down has imported pydantic.
+    # If the annotation is a pydantic model, pydantic is imported already.
     pydantic = sys.modules.get("pydantic")
     if pydantic and inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
         return cast("type[BaseModel]", annotation)
@@ -491,11 +492,11 @@ def _config_model(fn: Callable[..., Any], signature: inspect.Signature) -> type[
 
 
 def _resolved(fn: Callable[..., Any], name: str, text: str) -> object:
-    """What an annotation written as text means; None if it cannot be found out."""
+    """The value of an annotation written as text; None if it cannot be evaluated."""
     written = fn if inspect.isfunction(fn) else getattr(type(fn), "__call__", fn)  # noqa: B004
     try:
         return get_type_hints(written).get(name)
-    except Exception:  # another annotation of it names what is not there at run time
+    except Exception:  # another annotation uses a name that does not exist at run time
         return getattr(written, "__globals__", {}).get(text.strip("'\""))
 
 

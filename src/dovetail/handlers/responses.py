@@ -1,6 +1,6 @@
-"""What an HTTP answer means to a node: success, another try later, or the end; and its text.
+"""What an HTTP response means for a node (success, retry or failure), and its text.
 
-Shared by the handlers that speak HTTP. It must not know how the answer was fetched.
+Shared by the handlers that use HTTP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN_OF_A_FAILURE = 300
 
 _SECONDS = re.compile(r"\d{1,18}(\.\d{1,18})?", re.ASCII)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([a-z0-9._-]+)")
-# Python also knows "charsets" that are none, and some that take quadratic time (punycode, idna).
+# Python also has codecs that are no charsets, and some that take quadratic time (punycode, idna).
 _TEXT_CHARSET = re.compile(
     r"utf-?(8|16|32)([-_]?[lb]e)?|(us-)?ascii|latin-?1|iso[-_]?8859[-_]\d+|(cp|windows-)\d+"
     r"|koi8-[rut]|shift[-_]jis|euc[-_](jp|kr)|gb(2312|k|18030)|big5"
@@ -31,7 +31,7 @@ _TEXT_TYPE = re.compile(r"text/|[^;]*[/+](json|xml|javascript|yaml|x-www-form-ur
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What came back. Header names are lower case; `where` is the request, fit to be shown.
+    """A response. Header names are lower case; `where` is the request, as it may be shown.
 
     `complete` is false if reading stopped at the size limit.
     """
@@ -49,10 +49,10 @@ def check_status(
     *,
     redact: Callable[[str], str],
 ) -> None:
-    """Return if the answer is a success, else raise the error that fits it.
+    """Return if the answer is a success, else raise the right error.
 
-    The error quotes how the answer begins. Services like to quote the key that they did not
-    accept, so that is redacted, and before it is cut: of a cut secret the beginning would stay.
+    The error quotes the beginning of the answer. Services may quote a key that they refuse, so the
+    answer is redacted before it is cut: the beginning of a cut secret would stay.
     """
     status = answer.status_code
     if status in expected if expected else 200 <= status < 300:
@@ -72,7 +72,7 @@ def check_status(
 
 
 def check_complete(answer: HttpResponse, max_bytes: int) -> None:
-    """Refuse an answer of which only the beginning was read."""
+    """Raise if only the beginning of the answer was read."""
     if not answer.complete:
         raise PermanentError(
             f"{answer.where}: the answer is larger than {max_bytes} bytes, "
@@ -82,27 +82,27 @@ def check_complete(answer: HttpResponse, max_bytes: int) -> None:
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """The seconds that `Retry-After` asks for, at most an hour; None if it says nothing usable."""
+    """The seconds of `Retry-After`, at most an hour; None if it has no usable value."""
     text = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         return min(float(text), MAX_RETRY_AFTER)
     until = _timestamp(text)
     if until is None:
         return None
-    # Against the service's own clock where it tells it: ours may differ.
+    # By the service's own clock if it sends one: ours may differ.
     start = _timestamp(headers.get("date", ""))
     return min(max(0.0, until - (now if start is None else start)), MAX_RETRY_AFTER)
 
 
 def decoded(answer: HttpResponse) -> tuple[str, bool]:
-    """The body as text and True; or, where that would destroy it, as base64 and False."""
+    """The body as text and True; as base64 and False if text would destroy it."""
     kind = answer.headers.get("content-type", "").lower()
     declared = _CHARSET.search(kind)
     charset = declared[1] if declared and _TEXT_CHARSET.fullmatch(declared[1]) else ""
     if charset or _TEXT_TYPE.match(kind):
         try:
             return answer.content.decode(charset or "utf-8", "replace"), True
-        except LookupError:  # it looked like a charset, but Python has none of that name
+        except LookupError:  # Python has no charset of that name
             return answer.content.decode("utf-8", "replace"), True
     try:
         text = answer.content.decode()

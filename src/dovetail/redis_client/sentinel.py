@@ -1,8 +1,7 @@
-"""Asks sentinels which server leads now.
+"""Asks sentinels for the address of the primary.
 
-It is asked when a connection is opened and at no other time, so it may be slow: it blocks, over a
-connection of its own for each question. A sentinel may be behind, so the caller asks the server
-itself whether it leads.
+Only when a connection is opened, so it may be slow: it blocks, with a connection for each question.
+A sentinel may be behind, so the caller checks the role of the server itself.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ import hiredis
 from dovetail.redis_client.url import Address, RedisUrl, WrongUrl
 
 ANSWER_SECONDS = 1.0
-"""A sentinel that takes longer is as good as lost: another one is asked."""
+"""A sentinel that takes longer counts as lost: the next one is asked."""
 READ_BYTES = 65536
-WHO_LEADS = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
+PRIMARY_ADDRESS = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME")
 ROLE = ("ROLE",)
 
 
 def leader(target: RedisUrl) -> Address:
-    """Where the server is that the sentinels name.
+    """The address of the primary.
 
     Raises `OSError` if none of them answers, `WrongUrl` if none of them knows the service.
     """
     silent, ignorant = [], []
     for address in target.addresses:
         try:
-            (told,) = ask(target, address, [(*WHO_LEADS, target.service)])
+            (reply,) = ask(target, address, [(*PRIMARY_ADDRESS, target.service)])
         except OSError as error:
             silent.append(f"{address[0]}:{address[1]}: {error}")
             continue
-        if told is not None:
-            return told[0].decode(), int(told[1])
+        if reply is not None:
+            return reply[0].decode(), int(reply[1])
         ignorant.append(address)
     if not ignorant:
         raise ConnectionError(f"no sentinel answers ({'; '.join(silent)})")
@@ -44,16 +43,16 @@ def leader(target: RedisUrl) -> Address:
 
 
 def leads(role: Any) -> bool:
-    """By the answer of a server to ROLE; one that may not be asked is believed."""
+    """From a server's reply to ROLE; where ROLE is forbidden the sentinel is believed."""
     return isinstance(role, hiredis.ReplyError) or role[0] == b"master"
 
 
 def _meant(target: RedisUrl, address: Address) -> str:
     try:
-        (told,) = ask(target, address, [("SENTINEL", "MASTERS")])
+        (reply,) = ask(target, address, [("SENTINEL", "MASTERS")])
     except OSError:
         return ""
-    names = [one[one.index(b"name") + 1].decode() for one in told]
+    names = [one[one.index(b"name") + 1].decode() for one in reply]
     near = get_close_matches(target.service, names, n=1)
     if near:
         return f"; did you mean '{near[0]}'?"
@@ -61,7 +60,7 @@ def _meant(target: RedisUrl, address: Address) -> str:
 
 
 def ask(target: RedisUrl, address: Address, commands: Sequence[tuple[str, ...]]) -> list[Any]:
-    """The answers of one sentinel. Raises `OSError` if it is away or refuses to answer."""
+    """The replies of one sentinel. Raises `OSError` if it is away or refuses."""
     seconds = min(ANSWER_SECONDS, target.connect_seconds or ANSWER_SECONDS)
     with socket.create_connection(address, seconds) as plain:
         wire = plain

@@ -1,13 +1,11 @@
-"""The same connection to Redis for a thread that has nothing else to do: it waits for each answer.
+"""A connection to Redis without an event loop: each call blocks until its reply.
 
-All but those to what is posted: that is sent at once, and its answer is read with the next one. The
-thread that posts it has the next thing to ask under way a roundtrip earlier, and what is posted is
-kept until it is answered, so it is lost no sooner than with the process.
+A pool process runs one task at a time, and an event loop would cost it more than Redis does. Code
+that is written for `PipelinedRedis` and sends one thing after the other works here unchanged: it
+never really waits, so `done` returns its result at once.
 
-A process of a pool runs one thing at a time, and an event loop would cost it more than Redis does.
-Whatever is written for a `Pipe` and asks one thing after the other works here as it is: nothing it
-awaits ever waits, so `done` gives the outcome at once. What it must not know: what any command
-means.
+Commands of `send_nowait` do not block: their replies are read with the next ones, which saves a
+roundtrip. They are kept until they are answered, so only the end of the process can lose them.
 """
 
 from __future__ import annotations
@@ -34,7 +32,8 @@ from dovetail.redis_client.pipelined import (
     PipelinedRedis,
     RedisError,
     RedisUnreachable,
-    untrusted,
+    _packed,
+    trust_error,
 )
 from dovetail.redis_client.url import Address, WrongUrl
 
@@ -43,118 +42,122 @@ READ_BYTES = 65536
 
 
 def done(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of work that never waits."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as returned:
         outcome: T = returned.value
         return outcome
     work.close()
-    raise RuntimeError("this work waits for something, and nobody here would wake it")
+    raise RuntimeError("this coroutine waits, and there is no event loop to wake it")
 
 
 class SyncRedis(PipelinedRedis):
-    """Opened when it is first used; of one process, and of one thread but for `confirm`."""
+    """Opened at first use. For one process, and one thread except for `flush_acks`."""
 
     def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
         super().__init__(url, patience=patience)
-        self._loop = asyncio.new_event_loop()  # never run: futures and times want to have one
+        self._loop = asyncio.new_event_loop()  # never run: futures need one
         self._socket: socket.socket | None = None
         self._reader = hiredis.Reader()
-        self._ahead: list[bytes] = []
-        """Commands that travel with the next ones, and whose answers nobody looks at."""
-        self._posted: list[bytes] = []
-        self._under_way = 0
-        """How many of those posted were sent over this very connection."""
-        self._turn = threading.Lock()
+        self._enqueued: list[bytes] = []
+        """Commands that travel with the next ones; their replies are ignored."""
+        self._unacknowledged: list[bytes] = []
+        self._sent_count = 0
+        """How many of the unacknowledged commands were sent over this connection."""
+        self._lock = threading.Lock()
         self._used_at = 0.0
 
-    def ask(
-        self, commands: Sequence[Command], *, patience: float = 0.0, behind: bool = False
+    def send(
+        self, commands: Sequence[Command], *, delay: float = 0.0, last: bool = False
     ) -> asyncio.Future[list[Any]]:
-        """Answered when this returns. Raises `Unreachable` if Redis does not come back in time."""
+        """The replies are there when this returns. Raises `RedisUnreachable` if Redis stays
+        away."""
         if self._keys is not None:
-            commands = self._keys.all_of(commands)
-        with self._turn:
-            ahead = len(self._ahead)
-            packed = b"".join([*self._ahead, *map(_packed, commands)])
-            replies = self._asked(packed, ahead + len(commands))
-            self._ahead.clear()
+            commands = self._keys.add_to_all(commands)
+        with self._lock:
+            ahead = len(self._enqueued)
+            packed = b"".join([*self._enqueued, *map(_packed, commands)])
+            replies = self._send(packed, ahead + len(commands))
+            self._enqueued.clear()
             self.roundtrips += 1
             self.commands += ahead + len(commands)
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
         answer.set_result(replies[ahead:])
         return answer
 
-    def soon(self, commands: Sequence[Command], *, behind: bool = False) -> None:
+    def enqueue(self, commands: Sequence[Command], *, last: bool = False) -> None:
         if self._keys is not None:
-            commands = self._keys.all_of(commands)
-        self._ahead += map(_packed, commands)
+            commands = self._keys.add_to_all(commands)
+        self._enqueued += map(_packed, commands)
 
-    def post(self, commands: Sequence[Command]) -> None:
-        """Have these done, each once or more often: sent now, and again until it is answered."""
+    def send_nowait(self, commands: Sequence[Command]) -> None:
+        """Have each executed at least once: sent now, and again until Redis replies."""
         if self._keys is not None:
-            commands = self._keys.all_of(commands)
-        with self._turn:
+            commands = self._keys.add_to_all(commands)
+        with self._lock:
             packed = [*map(_packed, commands)]
-            self._posted += packed
+            self._unacknowledged += packed
             self.commands += len(packed)
-            if self._socket is not None and self._under_way == len(self._posted) - len(packed):
+            if self._socket is not None and self._sent_count == len(self._unacknowledged) - len(
+                packed
+            ):
                 try:
                     self._socket.sendall(b"".join(packed))
-                    self._under_way += len(packed)
+                    self._sent_count += len(packed)
                 except OSError:
                     self._break()
 
-    def confirm(self) -> None:
-        """Returns if all that was posted is done; from any thread. Raises `RedisError` if not."""
-        with self._turn:
-            if self._posted:
-                self._asked(b"", 0)
-            if self._posted:  # it is there, but reads its files, or is not the one that writes
-                raise RedisError("Redis has refused it")
+    def flush_acks(self) -> None:
+        """Returns when `send_nowait`'s commands are executed. From any thread. Raises `RedisError`
+        if not."""
+        with self._lock:
+            if self._unacknowledged:
+                self._send(b"", 0)
+            if self._unacknowledged:  # Redis is loading, or is a replica
+                raise RedisError("Redis refused a command that was sent without waiting")
 
     def close(self) -> None:
         self._closed = True
         self._break()
         self._loop.close()
 
-    def _asked(self, packed: bytes, count: int) -> list[Any]:
+    def _send(self, packed: bytes, count: int) -> list[Any]:
         give_up = time.monotonic() + self._patience
         pause = RETRY_SECONDS
         while True:
             try:
-                self._check_health_here()
+                self._check_idle()
                 if self._socket is None:
                     self._connect()
-                lost = b"".join(self._posted[self._under_way :])
-                self._under_way = len(self._posted)
-                replies = self._exchanged(lost + packed, self._under_way + count)
+                lost = b"".join(self._unacknowledged[self._sent_count :])
+                self._sent_count = len(self._unacknowledged)
+                replies = self._roundtrip(lost + packed, self._sent_count + count)
                 self._used_at = time.monotonic()
-                return self._without_posted(replies)
+                return self._acknowledge(replies)
             except (OSError, hiredis.ProtocolError) as error:
                 if self._socket is not None:
                     self.breaks += 1
                 self._break()
                 if time.monotonic() + pause > give_up:
-                    refused = isinstance(error, ssl.SSLError) and untrusted(error, self.where)
+                    refused = isinstance(error, ssl.SSLError) and trust_error(error, self.where)
                     raise (
                         refused or RedisUnreachable(f"Redis cannot be reached: {error}")
                     ) from None
                 time.sleep(pause)
                 pause = min(pause * 2, LONGEST_RETRY_SECONDS)
 
-    def _without_posted(self, replies: list[Any]) -> list[Any]:
-        """What was refused is sent again with whatever is next."""
-        posted, self._under_way = self._posted, 0
-        self._posted = [
+    def _acknowledge(self, replies: list[Any]) -> list[Any]:
+        """Commands that were refused are sent again with the next ones."""
+        posted, self._sent_count = self._unacknowledged, 0
+        self._unacknowledged = [
             command
             for command, reply in zip(posted, replies, strict=False)
             if isinstance(reply, hiredis.ReplyError)
         ]
         return replies[len(posted) :]
 
-    def _exchanged(self, packed: bytes, count: int) -> list[Any]:
+    def _roundtrip(self, packed: bytes, count: int) -> list[Any]:
         assert self._socket is not None  # noqa: S101
         self._socket.sendall(packed)
         replies: list[Any] = []
@@ -168,7 +171,7 @@ class SyncRedis(PipelinedRedis):
                 raise ConnectionResetError("the connection to Redis broke")
             self._reader.feed(data)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251  (there is no loop to block)
 
     # ── the connection ───────────────────────────────────────────────────────────────────
@@ -182,7 +185,7 @@ class SyncRedis(PipelinedRedis):
         self._socket, self._reader = made, hiredis.Reader()
         self._used_at = time.monotonic()
         try:
-            self._greet_here()
+            self._greet_blocking()
         except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             if self.target.tls is None or self.target.service:
                 raise
@@ -211,29 +214,29 @@ class SyncRedis(PipelinedRedis):
                 raise
         return made
 
-    def _greet_here(self) -> None:
+    def _greet_blocking(self) -> None:
         for greeting in self.target.greetings():
-            (reply,) = self._exchanged(_packed(greeting), 1)
+            (reply,) = self._roundtrip(_packed(greeting), 1)
             if isinstance(reply, hiredis.ReplyError):
                 self._break()
                 raise RedisError(f"Redis refused {greeting[0]!s}: {reply}")
         if self.target.service:
-            (role,) = self._exchanged(_packed(sentinel.ROLE), 1)
+            (role,) = self._roundtrip(_packed(sentinel.ROLE), 1)
             if not sentinel.leads(role):
                 raise ConnectionError(f"Redis at {self.where} does not lead yet, or no longer")
         elif self.target.tls is not None:
-            self._exchanged(_packed(("PING",)), 1)
+            self._roundtrip(_packed(("PING",)), 1)
 
-    def _check_health_here(self) -> None:
-        """Of a connection that was idle for long: one that broke in silence is opened anew."""
+    def _check_idle(self) -> None:
+        """Check a connection that was idle for long: it may have broken silently."""
         every = self.target.health_seconds
-        if every is None or self._socket is None or self._under_way:
+        if every is None or self._socket is None or self._sent_count:
             return
         if time.monotonic() - self._used_at < every:
             return
         try:
             self._socket.settimeout(self.target.connect_seconds or CONNECT_SECONDS)
-            self._exchanged(_packed(("PING",)), 1)
+            self._roundtrip(_packed(("PING",)), 1)
             self._socket.settimeout(self._silence)
         except OSError:
             self._break()
@@ -243,11 +246,4 @@ class SyncRedis(PipelinedRedis):
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
-        self._under_way = 0
-
-
-def _packed(command: Command) -> bytes:
-    if isinstance(command, bytes):
-        return command
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
-    return packed
+        self._sent_count = 0

@@ -1,8 +1,8 @@
 """A Redis URL with its options: where Redis is, how its certificate is checked, how long to wait.
 
-One reading of it serves every connection: the pipelined one, the blocking one, those to the nodes
-of a cluster and to sentinels, and Celery's. An option that would have no effect is refused by name:
-an operator who names a certificate must not learn later that nobody looked at it.
+It is parsed once for every connection: pipelined, blocking, to cluster nodes, to sentinels, and
+Celery's. An option that would have no effect is refused by name: a certificate that is named must
+be used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WHOLE = re.compile(r"([a-z+]+)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?", re.D
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(?::(\d{1,5}))?")
 _REQUIREMENTS = {"required": "CERT_REQUIRED", "optional": "CERT_OPTIONAL", "none": "CERT_NONE"}
 _VERSIONS = {"1.2": "TLSv1_2", "1.3": "TLSv1_3"}
-"""By the names of `ssl`, which takes long to import and which few commands need."""
+"""Names in `ssl`, which takes long to import and which few commands need."""
 _USELESS = {
     "max_connections": "every process keeps a few connections and shares them",
     "retry_on_timeout": "what was not answered is always asked again",
@@ -105,7 +105,7 @@ class Tls:
                 ) from None
         return made
 
-    def of_redis_py(self) -> dict[str, Any]:
+    def redis_py_options(self) -> dict[str, Any]:
         """The same for redis-py, which Celery uses."""
         import ssl
 
@@ -129,11 +129,11 @@ class Tls:
 class RedisUrl:
     scheme: str
     addresses: tuple[Address, ...]
-    """Of the server, or of the sentinels that know it."""
+    """Of the server, or of its sentinels."""
     path: str = ""
     """Of a socket, instead of an address."""
     service: str = ""
-    """The name by which sentinels know the server."""
+    """The name of the primary at the sentinels."""
     username: str = ""
     password: str = field(default="", repr=False)
     db: int = 0
@@ -156,7 +156,7 @@ class RedisUrl:
         return f"{hosts}/{self.service}" if self.service else hosts
 
     def greetings(self) -> list[tuple[str | int, ...]]:
-        """What a connection begins with."""
+        """Commands that begin a connection."""
         found = _auth(self.username, self.password)
         if self.client_name:
             found.append(("CLIENT", "SETNAME", self.client_name))
@@ -368,7 +368,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ssl_min_version": ("min_version", _of(_VERSIONS, prefix="tlsv")),
     "ssl_ciphers": ("ciphers", _text),
 }
-"""By name: what it sets, and how its text is understood."""
+"""By name: the field it sets, and the parser of its text."""
 
 
 def _tls(given: dict[str, Any]) -> Tls:
@@ -394,15 +394,15 @@ def with_prefix(url: str, prefix: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class OfCelery:
-    """What kombu is given to reach the same Redis, in the same way."""
+class CeleryConnection:
+    """Arguments for kombu to reach the same Redis in the same way."""
 
     url: str
     use_ssl: dict[str, Any] | None
     transport_options: dict[str, Any]
 
 
-def of_celery(target: RedisUrl) -> OfCelery:
+def to_celery(target: RedisUrl) -> CeleryConnection:
     options: dict[str, Any] = {}
     if target.client_name:
         options["client_name"] = target.client_name
@@ -416,14 +416,16 @@ def of_celery(target: RedisUrl) -> OfCelery:
         options["health_check_interval"] = target.health_seconds
     if target.prefix:
         options["global_keyprefix"] = target.prefix
-    use_ssl = None if target.tls is None else target.tls.of_redis_py()
+    use_ssl = None if target.tls is None else target.tls.redis_py_options()
     user = _user(target)
     if target.path:
         database = urlencode({"virtual_host": target.db})
-        return OfCelery(f"redis+socket://{user}{quote(target.path)}?{database}", None, options)
+        return CeleryConnection(
+            f"redis+socket://{user}{quote(target.path)}?{database}", None, options
+        )
     if not target.service:
         ((host, port),) = target.addresses
-        return OfCelery(
+        return CeleryConnection(
             f"{target.scheme}://{user}{_host(host)}:{port}/{target.db}", use_ssl, options
         )
     options["master_name"] = target.service
@@ -435,9 +437,9 @@ def of_celery(target: RedisUrl) -> OfCelery:
     if use_ssl is not None:
         asking |= {"ssl": True, **use_ssl}
     options["sentinel_kwargs"] = asking
-    # Each with all of it: kombu goes on with the next one when it has lost the first.
+    # Each URL is complete: kombu tries the next one when the first is lost.
     urls = [f"sentinel://{user}{_host(host)}:{port}/{target.db}" for host, port in target.addresses]
-    return OfCelery(";".join(urls), use_ssl, options)
+    return CeleryConnection(";".join(urls), use_ssl, options)
 
 
 def _user(target: RedisUrl) -> str:
@@ -453,8 +455,8 @@ def _host(host: str) -> str:
 def from_celery(
     urls: Sequence[str], use_ssl: Any, transport_options: Mapping[str, Any]
 ) -> str | None:
-    """The Redis that an app of Celery has as its broker, as we spell it; none if it is another
-    kind of broker. Options that only Celery knows are Celery's own business, and left out."""
+    """The broker of a Celery app as a URL of ours; None if it is no Redis. Options that only Celery
+    knows are left out."""
     first = urls[0] if urls else ""
     if first.startswith("redis+socket://"):
         path, _, database = first.removeprefix("redis+socket://").partition("?virtual_host=")

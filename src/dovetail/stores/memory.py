@@ -1,7 +1,6 @@
 """Runs in the memory of this process: the core itself, behind the store's port.
 
-Nothing here decides anything; it looks the run up, steps it and wakes whoever watches. It
-survives nothing, which is right for the library and for tests.
+It survives nothing, which is right for the library and for tests.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class MemoryStore:
         """`on_event` is called with each event, in order, where it happens."""
         self._on_event = on_event
         self._runs: dict[str, RunState] = {}
-        # Tokens only tell starts apart within this process: no secret, so no entropy.
+        # Tokens only distinguish starts within this process: no secret, so no entropy.
         self._nonces = count(1)
         self._events: dict[str, list[Event]] = {}
         self._watchers: dict[str, set[asyncio.Event]] = {}
@@ -115,7 +114,7 @@ class MemoryStore:
         await self.wait(run_id)
 
     def abort(self, error: BaseException) -> None:
-        """The engine is gone: nobody shall wait for an end that cannot come."""
+        """The engine has stopped: fail all waiting callers."""
         self._aborted = error
         for watchers in self._watchers.values():
             for watcher in watchers:

@@ -1,13 +1,10 @@
-"""Graphs to keep and graphs that were kept: compiled once each, however many runs share them.
-
-What every store needs to read its SQL, to answer in pages and to find what a name means.
-"""
+"""Records that SQLite, Redis and PostgreSQL share: definitions, pages, views and messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -18,7 +15,8 @@ from dovetail.core.definition.model import Workflow
 from dovetail.core.errors import Changed, Conflict, InvalidParams, NotFound, Problem
 from dovetail.core.outputs import OutputReference
 from dovetail.core.states import RunStatus
-from dovetail.engine.views import damage_error, summary_view
+from dovetail.engine.ports import Registered, RunQuery
+from dovetail.engine.views import damage_error, summary_view, timestamp
 
 MOST_GRAPHS = 64
 
@@ -44,7 +42,7 @@ class Definitions:
 
     def stored(self, graph: Graph) -> StoredDefinition:
         """What a store writes of a graph."""
-        # By identity: a graph cannot be hashed cheaply, and whoever triggers often reuses it.
+        # By identity: a graph cannot be hashed cheaply, and callers reuse it.
         known = self._stored.get(id(graph))
         if known is not None:
             return known[1]
@@ -96,12 +94,21 @@ def page_size(limit: int) -> int:
     return max(1, min(limit, MOST_LISTED))
 
 
-def place_in_list(cursor: str) -> int:
-    """Where a page begins. Raises `InvalidParams` for what is no cursor of ours."""
+def list_position(cursor: str | None, start: int) -> int:
+    """Where a page begins: `start` without a cursor. Raises `InvalidParams` for a foreign
+    cursor."""
+    if cursor is None:
+        return start
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
         message = f"'{cursor[:40]}' is no cursor; use the `next_cursor` of the page before"
         raise InvalidParams([Problem("invalid_field", message, "cursor")])
     return int(cursor)
+
+
+def conditions(query: RunQuery, batch: int | None) -> dict[str, Any]:
+    """The columns that a query asks for, with their values; `batch` is the number of its batch."""
+    wanted = {"status": query.status, "workflow": query.workflow, "batch": batch}
+    return {column: value for column, value in wanted.items() if value is not None}
 
 
 def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> int:
@@ -117,7 +124,7 @@ def version_meant(name: str, version: int | str, aliases: Mapping[str, int]) -> 
 
 
 def check_seen(name: str, seen: Mapping[str, int] | None, found: Mapping[str, int]) -> None:
-    """Raises `Changed` unless a workflow's aliases are those that were seen."""
+    """Raises `Changed` unless a workflow's aliases are the ones that were seen."""
     if seen is not None and dict(seen) != dict(found):
         raise changed(name)
 
@@ -127,7 +134,7 @@ def changed(name: str) -> Changed:
 
 
 def long_enough(prefix: str) -> None:
-    """Raises `NotFound` for a beginning of an id that could be anybody's."""
+    """Raises `NotFound` for a prefix that is too short to name a run."""
     if prefix and len(prefix) < SHORTEST_PREFIX:
         raise NotFound(f"'{prefix}' is too short: give at least {SHORTEST_PREFIX} characters")
 
@@ -147,10 +154,76 @@ def no_alias(name: str, alias: str, aliases: Mapping[str, int]) -> NotFound:
     return NotFound(f"workflow '{name}' has no alias '{alias}'; aliases: {have}")
 
 
-def keep_latest(alias: str) -> None:
+def refuse_latest(alias: str, verb: str) -> None:
     """Raises `Conflict` for the alias that every workflow has."""
     if alias == LATEST:
-        raise Conflict("'latest' always names the newest version and cannot be deleted")
+        raise Conflict(f"'latest' always names the newest version and cannot be {verb}")
+
+
+def no_run(run_id: str, where: object) -> NotFound:
+    return NotFound(f"no run '{run_id}' in {where}")
+
+
+def no_batch(batch_id: str, where: object) -> NotFound:
+    return NotFound(f"no batch '{batch_id}' in {where}")
+
+
+def no_workflow(name: str, where: object) -> NotFound:
+    return NotFound(f"no workflow '{name}' is registered in {where}")
+
+
+def no_version(name: str, version: int | str | None, versions: dict[str, Any]) -> NotFound:
+    have = ", ".join(str(one["version"]) for one in versions["items"])
+    return NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+
+
+def refuse_active(name: str, active: int) -> None:
+    """Raises `Conflict` for a workflow with unfinished runs."""
+    if active:
+        runs = "1 run" if active == 1 else f"{active} runs"
+        raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+
+
+def workflow_view(
+    found: Registered, aliases: Mapping[str, int], definition: Any = None
+) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "version": found.version,
+        "definition": orjson.loads(found.content) if definition is None else definition,
+        "aliases": dict(aliases),
+        "created_at": timestamp(found.created_at),
+    }
+
+
+def batch_view(
+    batch: tuple[str, str, int, str | None],
+    counts: dict[str, int],
+    finished_at: str | None,
+    runs: Iterable[tuple[int, str, str]],
+    more: int | None,
+) -> dict[str, Any]:
+    """`batch` is its id, workflow, count and creation time; `more` is the index of the next
+    page."""
+    batch_id, workflow, count, created_at = batch
+    return {
+        "batch_id": batch_id,
+        "workflow": workflow,
+        "count": count,
+        "counts": counts,
+        "created_at": created_at,
+        "finished_at": finished_at,
+        "runs": [
+            {"index": index, "run_id": run_id, "status": status} for index, run_id, status in runs
+        ],
+        "next_cursor": None if more is None else str(more),
+    }
+
+
+def batch_page(rows: Sequence[Any], limit: int) -> tuple[list[str], str | None]:
+    """The ids of a page of batches, and its cursor, from rows of number and id."""
+    more = str(rows[limit - 1][0]) if len(rows) > limit else None
+    return [str(row[1]) for row in rows[:limit]], more
 
 
 def summary_of(row: Sequence[Any]) -> dict[str, Any]:
@@ -162,9 +235,9 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
     _, run_id, workflow, version, status, epoch, params, *rest = row
     created_at, started_at, finished_at, error, result, size = rest
     lost: list[str] = []
-    told = None if result is None else _json(result, "result", lost)
+    shown = None if result is None else _json(result, "result", lost)
     if result is None and size is not None:
-        told = OutputReference(size, None)
+        shown = OutputReference(size, None)
     view = summary_view(
         run_id=_text(run_id, "id", lost),
         workflow=_text(workflow, "workflow", lost),
@@ -176,7 +249,7 @@ def summary_of(row: Sequence[Any]) -> dict[str, Any]:
         started_at=_time(started_at, "started_at", lost),
         finished_at=_time(finished_at, "finished_at", lost),
         error=None if error is None else _json(error, "error", lost, None),
-        result=told,
+        result=shown,
     )
     if lost:
         what = f"its record is damaged: {', '.join(lost)} cannot be read"

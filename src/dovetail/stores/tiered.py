@@ -1,14 +1,7 @@
-"""Runs that many processes share, as the commands see them: hot in Redis, and then in the archive.
+"""Redis over PostgreSQL: live runs in Redis, all others in the archive.
 
-A run is in Redis while it goes on, and for a while after; one that Redis has dropped, or lost, is
-read from the archive, if there is one. Nothing is driven here: whatever is decided is sent out to
-whoever does. What it must not know: any rule, or who asks.
-
-What PostgreSQL keeps beside runs, with what goes on in Redis at this moment.
-
-PostgreSQL has every run, and is a moment behind with those that move. Which ones these are, Redis
-knows: they are shown as they are there, and counted so. What it must not know: how a run moves, or
-how it is archived.
+A run is in Redis while it goes on and for a while after. Then it is read from the archive. The
+archive is a moment behind with runs that move: lists and counts show these as Redis has them.
 """
 
 from __future__ import annotations
@@ -29,13 +22,13 @@ from dovetail.engine.distributed.archiver import Archiver
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.triggers import PendingRun, TriggerService, making_seconds
 from dovetail.engine.idempotency import is_for_a_batch
-from dovetail.engine.ports import Cached, Key, KeyUsed, Seen
+from dovetail.engine.ports import ALL_RUNS, Cached, Key, KeyUsed, RunQuery, Seen
 from dovetail.engine.views import timestamp, unread_run
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.postgres.archive import PostgresArchive, StoredOutput
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
 from dovetail.stores.postgres.records import LARGEST_NUMBER, PostgresRecords
-from dovetail.stores.records import page_size, place_in_list, summary_of, until_cut
+from dovetail.stores.records import batch_view, list_position, page_size, summary_of, until_cut
 from dovetail.stores.redis.archive import UNARCHIVED
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
@@ -43,7 +36,7 @@ from dovetail.stores.redis.store import RedisStore, keys_of
 
 RUN_POLL_SECONDS = 0.5
 """How often the archive is looked at for a run that will be back in Redis."""
-MOST_TOLD = 5
+MAX_REPORTED = 5
 
 log = logging.getLogger("dovetail.store")
 
@@ -81,12 +74,12 @@ class RunArchive(Protocol):
 class TieredRuns:
     def __init__(
         self,
-        pipe: PipelinedRedis,
+        redis: PipelinedRedis,
         hot: RedisStore,
         submissions: TriggerService,
         archive: RunArchive | None,
     ) -> None:
-        self._pipe = pipe
+        self._redis = redis
         self._hot = hot
         self._submissions = submissions
         self._archive = archive
@@ -120,7 +113,7 @@ class TieredRuns:
         return decisions
 
     async def _is_hot(self, run_id: str) -> bool:
-        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))
+        return bool(await self._redis.call("HEXISTS", keys_of(run_id)[0], "status"))
 
     # ── runs that are damaged ────────────────────────────────────────────────────────────
 
@@ -132,8 +125,8 @@ class TieredRuns:
         except BrokenRun as problem:
             found = await self._put_back(run_id, problem, now, dry_run=dry_run)
         if found and not dry_run:
-            log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MOST_TOLD]))
-            await self._submissions.look_after(run_id)
+            log.warning("run %s: repaired: %s", run_id, "; ".join(found[:MAX_REPORTED]))
+            await self._submissions.reconcile_run(run_id)
             if self._archive is not None:
                 await self._archive.keep([run_id])
         return found
@@ -145,7 +138,7 @@ class TieredRuns:
             raise problem
         found = [f"what Redis has of it cannot be used ({problem}); the archive has it"]
         if not dry_run:
-            await self._pipe.call("UNLINK", *keys_of(run_id))
+            await self._redis.call("UNLINK", *keys_of(run_id))
             self._hot.forget(run_id)
             await self._archive.bring_back(run_id)
             found += await self._hot.repair(run_id, now)
@@ -155,13 +148,13 @@ class TieredRuns:
         if not await self._hot.end_by_force(run_id, now):
             raise Conflict(f"run {run_id} has ended already: there is nothing to cancel")
         log.warning("run %s was ended by force: %s", run_id, why)
-        await self._submissions.over(run_id)
+        await self._submissions.announce_end(run_id)
         if self._archive is not None:
             await self._archive.keep([run_id])
         try:
             return await self._hot.load(run_id)
         except (BrokenRun, NotFound):  # its definition, say, is lost
-            name, status = await self._pipe.call("HMGET", keys_of(run_id)[0], "workflow", "status")
+            name, status = await self._redis.call("HMGET", keys_of(run_id)[0], "workflow", "status")
             return unread_run(
                 run_id,
                 (name or b"").decode(errors="replace"),
@@ -229,11 +222,11 @@ class TieredRuns:
     async def recall(self, key: str, now: float) -> Cached | None:
         return await self._hot.recall(key, now)
 
-    # ── who drives them ──────────────────────────────────────────────────────────────────
+    # ── drivers ──────────────────────────────────────────────────────────────────────────
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         """The orchestrators, all of them, as long as it is not finished."""
-        status, finished_at = await self._pipe.call(
+        status, finished_at = await self._redis.call(
             "HMGET", keys_of(run_id)[0], "status", "finished_at"
         )
         finished = (
@@ -250,7 +243,7 @@ class TieredRuns:
         return {}
 
 
-MOST_LATE = 1000
+MAX_LATE_RUNS = 1000
 """So many runs that the archive is behind with are looked at for one answer."""
 ARCHIVED_SECONDS = 3.0
 """An end in Redis is in the archive within a second; so long is waited for it."""
@@ -266,30 +259,20 @@ class _Live(NamedTuple):
 
 class TieredRecords(PostgresRecords):
     def __init__(
-        self, pool: PostgresPool, pipe: PipelinedRedis, hot: RedisRecords, limits: RedisLimits
+        self, pool: PostgresPool, redis: PipelinedRedis, hot: RedisRecords, limits: RedisLimits
     ) -> None:
         super().__init__(pool)
-        self._pipe = pipe
+        self._redis = redis
         self._hot = hot
         self._shared_limits = limits
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        number = None if batch is None else await self.batch_number(batch)
-        wanted = {"workflow": workflow, "batch": number}
-        given = {column: value for column, value in wanted.items() if value is not None}
-        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        limit, most = page_size(query.limit), query.max_result_bytes
+        given = await self._conditions(query)
+        status = given.pop("status", None)
+        before = list_position(query.cursor, LARGEST_NUMBER)
         behind = await self._behind()
         if status is None:
             rows = await self._summaries(before, limit + 1, most, given)
@@ -326,14 +309,14 @@ class TieredRecords(PostgresRecords):
                 lowest = kept[-1][0] if len(kept) < len(rows) else 0
                 break
             before = rows[-1][0]
-        # Of those that moved, what comes behind a page that was cut is for the next one.
+        # Runs that moved and come after a page that was cut belong to the next page.
         every = sorted((moved | found).items(), reverse=True)
         page = [(number, view) for number, view in every if number >= lowest]
         return page[:limit], bool(lowest) or len(page) > limit
 
     async def _behind(self) -> list[str]:
         """The runs that moved since they were archived."""
-        names = await self._pipe.call("ZRANGE", UNARCHIVED, 0, MOST_LATE - 1)
+        names = await self._redis.call("ZRANGE", UNARCHIVED, 0, MAX_LATE_RUNS - 1)
         return [name.decode() for name in names]
 
     async def _as_they_are(
@@ -367,8 +350,8 @@ class TieredRecords(PostgresRecords):
             return await super().events(run_id, after, limit)
 
     async def _live(self, run_ids: Sequence[str]) -> dict[str, _Live]:
-        """Those of these that Redis has."""
-        answers = await self._pipe.many(
+        """Which of these runs Redis has, and their state."""
+        answers = await self._redis.call_many(
             [("HMGET", keys_of(run_id)[0], "status", "finished_at") for run_id in run_ids]
         )
         return {
@@ -383,28 +366,21 @@ class TieredRecords(PostgresRecords):
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = page_size(limit)
-        first = 0 if cursor is None else place_in_list(cursor)
+        first = list_position(cursor, 0)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
         by_status, ended = await self._counted(number, count) if counts else ({}, None)
         rows = await self._pool.rows("batch_runs", number, first, limit + 1)
         live = await self._live([run_id for _, run_id, _ in rows[:limit]])
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": {status: runs for status, runs in by_status.items() if runs},
-            "created_at": timestamp(created_at),
-            "finished_at": None if ended is None else timestamp(ended or created_at),
-            "runs": [
-                {
-                    "index": index,
-                    "run_id": run_id,
-                    "status": live[run_id].status if run_id in live else status,
-                }
+        return batch_view(
+            (batch_id, workflow, count, timestamp(created_at)),
+            {status: runs for status, runs in by_status.items() if runs},
+            None if ended is None else timestamp(ended or created_at),
+            (
+                (index, run_id, live[run_id].status if run_id in live else status)
                 for index, run_id, status in rows[:limit]
-            ],
-            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
-        }
+            ),
+            rows[limit][0] if len(rows) > limit else None,
+        )
 
     async def _counted(self, number: int, count: int) -> tuple[dict[str, int], float | None]:
         """How many runs have which status; when the last one ended, if all have."""
@@ -448,7 +424,9 @@ class TieredRecords(PostgresRecords):
             await asyncio.sleep(RECORDS_POLL_SECONDS)
 
     async def _is_active(self, name: str) -> bool:
-        run_ids = [run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MOST_LATE)]
+        run_ids = [
+            run_id for (run_id,) in await self._pool.rows("active_run_ids", name, MAX_LATE_RUNS)
+        ]
         live = await self._live(run_ids)
         return any(run_id not in live or live[run_id].finished_at is None for run_id in run_ids)
 
@@ -498,7 +476,7 @@ class ArchivedAcceptedRuns:
         return list(submits)
 
     async def _asked_again(self, run_ids: Sequence[str]) -> None:
-        """Whoever made them may have died before they were in Redis."""
+        """Their creator may have died before they were in Redis."""
         with suppress(StoreError, TimeoutError):  # then orchestrators find them, later
             async with asyncio.timeout(making_seconds(len(run_ids))):
                 await self._restorer.restore_lost(run_ids)

@@ -1,9 +1,7 @@
-"""What is seen of a service from outside: its logs, its metrics, its traces.
+"""Logs, metrics and traces of a service. What they say about runs comes from the stores' events.
 
-Everything about runs is made from the events that the stores write. Nothing here is imported by
-the library: who only runs workflows needs neither structlog nor Prometheus nor OpenTelemetry.
-
-Which call a request was: by its template, because anybody may ask for any path.
+The library imports nothing from here: a program that only runs workflows needs neither structlog
+nor Prometheus nor OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -12,14 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 NO_ROUTE = "(none)"
-"""Of what was refused before anybody looked for it, or is not there."""
+"""The route of a request that matched none, or was refused before routing."""
 
 
 def route_of(scope: Mapping[str, Any]) -> str:
-    """`/api/v1/runs/{run_id}`, of the ASGI scope of a request that was answered."""
+    """`/api/v1/runs/{run_id}`, from the ASGI scope of an answered request.
+
+    The template, not the path: callers may send any number of paths.
+    """
     template = getattr(scope.get("route"), "path", None)
     if template is None:
         return NO_ROUTE
-    # A route may know only its part of the path, below where its router was put.
+    # A route knows only the path below its router.
     above = scope["path"].split("/")[: -(template.count("/")) or None]
     return "/".join(above) + str(template)

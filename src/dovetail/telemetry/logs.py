@@ -1,16 +1,10 @@
-"""What may stand in a log: one line for one record, without secrets, that steers no terminal.
+"""The log of a process on stderr: one line per record, without secrets.
 
-Names, paths and messages come from whoever writes a definition or sends a request. A line break
-in one of them must not look like a second record, and an escape sequence must not be obeyed by
-the terminal that shows the log. What it must not know: which library logs, or in which form.
-
-Every log line of a process, from whichever logger, in one of two forms on stderr.
-
-Whoever logs uses Python's own logging and knows nothing of this; structlog makes the line. A line
-for people is short: `fetch: 12 pages`. As JSON it has every field there is. Either way a record is
-one line, no secret is in it, and a traceback is marked as one (`telemetry/logs.py`). structlog is
-loaded with the first line: a command that logs nothing does not wait for it. What it must not
-know: who logs, beyond the names a record carries.
+Code logs with Python's own `logging`; structlog makes the line, either short for people
+(`fetch: 12 pages`) or JSON with all fields. Names, paths and messages come from definitions and
+requests. A line break in one must not look like a second record, and a terminal must not obey an
+escape sequence. structlog is imported with the first line: a command that logs nothing does not
+wait for it.
 """
 
 from __future__ import annotations
@@ -31,26 +25,26 @@ from dovetail.core.redaction import MASK, Redactor
 from dovetail.core.text import counted, visible
 from dovetail.engine.listener import REQUEST_ID
 
-LONGEST_TEXT = 20_000
-"""Characters of one text that are logged; a handler may log its whole output."""
-MOST_VALUES = 1000
-"""Values of one list or mapping that are logged."""
+MAX_TEXT_CHARS = 20_000
+"""Of one text that is logged; a handler may log its whole output."""
+MAX_VALUES = 1000
+"""Of one list or mapping that is logged."""
 TEXT_BLOCKS = frozenset({"exception", "stack"})
 """Tracebacks: they keep their lines."""
 MARGIN = "  | "
-"""Before each line of a block, so that none of them can look like a record of its own."""
+"""Before each line of a traceback, so that no line of it looks like a record."""
 
 _TRACEBACK = "\nTraceback (most recent call last):\n"
-# Whatever a connection error quotes: `redis://user:password@host`, of anybody's server.
+# Errors of a connection may quote `redis://user:password@host`, of any server.
 _URL_PASSWORD = re.compile(r"(://[^\s/?#@:]{0,200}:)[^\s/?#@]{1,500}@")
 
 
 class LogLines:
-    """Makes records fit to be written. Callable as a processor of structlog: the last one
-    before the renderer, when tracebacks are text already."""
+    """Redacts, cuts and escapes records. A processor of structlog: the last one before the
+    renderer, when tracebacks are text already."""
 
     def __init__(self, sensitive: Mapping[str, str]) -> None:
-        """`sensitive` is what no log may show, as of `Settings.sensitive`."""
+        """`sensitive` are the values that no log may show, from `Settings.sensitive`."""
         self._redactor = Redactor(sensitive)
 
     def __call__(
@@ -68,10 +62,10 @@ class LogLines:
         if value is None or isinstance(value, bool | int | float):
             return self._redactor.redact_shown(value)
         if depth and isinstance(value, Mapping):
-            items = list(value.items())[:MOST_VALUES]
+            items = list(value.items())[:MAX_VALUES]
             return {self.line(str(key)): self.value(item, depth - 1) for key, item in items}
         if depth and isinstance(value, list | tuple | set | frozenset):
-            return [self.value(item, depth - 1) for item in list(value)[:MOST_VALUES]]
+            return [self.value(item, depth - 1) for item in list(value)[:MAX_VALUES]]
         return self.line(_text(value))
 
     def line(self, text: str) -> str:
@@ -82,13 +76,13 @@ class LogLines:
         return "\n".join(MARGIN + visible(line) for line in lines)
 
     def _hidden(self, text: str) -> str:
-        """Whole, before it is cut: a cut secret would not be recognised."""
+        """Redact before the text is cut: half a secret would not be recognised."""
         text = self._redactor.redact_shown(text)
         return _URL_PASSWORD.sub(rf"\1{MASK}@", text) if "://" in text else text
 
 
 def _apart(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A traceback that a handler's logger has put behind its message, as a block of its own."""
+    """Move a traceback that a logger has put behind its message into `exception`."""
     for name in ("event", "message"):
         text = record.get(name)
         if isinstance(text, str) and _TRACEBACK in text and not record.get("exception"):
@@ -100,31 +94,31 @@ def _apart(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def _text(value: object) -> str:
     try:
         return str(value)
-    except Exception:  # a record about an object that is broken is still worth having
+    except Exception:  # a record about a broken object is still worth having
         return f"a {type(value).__name__} whose text cannot be made"
 
 
 def _cut(text: str) -> str:
-    if len(text) <= LONGEST_TEXT:
+    if len(text) <= MAX_TEXT_CHARS:
         return text
-    return f"{text[:LONGEST_TEXT]}… ({counted(len(text) - LONGEST_TEXT, 'character')} more)"
+    return f"{text[:MAX_TEXT_CHARS]}… ({counted(len(text) - MAX_TEXT_CHARS, 'character')} more)"
 
 
 FIRST = ("time", "level", "logger", "message", "run_id", "node_id", "attempt", "request_id")
-"""In this order; what else a record has comes after it, and tracebacks last."""
+"""The first fields, in this order; then all others, and tracebacks last."""
 BLOCKS = ("stack", "exception")
 NOT_FOR_PEOPLE = frozenset({"time", "level", "logger", "message", "node_id", *BLOCKS})
 
-# What a record has by itself; everything else was given as `extra`.
+# The fields of every record; all others were given as `extra`.
 _OWN = frozenset({*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"})
 
 Record = MutableMapping[str, Any]
 
 
 def show_logs(settings: Settings, *, names: bool = False) -> None:
-    """Show what handlers and Dovetail have to say from INFO on, and all others from WARNING on.
+    """Log handlers and Dovetail from INFO on, all other loggers from WARNING on.
 
-    With `names` a line for people also names the run: a service works on many.
+    With `names` a line for people also names its run: a service works on many.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -137,7 +131,7 @@ def show_logs(settings: Settings, *, names: bool = False) -> None:
 
 
 class _Stderr(logging.Handler):
-    """Whatever stderr is at that moment: the live view puts itself in its place."""
+    """Writes to the current `sys.stderr`: the live view replaces it."""
 
     def __init__(self, settings: Settings, names: bool) -> None:
         super().__init__()
@@ -168,7 +162,7 @@ class _Stderr(logging.Handler):
 
 
 def _named(logger: Any, method: str, event: Record) -> Record:
-    """The record's own fields, and the names of what was going on when it was made."""
+    """The record's own fields, with the ids of its request and its trace."""
     record: logging.LogRecord = event.pop("_record")
     del event["_from_structlog"]
     found = {name: value for name, value in record.__dict__.items() if name not in _OWN}
@@ -188,7 +182,7 @@ def _named(logger: Any, method: str, event: Record) -> Record:
 
 
 def _trace_of_now() -> dict[str, str]:
-    if "opentelemetry.sdk.trace" not in sys.modules:  # nobody traces
+    if "opentelemetry.sdk.trace" not in sys.modules:  # tracing is off
         return {}
     from opentelemetry.trace import get_current_span
 
@@ -211,10 +205,10 @@ def _as_json(logger: Any, method: str, event: Record) -> str:
 
 
 def _for_people(logger: Any, method: str, event: Record) -> str:
-    who = event.get("node_id") or event["logger"]
+    source = event.get("node_id") or event["logger"]
     level = event["level"]
     words = f"{level}: " if level not in ("debug", "info") else ""
-    return "\n".join([f"{who}: {words}{event['message']}", *_blocks(event)])
+    return "\n".join([f"{source}: {words}{event['message']}", *_blocks(event)])
 
 
 def _with_names(logger: Any, method: str, event: Record) -> str:

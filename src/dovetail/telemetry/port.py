@@ -1,9 +1,8 @@
-"""`/metrics` and the health of a service that has no API: on a port of its own, from a thread.
+"""`/metrics`, `/health/live` and `/health/ready` of a service without an API, on its own port.
 
-A thread, because a service may be a pool of processes without an event loop, and because the page
-must come while the loop is busy; whether the loop still turns is what `/health/live` asks. Without
-tokens only this machine may ask; with some, everybody who has one, as in the API. What it must not
-know: what is counted, or what the service does.
+A thread serves them: the service may be a pool of processes without an event loop, and the page
+must come while a loop is busy. Without tokens the port listens on the loopback address only. With
+tokens a caller needs one, as in the API.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from dovetail.core.errors import DovetailError
 
 log = logging.getLogger("dovetail.metrics")
 
-MOST_AT_ONCE = 16
-SLOW_SECONDS = 5.0
-"""Who takes longer to say what they want is not waited for."""
+MAX_CONNECTIONS = 16
+REQUEST_TIMEOUT_SECONDS = 5.0
+"""A client that takes longer to send its request is disconnected."""
 PLAIN = "text/plain; charset=utf-8"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1"})
 
@@ -35,7 +34,7 @@ class MetricsPortError(DovetailError):
 
 
 class MetricsPort:
-    """Use `with`: it answers until the end of it."""
+    """A context manager: it serves until its end."""
 
     def __init__(
         self,
@@ -46,8 +45,8 @@ class MetricsPort:
         ready: Callable[[], bool],
         allowed: Callable[[bytes], bool] | None,
     ) -> None:
-        """`page` gives a text and its content type; `allowed` says whether a token is good, and is
-        None where no token is asked for."""
+        """`page` gives a text and its content type. `allowed` says whether a token is valid; None
+        if no token is needed."""
         self._port = port
         self.page = page
         self.live = live
@@ -62,7 +61,7 @@ class MetricsPort:
                 f"port {self._port} ({env_name('metrics_port')}): {error.strerror}; "
                 "each service on a machine needs a port of its own"
             ) from None
-        # A child that outlives us must not keep the port from whoever takes our place.
+        # A child process that outlives this one must not keep the port from the next service.
         listening = weakref.ref(self._server.socket)
         os.register_at_fork(after_in_child=lambda: _close(listening()))
         thread = threading.Thread(
@@ -88,7 +87,7 @@ class _MetricsServer(ThreadingHTTPServer):
 
     def __init__(self, about: MetricsPort, port: int) -> None:
         self.about = about
-        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         everywhere = about.allowed is not None
         if everywhere and socket.has_dualstack_ipv6():
             self.address_family = socket.AF_INET6
@@ -104,7 +103,7 @@ class _MetricsServer(ThreadingHTTPServer):
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
+        if self._slots.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -113,24 +112,26 @@ class _MetricsServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("a question about metrics was broken off", exc_info=True)
+        log.debug("a request for metrics was broken off", exc_info=True)
 
 
 class _MetricsRequest(BaseHTTPRequestHandler):
     server: _MetricsServer
-    timeout = SLOW_SECONDS
+    timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "dovetail"
     sys_version = ""
 
     def do_GET(self) -> None:
         path, about = self.path.partition("?")[0], self.server.about
         if path == "/health/live":
-            self._say(about.live(), b"ok\n", b"the service does not answer\n")
+            self._answer_health(about.live(), b"ok\n", b"the service does not answer\n")
         elif path == "/health/ready":
-            self._say(about.ready(), b"ok\n", b"Redis does not answer, or the service is ending\n")
+            self._answer_health(
+                about.ready(), b"ok\n", b"Redis does not answer, or the service is ending\n"
+            )
         elif path != "/metrics":
             self._answer(HTTPStatus.NOT_FOUND, b"there are /metrics, /health/live, /health/ready\n")
         elif self._is_allowed():
@@ -138,10 +139,10 @@ class _MetricsRequest(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, text, kind)
 
     def _is_allowed(self) -> bool:
-        """Whether the asker may know; if not, that was said."""
+        """Whether the caller may see the metrics; if not, the refusal was sent."""
         allowed = self.server.about.allowed
         if allowed is None:
-            # A page of another site may have its own name resolve to this machine.
+            # DNS rebinding: a website may let its own name resolve to this machine.
             name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
             if name.lower() in LOOPBACK_NAMES:
                 return True
@@ -157,7 +158,7 @@ class _MetricsRequest(BaseHTTPRequestHandler):
         )
         return False
 
-    def _say(self, well: bool, yes: bytes, no: bytes) -> None:
+    def _answer_health(self, well: bool, yes: bytes, no: bytes) -> None:
         self._answer(*((HTTPStatus.OK, yes) if well else (HTTPStatus.SERVICE_UNAVAILABLE, no)))
 
     def _answer(
@@ -174,4 +175,4 @@ class _MetricsRequest(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing: who asks every few seconds is no news."""
+        """Nothing: scrapes come every few seconds."""

@@ -1,9 +1,8 @@
-"""What a service tells of itself, in one object: it listens to the stores and is asked by whoever
-watches.
+"""The telemetry of one process: it listens to the stores, counts, traces, and gives the text of
+`/metrics`.
 
-A service that forks has a folder in which each child writes down what it has counted; whoever is
-asked adds it up, and what a child counted stays after its end. What it must not know: which service
-it is part of, or how it is asked.
+A service that forks has a folder. Each child process writes its counts there, and the parent adds
+them up. The counts of a child stay after the child has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,48 +25,53 @@ from dovetail.core.states import RunStatus
 from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Calls, Sender
 from dovetail.telemetry import route_of
-from dovetail.telemetry.metrics import Counters
+from dovetail.telemetry.counters import Counters
 
 if TYPE_CHECKING:
     from dovetail.telemetry.metrics import ServiceFacts
     from dovetail.telemetry.tracing import Tracing
 
 WRITE_SECONDS = 0.2
-"""How soon a child writes down what it has counted."""
+"""How soon a child process writes its new counts into its file."""
 ABORTED = "aborted"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 VALUES_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where `prometheus_client` keeps the values of a pool: its own variable."""
-
+"""The library's own variable: the folder where `prometheus_client` keeps the values of a pool."""
 
 App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
-"""An application as ASGI has it."""
+"""An ASGI application."""
 
 
 class RunEnds(Protocol):
     """An application that counts the ends of its own runs."""
 
     def outputs_wanted(self, handlers: Mapping[str, str]) -> Sequence[str] | None:
-        """Of a run with these handlers by node id; None if it is not one of its own."""
+        """The nodes whose outputs `ended` needs, by the run's handlers by node id; None if the run
+        does not belong to this application."""
         ...
 
     def ended(self, run_id: str, status: str, outputs: Mapping[str, Any]) -> None: ...
 
 
 class Telemetry:
-    """The `Listener` of a process. `run_ends` is told of the ends of runs that it wants."""
+    """The `Listener` of a process. `run_ends` gets the ends of the runs that it wants."""
 
     def __init__(self, tracing: Tracing | None = None, run_ends: RunEnds | None = None) -> None:
         self.run_ends = run_ends
-        self.tally = Counters()
+        self.counters = Counters()
         self.tracing = tracing
         self.whole_logs = tracing is not None
         self.depths: Callable[[], Mapping[str, int]] | None = None
+        self._wanted: dict[int, Sequence[str] | None] = {}
+        """`outputs_wanted` by the id of a graph, as long as the graph lives."""
         self._folder: Path | None = None
         self._adding_up = threading.Lock()
         self._own_file: Path | None = None
         self._writing: threading.Timer | None = None
+
+    def watch_queue(self, depths: Callable[[], Mapping[str, int]]) -> None:
+        self.depths = depths
 
     def close(self) -> None:
         if self.tracing is not None:
@@ -78,31 +83,38 @@ class Telemetry:
             if os.environ.get(VALUES_FOLDER) == str(self._folder):
                 del os.environ[VALUES_FOLDER]
 
-    # ── told by the stores ───────────────────────────────────────────────────────────────
+    # ── hooks of the stores ──────────────────────────────────────────────────────────────
 
-    def told(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
-        self.tally.told(graph, events)
+    def on_events(self, run_id: str, graph: Graph, events: Sequence[Event]) -> None:
+        self.counters.add_events(graph, events)
         if self._own_file is not None:
             self._write_soon()
 
-    def took(self, handler: str, seconds: float) -> None:
-        self.tally.observe("dovetail_node_duration_seconds", (handler,), max(0.0, seconds))
+    def on_duration(self, handler: str, seconds: float) -> None:
+        self.counters.observe("dovetail_node_duration_seconds", (handler,), max(0.0, seconds))
         if self._own_file is not None:
             self._write_soon()
 
     def caller(self) -> str | None:
         return None if self.tracing is None else self.tracing.caller()
 
-    def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
+    def on_run_finished(
+        self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None
+    ) -> None:
         if self.tracing is not None:
-            self.tracing.over(run_id, graph, log, caller)
+            self.tracing.record_run(run_id, graph, log, caller)
 
     def outputs_wanted(self, graph: Graph) -> Sequence[str] | None:
         if self.run_ends is None:
             return None
-        return self.run_ends.outputs_wanted({spec.id: spec.handler for spec in graph.nodes})
+        key = id(graph)
+        if key not in self._wanted:  # it looks at each node: once for all runs of a graph
+            handlers = {spec.id: spec.handler for spec in graph.nodes}
+            self._wanted[key] = self.run_ends.outputs_wanted(handlers)
+            weakref.finalize(graph, self._wanted.pop, key, None)
+        return self._wanted[key]
 
-    def ended(
+    def on_outcome(
         self, run_id: str, graph: Graph, status: RunStatus, outputs: Mapping[str, Any]
     ) -> None:
         if self.run_ends is not None:
@@ -122,30 +134,30 @@ class Telemetry:
 
         return TracedCalls(self.tracing, calls, caller_of)
 
-    # ── told by the API ──────────────────────────────────────────────────────────────────
+    # ── hooks of the API ─────────────────────────────────────────────────────────────────
 
     def answered(self, scope: Mapping[str, Any], status: int, seconds: float) -> None:
-        """A request is over."""
+        """A request was answered; its status is 0 if the caller went away before."""
         route = route_of(scope)
-        told = str(status) if status else ABORTED
-        self.tally.count("dovetail_http_requests_total", (route, told))
-        self.tally.observe("dovetail_http_request_duration_seconds", (route,), seconds)
+        labels = (route, str(status) if status else ABORTED)
+        self.counters.count("dovetail_http_requests_total", labels)
+        self.counters.observe("dovetail_http_request_duration_seconds", (route,), seconds)
 
     def app(self, app: App) -> App:
-        """The application, with a span for each request, if anybody wants to know."""
+        """The application with a span for each request; the same one if nothing is traced."""
         if self.tracing is None:
             return app
         from dovetail.telemetry.tracing import TracedApp
 
         return TracedApp(self.tracing, app)
 
-    # ── asked ────────────────────────────────────────────────────────────────────────────
+    # ── /metrics ─────────────────────────────────────────────────────────────────────────
 
     def page(self, facts: ServiceFacts) -> bytes:
-        """The text of `/metrics`: what Dovetail counted, and then what handlers did."""
+        """The text of `/metrics`: Dovetail's own metrics, then those of handlers."""
         from dovetail.telemetry.metrics import handler_metrics, page
 
-        with self._adding_up:  # two may ask at once, and nothing shall be taken over twice
+        with self._adding_up:  # two scrapes at once must not add the counts of an ended child twice
             ours = page(self._whole(), facts)
         if self._folder is None:
             return ours + handler_metrics()
@@ -153,45 +165,46 @@ class Telemetry:
         return ours + handler_metrics(values, _is_alive if values == self._folder else None)
 
     def _whole(self) -> Counters:
-        """With what children have counted, those that have ended included."""
+        """These counts and those of all child processes, ended ones included."""
         if self._folder is None:
-            return self.tally
+            return self.counters
         whole = Counters()
         for path in sorted(self._folder.glob("*.json")):
-            told = Counters.of_data(orjson.loads(path.read_bytes()))
+            child = Counters.of_data(orjson.loads(path.read_bytes()))
             if _is_alive(int(path.name.partition("-")[0])):
-                whole.merge(told)
+                whole.merge(child)
             else:
-                self.tally.merge(told)
+                self.counters.merge(child)
                 path.unlink()
-        whole.merge(self.tally)
+        whole.merge(self.counters)
         return whole
 
     # ── a service that forks ─────────────────────────────────────────────────────────────
 
     def share(self) -> None:
-        """Before handlers are loaded and children forked: what they count is counted here, too.
+        """Make the folder for the counts of child processes.
 
-        The library of handlers' own metrics looks at its variable when it is loaded. An operator
-        who has set it has a folder, which is used and left alone.
+        Call it before handlers are loaded and children forked: `prometheus_client` reads its
+        variable when it is imported. If the operator has set the variable, that folder is used
+        and never deleted.
         """
         self._folder = Path(mkdtemp(prefix="dovetail-counts-"))
         os.environ.setdefault(VALUES_FOLDER, str(self._folder))
 
     def in_child(self) -> None:
-        """First thing in a child: it begins at nothing, and writes down what it counts."""
+        """Call it first in a child process: its counts begin at zero and go into its own file."""
         if self._folder is None:
             return
-        self.tally = Counters()
+        self.counters = Counters()
         self._own_file = self._folder / f"{os.getpid()}-{os.urandom(4).hex()}.json"
 
     def leave_child(self, **_: object) -> None:
-        """Last thing in a child, as Celery's signal of it calls it."""
+        """Call it last in a child process; its signature is that of Celery's signal."""
         if self._own_file is not None:
             self.close()
 
     def _write_soon(self) -> None:
-        if self._writing is None:  # a thread's: a child need not have an event loop
+        if self._writing is None:  # a thread, because a child need not have an event loop
             self._writing = threading.Timer(WRITE_SECONDS, self._write)
             self._writing.daemon = True
             self._writing.start()
@@ -199,22 +212,22 @@ class Telemetry:
     def _write(self) -> None:
         self._writing = None
         assert self._own_file is not None  # noqa: S101
-        # In one move: whoever adds up reads all of it, or what was there before.
+        # Replaced in one step: the parent reads either the new file or the old one, never a half.
         part = self._own_file.with_suffix(".part")
         try:
             with open(part, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                file.write(orjson.dumps(self.tally.as_data()))
+                file.write(orjson.dumps(self.counters.as_data()))
             part.replace(self._own_file)
-        except OSError:  # the parent is gone, and with it whoever would ask
+        except OSError:  # the parent has deleted the folder: no scrape will ask for these counts
             pass
 
 
 def open_telemetry(
     settings: Settings, service: str, run_ends: RunEnds | None = None
 ) -> Telemetry | None:
-    """None if nobody watches: no port for metrics, nowhere to send traces.
+    """None if there is neither a port for metrics nor an endpoint for traces.
 
-    Raises `SettingsError` where traces are wanted and cannot be made.
+    Raises `SettingsError` if traces are wanted and cannot be made.
     """
     tracing = open_tracing(service)
     if tracing is None and settings.metrics_port is None:
@@ -223,7 +236,7 @@ def open_telemetry(
 
 
 def open_tracing(service: str) -> Tracing | None:
-    """Where spans go to an endpoint of OpenTelemetry's own variables; else None."""
+    """None if OpenTelemetry's own variables name no endpoint."""
     endpoint = next((name for name in ENDPOINTS if os.environ.get(name, "").strip()), None)
     if endpoint is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None

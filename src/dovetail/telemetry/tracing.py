@@ -1,10 +1,10 @@
 """Spans for OpenTelemetry: one for each run, one for each start of a node, one for each request.
 
-All of a run is one trace: that of whoever asked for it, or one whose id follows from the run's.
-The span of a run has an id that follows from the run and its epoch, so that every process can name
-it as a parent before anybody has made it; it is made from the log when the run has ended. On where
-`OTEL_EXPORTER_OTLP_ENDPOINT` is set; everything else is OpenTelemetry's own variables. What it
-must not know: how a message travels, or any rule.
+All spans of a run are in one trace: the trace of the request that triggered the run, or one whose
+id is derived from the run's id. The id of a run's span is derived from the run and its epoch. So
+every process can name it as a parent before it exists. It is made from the log when the run has
+finished. Tracing is on where `OTEL_EXPORTER_OTLP_ENDPOINT` is set; OpenTelemetry's own variables
+configure everything else.
 """
 
 from __future__ import annotations
@@ -41,27 +41,26 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dovetail.core.caching import Caching
 from dovetail.core.dag import Graph
-from dovetail.core.events import Event
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.transitions import Stop
 from dovetail.engine.listener import CallersOf
 from dovetail.engine.ports import Call, Calls, Report, Sender, Task
 from dovetail.telemetry import NO_ROUTE, route_of
 
-FAREWELL_SECONDS = 2.0
-"""For spans that are still here when a service ends: a collector that is away holds up nobody."""
-MOST_KNOWN = 10_000
-MOST_TOLD = 100
+FLUSH_SECONDS = 2.0
+"""For unsent spans when a service ends: a collector that is away must not hold it up."""
+MAX_CACHED_CALLERS = 10_000
+MAX_SPAN_EVENTS = 100
 """Events of a run that its span shows."""
-TOLD = frozenset(
+SPAN_EVENTS = frozenset(
     {"node.cached", "node.parked", "node.retrying", "node.lost", "node.skipped", "node.cancelled"}
 )
 BEGINNINGS = frozenset({"run.created", "run.retried"})
-ENDS = {"run.completed": "COMPLETED", "run.failed": "FAILED", "run.cancelled": "CANCELLED"}
 UNTRACED = ("/health/", "/metrics")
 
 _propagator = TraceContextTextMapPropagator()
 _given: ContextVar[tuple[int, int] | None] = ContextVar("dovetail_given_ids", default=None)
-"""The ids of the trace and the span that is about to be made, where they are not for chance."""
+"""The trace id and the span id of the next span, where they must not be random."""
 
 
 class _Ids(RandomIdGenerator):
@@ -81,7 +80,7 @@ class Tracing:
         self._made: tuple[TracerProvider, Tracer] | None = None
 
     def _sdk(self) -> tuple[TracerProvider, Tracer]:
-        """Made with the first span: a worker that forks has one in each of its processes."""
+        """Made with the first span: so a worker that forks has one in each of its processes."""
         with self._making:
             if self._made is None:
                 self._made = self._make()
@@ -94,21 +93,21 @@ class Tracing:
             resource = resource.merge(Resource({SERVICE_NAME: f"dovetail-{self._service}"}))
         provider = TracerProvider(resource=resource, id_generator=_Ids(), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        # For handlers that make spans of their own: theirs are below the node's.
+        # Spans that handlers make themselves are children of the node's span.
         trace.set_tracer_provider(provider)
         return provider, provider.get_tracer("dovetail", own)
 
     def close(self) -> None:
-        """Send what is left, within a while."""
+        """Send the spans that are left, for at most `FLUSH_SECONDS`."""
         if self._made is not None:
             ending = threading.Thread(target=self._made[0].shutdown, daemon=True)
             ending.start()
-            ending.join(FAREWELL_SECONDS)
+            ending.join(FLUSH_SECONDS)
 
-    # ── which trace, and below what ──────────────────────────────────────────────────────
+    # ── trace and parent ─────────────────────────────────────────────────────────────────
 
     def caller(self) -> str | None:
-        """Of what is going on here at the moment."""
+        """The `traceparent` of the current span."""
         current = trace.get_current_span().get_span_context()
         return traceparent(current) if current.is_valid else None
 
@@ -126,7 +125,10 @@ class Tracing:
 
     # ── a run ────────────────────────────────────────────────────────────────────────────
 
-    def over(self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None) -> None:
+    def record_run(
+        self, run_id: str, graph: Graph, log: Sequence[Event], caller: str | None
+    ) -> None:
+        """Make the span of the last epoch that has ended."""
         epoch = _last_epoch(log)
         if epoch is None:
             return
@@ -150,8 +152,8 @@ class Tracing:
             )
         finally:
             _given.reset(token)
-        told = [event for event in log[first.seq - 1 : last.seq] if event.type in TOLD]
-        for event in told[:MOST_TOLD]:
+        shown = [event for event in log[first.seq - 1 : last.seq] if event.type in SPAN_EVENTS]
+        for event in shown[:MAX_SPAN_EVENTS]:
             attributes: dict[str, Any] = {"dovetail.node_id": event.node or ""}
             if event.attempt:
                 attributes["dovetail.attempt"] = event.attempt
@@ -174,7 +176,7 @@ class Tracing:
                 "dovetail.attempt": task.token.attempt,
                 "dovetail.epoch": task.token.epoch,
             },
-            # What an error says may hold a secret, and is told by whoever can redact it.
+            # The message of an error may hold a secret; `_TracedCall` sets it redacted.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
@@ -184,7 +186,7 @@ class Tracing:
 
     @contextmanager
     def request(self, method: str, headers: Mapping[str, str]) -> Iterator[Span]:
-        """Below the caller's span, if it sent one."""
+        """A child of the caller's span, if the caller sent one."""
         with self._sdk()[1].start_as_current_span(
             method,
             context=_propagator.extract(dict(headers), Context()),
@@ -196,7 +198,7 @@ class Tracing:
 
 
 class TracedSender:
-    """Sends tasks that say which span they are below."""
+    """Sends tasks that carry the `traceparent` of their run's span."""
 
     def __init__(self, tracing: Tracing, sender: Sender, callers_of: CallersOf) -> None:
         self._tracing = tracing
@@ -207,7 +209,7 @@ class TracedSender:
     async def send(self, tasks: Sequence[Task]) -> None:
         unknown = list({task.run_id: None for task in tasks if task.run_id not in self._callers})
         if unknown:
-            if len(self._callers) > MOST_KNOWN:
+            if len(self._callers) > MAX_CACHED_CALLERS:
                 self._callers.clear()
             found = await self._callers_of(unknown)
             self._callers.update(zip(unknown, found, strict=True))
@@ -261,7 +263,7 @@ class _TracedCall:
             try:
                 return self._call.begin(task)
             except BaseException as error:
-                self._tell(span, error)
+                self._set_error(span, error)
                 raise
 
     async def _wait(self, task: Task) -> Any:
@@ -269,16 +271,16 @@ class _TracedCall:
             try:
                 return await self._call.begin(task)
             except BaseException as error:
-                self._tell(span, error)
+                self._set_error(span, error)
                 raise
 
-    def _tell(self, span: Span, error: BaseException) -> None:
+    def _set_error(self, span: Span, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             span.set_status(Status(StatusCode.ERROR, "stopped, or out of time"))
             return
-        told = self._call.describe(error)
-        span.set_attribute("error.type", str(told.get("type")))
-        span.set_status(Status(StatusCode.ERROR, str(told.get("message"))))
+        described = self._call.describe(error)
+        span.set_attribute("error.type", str(described.get("type")))
+        span.set_status(Status(StatusCode.ERROR, str(described.get("message"))))
 
     def cancel(self) -> None:
         self._call.cancel()
@@ -294,7 +296,7 @@ class _TracedCall:
 
 
 class TracedApp:
-    """ASGI: the application, with a span around each request that is about work."""
+    """An ASGI application with a span around each request, health checks and scrapes excepted."""
 
     def __init__(self, tracing: Tracing, app: Callable[..., Any]) -> None:
         self._tracing = tracing
@@ -326,7 +328,7 @@ class TracedApp:
 
 
 def read(text: str | None) -> SpanContext | None:
-    """Of a `traceparent`; None for what is none."""
+    """Parse a `traceparent`; None if it is not valid."""
     if text is None:
         return None
     context = _propagator.extract({"traceparent": text}, Context())
@@ -343,12 +345,12 @@ def _below(above: SpanContext) -> Context:
 
 
 def _number(text: str, size: int) -> int:
-    """The same for the same text, in every process; never 0, which is no id."""
+    """The same for the same text in every process; never 0, which is not a valid id."""
     return int.from_bytes(sha256(text.encode()).digest()[:size], "big") or 1
 
 
 def _headers(scope: Any) -> dict[str, str]:
-    """Those of a trace; one that is sent twice counts as not sent."""
+    """The trace headers; a header that is sent twice counts as not sent."""
     found: dict[str, list[str]] = {}
     for name, value in scope["headers"]:
         if name in (b"traceparent", b"tracestate"):
@@ -363,7 +365,7 @@ def _nanoseconds(time: float) -> int:
 def _last_epoch(log: Sequence[Event]) -> tuple[Event, Event, str, str | None] | None:
     """Of the last epoch that has ended: its first and its last event, its status, its error.
 
-    A retry may have come between the end and this look at the log.
+    A retry may have begun another epoch since.
     """
     found = None
     first: Event | None = None
@@ -372,10 +374,10 @@ def _last_epoch(log: Sequence[Event]) -> tuple[Event, Event, str, str | None] | 
             first = event
         elif event.type == "result.refused" or first is None:
             continue
-        elif event.type in ENDS:
+        elif event.type in RUN_ENDS:
             error = ((event.data or {}).get("error") or {}).get("message")
-            found = (first, event, ENDS[event.type], error)
+            found = (first, event, RUN_ENDS[event.type].value, error)
         elif found is not None and found[0] is first:
-            # What was running when the run failed has finished since.
+            # A node that was running when the run failed has finished since.
             found = (first, event, *found[2:])
     return found

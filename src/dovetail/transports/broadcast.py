@@ -1,11 +1,7 @@
-"""Streams that everybody hears: nothing is settled, and who comes later has missed what was told.
+"""Broadcasts: streams that every process reads from the moment it begins to listen.
 
-What it must not know: what follows from what is heard.
-
-Who waits for the end of a run hears of it, instead of asking again and again.
-
-One connection listens for all of them. It is a hint, like every message: who hears nothing for a
-while looks by itself. What it must not know: what became of a run.
+Orders to stop, and the ends of runs for callers that wait for them. One connection listens for all
+callers of a process. A broadcast is a hint: a caller that receives none for a while reads the run.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ class StopBroadcast:
 
 
 class Broadcast:
-    """A stream that everybody hears from the moment on when they begin to listen."""
+    """A stream that every listener reads, from the moment it begins to listen."""
 
     def __init__(self, blocking: PipelinedRedis, stream: str) -> None:
         self._blocking = blocking
@@ -62,7 +58,7 @@ class Broadcast:
         self._after = newest[0][0].decode() if newest else "0-0"
 
     async def next(self) -> list[dict[bytes, bytes]]:
-        """What was told since the last call; waits a second for something."""
+        """The messages since the last call; waits a second for one."""
         if not self._after:
             await self.open()
         command = ("XREAD", "BLOCK", BLOCK_MILLISECONDS, "STREAMS", self._stream, self._after)
@@ -79,7 +75,7 @@ LOOK_SECONDS = 1.0
 
 
 class RunFinishedListener:
-    """Use `async with`; it listens once somebody waits."""
+    """Use `async with`; it listens once a caller waits."""
 
     def __init__(self, url: str) -> None:
         self._url = url

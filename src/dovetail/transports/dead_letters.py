@@ -1,7 +1,5 @@
-"""Messages that were given up, kept where they are seen: `GET /dead-letters`.
-
-What was no message of ours, and what killed every worker that it was given to. The newest are
-kept. What it must not know: why a message was given up.
+"""Dead letters, shown at `GET /dead-letters`: messages that cannot be read, and nodes that crashed
+as many workers as they may. The newest are kept.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ import orjson
 from dovetail.core.events import Token
 from dovetail.core.redaction import Redactor
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.transports.messages import shown
-from dovetail.transports.streams.messages import stream_of
+from dovetail.transports.messages import shown, stream_of
 
 DEAD = "wf:dead"
 MOST_DEAD = 10_000
@@ -40,7 +37,7 @@ def burying(
 
 
 class DeadLetterQueue:
-    """For tasks that nobody will be given any more."""
+    """For tasks that are given up."""
 
     def __init__(self, pipe: PipelinedRedis, redactor: Redactor) -> None:
         self._pipe = pipe
@@ -49,6 +46,8 @@ class DeadLetterQueue:
     async def bury(self, start: tuple[str, str, Token], handler: str, reason: str) -> None:
         run_id, node_id, token = start
         fields = {"run_id": run_id, "node_id": node_id, "token": str(token), "handler": handler}
-        # Its messages are settled and have no number any more; its key says what it was.
+        # Its messages are acknowledged and have no number any more; its key says what it was.
         number = f"{run_id}:{node_id}:{token.epoch}"
-        await self._pipe.many(burying(stream_of(handler), number, reason, fields, self._redact))
+        await self._pipe.call_many(
+            burying(stream_of(handler), number, reason, fields, self._redact)
+        )

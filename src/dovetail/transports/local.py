@@ -6,34 +6,34 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from dovetail.core.transitions import Dispatch, Stop
+from dovetail.core.transitions import Dispatch, Stop, Transition
 
 
 class NoTransport:
-    """Where nobody works: whoever drives a run publishes its nodes itself."""
+    """For a process without a worker: the process that owns a run publishes its nodes."""
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
-        pass
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
+        return ()
 
     async def stop(self, order: Stop) -> None:
         pass
 
 
 class LocalTransport:
-    on_stop: Callable[[Stop], None]
-    """Set by the wiring: the worker's, which needs the queue before it can be made."""
-
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[Stop], None]) -> None:
+        """`on_stop` stops a task that a worker runs."""
+        self._on_stop = on_stop
         self._waiting: deque[Dispatch] = deque()
         self._takers: list[asyncio.Future[None]] = []
 
-    async def publish(self, dispatches: Sequence[Dispatch]) -> None:
+    async def publish(self, dispatches: Sequence[Dispatch]) -> Sequence[Transition]:
         self._waiting.extend(dispatches)
         if self._takers:
             for taker in self._takers:
                 if not taker.done():
                     taker.set_result(None)
             self._takers.clear()
+        return ()
 
     def next(self, limit: int) -> list[Dispatch]:
         """At most `limit` published nodes, each of them given once."""
@@ -56,4 +56,4 @@ class LocalTransport:
             await taker
 
     async def stop(self, order: Stop) -> None:
-        self.on_stop(order)
+        self._on_stop(order)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import signal
@@ -69,19 +70,17 @@ from dovetail.transports.celery.application import QUEUE, TASK, make_app
 from dovetail.transports.celery.counts import taken
 from dovetail.transports.celery.guard import MISREAD, MessageGuard
 from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import Malformed, read_task, result_fields
-from dovetail.transports.streams.messages import RESULTS
-from dovetail.wiring.distributed import archived, connected, service_id
+from dovetail.transports.messages import RESULTS, Malformed, read_task, result_fields
+from dovetail.wiring.distributed import connected, service_id
 from dovetail.wiring.embedded import buckets
 
 BEAT_PATIENCE_SECONDS = 0.5
 FAREWELL_SECONDS = 2.0
 PASS_ON_SECONDS = 0.2
-"""Who does not know a handler leaves its message to others, and gives them time to take it."""
-NEVER = float("inf")
+"""A worker without a handler passes its message on, and gives other workers time to take it."""
 MAIN_PROCESS = "MainProcess"
 INTERRUPT = signal.SIGURG
-"""Nobody else uses it, and whoever does not expect it ignores it."""
+"""No other code uses it, and a process without a handler for it ignores it."""
 
 log = logging.getLogger("dovetail.worker")
 
@@ -91,7 +90,7 @@ log = logging.getLogger("dovetail.worker")
 
 @dataclass
 class WorkerState:
-    """Set in the main process before it forks; its pool inherits it."""
+    """Configured in the main process before it forks; the processes of the pool inherit it."""
 
     settings: Settings | None = None
     registry: Registry | None = None
@@ -101,10 +100,20 @@ class WorkerState:
     worker_id: str = field(default_factory=service_id)
     began: float = field(default_factory=time.time)
     _ends_at: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
-    """Shared by all of them: by when whatever runs is given back; 0 if nobody has asked."""
+    """Shared by all processes: when running tasks are given back; 0 while the worker goes on."""
+
+    def configure(
+        self,
+        settings: Settings,
+        registry: Registry,
+        listener: Listener | None,
+        in_child: Callable[[], None],
+    ) -> None:
+        self.settings, self.registry = settings, registry
+        self.listener, self.in_child = listener, in_child
 
     def known(self) -> tuple[Settings, Registry]:
-        """Settings and handlers; from the environment, if nobody has given any."""
+        """Settings and handlers: the configured ones, or from the environment."""
         if self.settings is None:
             self.settings = load_settings()
         if self.registry is None:
@@ -116,10 +125,10 @@ class WorkerState:
 
     def ends_at(self) -> float:
         (at,) = struct.unpack("d", self._ends_at[:])
-        return at or NEVER
+        return at or math.inf
 
 
-post = WorkerState()
+state = WorkerState()
 
 
 def redis_of(settings: Settings) -> str:
@@ -135,7 +144,7 @@ def redis_of(settings: Settings) -> str:
 def _prepare(instance: Any, **_: Any) -> None:
     """Before anything is forked: what cannot work shall be said now, and once."""
     try:
-        settings, _registry = post.known()
+        settings, _registry = state.known()
         redis_of(settings)
     except DovetailError as error:
         sys.stderr.write(f"dovetail: {visible(str(error))}\n")
@@ -145,7 +154,7 @@ def _prepare(instance: Any, **_: Any) -> None:
 
 
 def _me() -> AnnouncedService:
-    return AnnouncedService("celery", "worker", post.worker_id)
+    return AnnouncedService("celery", "worker", state.worker_id)
 
 
 def _check_redis(settings: Settings) -> None:
@@ -174,7 +183,7 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         self._timer: Any = None
 
     def start(self, consumer: Any) -> None:
-        settings, registry = post.known()
+        settings, registry = state.known()
         self._pipe = SyncRedis(redis_of(settings), patience=BEAT_PATIENCE_SECONDS)
         self._fleet = WorkerRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
         self._services = ServiceRegistry(self._pipe, heartbeat_timeout=settings.heartbeat_timeout)
@@ -188,12 +197,12 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
         )
 
     def _beat(self, consumer: Any) -> None:
-        _, registry = post.known()
+        _, registry = state.known()
         facts = WorkerFacts(
-            worker_id=post.worker_id,
+            worker_id=state.worker_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            started_at=post.began,
+            started_at=state.began,
             handlers=sorted(registry),
             running=len(celery_state.active_requests),
             concurrency=consumer.pool.num_processes or 1,
@@ -222,14 +231,14 @@ class Heartbeat(bootsteps.StartStopStep):  # type: ignore[misc]
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _drain(how: str = "", **_: Any) -> None:
     if how == "Warm":
-        post.end_within(post.known()[0].drain_seconds)
+        state.end_within(state.known()[0].drain_seconds)
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _leave(**_: Any) -> None:
-    pipe = SyncRedis(redis_of(post.known()[0]), patience=FAREWELL_SECONDS)
+    pipe = SyncRedis(redis_of(state.known()[0]), patience=FAREWELL_SECONDS)
     with suppress(StoreError):  # silence says the same, a little later
-        done(WorkerRegistry(pipe).leave(post.worker_id))
+        done(WorkerRegistry(pipe).leave(state.worker_id))
         done(ServiceRegistry(pipe).leave(_me()))
     pipe.close()
 
@@ -238,7 +247,7 @@ def _leave(**_: Any) -> None:
 @signals.task_rejected.connect  # type: ignore[untyped-decorator]
 def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
     """Celery throws away what it does not know or must not read; it shall be seen somewhere."""
-    settings = post.known()[0]
+    settings = state.known()[0]
     pipe = SyncRedis(redis_of(settings), patience=FAREWELL_SECONDS)
     headers = getattr(message, "headers", None)
     headers = headers if isinstance(headers, dict) else {}
@@ -264,7 +273,7 @@ def _refused(message: Any = None, exc: Any = None, **_: Any) -> None:
     max_retries=0,
 )
 def execute_node(self: Any, *args: Any, **fields: Any) -> dict[str, Any]:
-    """Run the node that these fields name, unless it is somebody else's, or done."""
+    """Run the node that these fields name, unless another worker has it, or it is done."""
     return _child().at_hand().execute(self.request.id, args, fields)
 
 
@@ -272,10 +281,10 @@ class PoolProcess:
     """A process of the pool: usually one thread runs handlers, and one watches it."""
 
     def __init__(self) -> None:
-        post.in_child()
+        state.in_child()
         self.pid = os.getpid()
-        self.settings, self.registry = post.known()
-        self.worker_id = f"{post.worker_id}/{self.pid}"
+        self.settings, self.registry = state.known()
+        self.worker_id = f"{state.worker_id}/{self.pid}"
         self.clock = StoreClock()
         calls: Calls = RegistryCalls(
             self.registry,
@@ -286,13 +295,13 @@ class PoolProcess:
             max_input_bytes=self.settings.max_input_bytes,
             elsewhere=partial(RemoteInputs, self.read_store),
         )
-        self.calls = calls if post.listener is None else post.listener.calls(calls)
+        self.calls = calls if state.listener is None else state.listener.calls(calls)
         self.watch = LeaseThread(
             self._duties,
             supervise,
             _crash,
             lease_seconds=self.settings.lease_seconds,
-            give_back_at=post.ends_at,
+            give_back_at=state.ends_at,
             confirm=self._confirm,
         )
         self._local = threading.local()
@@ -316,10 +325,10 @@ class PoolProcess:
 
     def _confirm(self) -> None:
         for hand in self._hands:
-            hand.pipe.confirm()
+            hand.pipe.flush_acks()
 
     async def pass_on(self, task: Task) -> bool:
-        """Leave a message to others, if there is somebody who can do what it asks for."""
+        """Pass a message on, if another worker has its handler."""
         parts = self._parts
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=self.settings.heartbeat_timeout)
         if task.handler not in await fleet.served():
@@ -332,15 +341,14 @@ class PoolProcess:
     async def _duties(self) -> AsyncIterator[LeaseThreadTasks]:
         async with AsyncExitStack() as stack:
             parts = await stack.enter_async_context(
-                connected(self.settings, listener=post.listener, clock=self.clock)
+                connected(self.settings, listener=state.listener, clock=self.clock)
             )
-            await stack.enter_async_context(archived(self.settings, parts))
             listening = await stack.enter_async_context(PipelinedRedis(redis_of(self.settings)))
             self._parts = parts
-            desk = QueueTaskSource(
+            task_source = QueueTaskSource(
                 ResultSender(parts.pipe),
                 parts.store,
-                parts.orchestrator.agenda,
+                parts.orchestrator.timers,
                 RedisLimits(parts.pipe, buckets(self.settings), clock=parts.clock),
                 parts.clock,
                 parts.orchestrator.apply_each,
@@ -348,7 +356,7 @@ class PoolProcess:
                 lease_seconds=self.settings.lease_seconds,
                 secrets=self.settings.secrets,
             )
-            yield LeaseThreadTasks(desk, StopBroadcast(listening))
+            yield LeaseThreadTasks(task_source, StopBroadcast(listening))
 
 
 @signals.worker_process_init.connect  # type: ignore[untyped-decorator]
@@ -380,7 +388,7 @@ class TaskRunner:
         self._child = child
         settings = child.settings
         self.pipe = SyncRedis(redis_of(settings))
-        self._desk = QueueTaskSource(
+        self._task_source = QueueTaskSource(
             ResultSender(self.pipe),
             RedisStore(self.pipe, events=False),
             RedisTimerIndex(self.pipe),
@@ -394,9 +402,9 @@ class TaskRunner:
         interrupt = None
         if threading.current_thread() is threading.main_thread():
             interrupt = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT)
-        self._seat = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
+        self._worker = BlockingWorker(child.calls, child.watch, child.clock, interrupt=interrupt)
         if interrupt is not None:
-            _hear_signals(self._seat)
+            _install_signals(self._worker)
 
     def execute(
         self, message_id: str, args: Sequence[Any], fields: dict[str, Any]
@@ -404,11 +412,11 @@ class TaskRunner:
         try:
             task = _read(args, fields)
         except MISREAD as problem:
-            self.pipe.soon(taken(None))
+            self.pipe.enqueue(taken(None))
             reason = str(problem) or type(problem).__name__
             dead_letter(self.pipe, self._child.settings, message_id, fields, reason)
             return {"dead": reason}
-        self.pipe.soon(taken(task.handler))
+        self.pipe.enqueue(taken(task.handler))
         if task.handler not in self._child.registry:
             passed = self._child.watch.call(partial(self._child.pass_on, task))
             self._flush()
@@ -416,7 +424,7 @@ class TaskRunner:
         granted = self._claimed(task)
         if granted is None:
             return self._why_not(task)
-        result = self._seat.run(granted, self._tell)
+        result = self._worker.run(granted, self._tell)
         if result is None:
             return {"stopped": True}
         if isinstance(result, Complete):
@@ -426,7 +434,7 @@ class TaskRunner:
     def _claimed(self, task: Task) -> Task | None:
         """The start, if it is ours now."""
         if task.resource_tag is None:
-            found = done(self._desk.start([(None, task)]))
+            found = done(self._task_source.start([(None, task)]))
         else:  # a limit to ask, a node to park: that takes a loop
             self._flush()
             found = self._child.watch.call(partial(self._child.watch.start, task))
@@ -436,10 +444,10 @@ class TaskRunner:
         if task.place is None:
             return {"skipped": True}
         _, nodes, _, outputs, *_ = keys_of(task.run_id)
-        state, output = done(
-            self.pipe.many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
+        node_state, output = done(
+            self.pipe.call_many([("HGET", nodes, task.place), ("HGET", outputs, task.place)])
         )
-        node = None if state is None else node_of(state.decode())
+        node = None if node_state is None else node_of(node_state.decode())
         if node is not None and node.status is NodeStatus.COMPLETED:
             return {"skipped": True, "output": orjson.loads(output or b"null")}
         if node is not None and node.until is not None:
@@ -449,22 +457,22 @@ class TaskRunner:
     def _tell(self, result: Result) -> None:
         """Nobody waits for Redis to say that it has it: the next claim hears of that, or the watch.
         Should the process die with Redis, the lease runs out, as if it had died a moment before."""
-        self.pipe.post([told(result)])
+        self.pipe.send_nowait([result_command(result)])
 
     def _flush(self) -> None:
-        done(self.pipe.many([("PING",)]))
+        done(self.pipe.call_many([("PING",)]))
 
 
 async def _nothing_to_follow(moves: Sequence[Any]) -> None:
     raise AssertionError("what is decided is followed by the watch")
 
 
-def told(result: Result) -> Command:
+def result_command(result: Result) -> Command:
     return ("XADD", RESULTS, "*", *result_fields(result))
 
 
 class ResultSender:
-    """The inbox of one who is given each task by somebody else."""
+    """The inbox of a process that gets each task from Celery."""
 
     def __init__(self, pipe: PipelinedRedis) -> None:
         self._pipe = pipe
@@ -477,14 +485,14 @@ class ResultSender:
     async def open_more(self) -> None:
         """There is nothing to open."""
 
-    async def settle(self, messages: Sequence[Any]) -> None:
+    async def acknowledge(self, messages: Sequence[Any]) -> None:
         """Celery acknowledges its messages itself."""
 
     async def send(self, results: Sequence[Result]) -> None:
-        await self._pipe.many([told(one) for one in results])
+        await self._pipe.call_many([result_command(one) for one in results])
 
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
-        """Nobody was given any."""
+        """Celery keeps the messages."""
 
     async def close(self) -> None: ...
 
@@ -501,29 +509,29 @@ def dead_letter(
     pipe: SyncRedis, settings: Settings, message_id: str, fields: dict[str, Any], reason: str
 ) -> None:
     """Keep what is no message of ours where it is seen; see `StreamReader`."""
-    told = {name: str(value) for name, value in fields.items()}
+    shown = {name: str(value) for name, value in fields.items()}
     redact = Redactor(settings.sensitive()).redact_shown
-    done(pipe.many(burying(QUEUE, message_id, reason, told, redact)))
+    done(pipe.call_many(burying(QUEUE, message_id, reason, shown, redact)))
 
 
-def _hear_signals(seat: BlockingWorker) -> None:
+def _install_signals(worker: BlockingWorker) -> None:
     """Of the pool: a soft limit, and the end of this process. Of the watch: an interruption."""
     soft_limit, terminate = signal.getsignal(SIG_SOFT_TIMEOUT), signal.getsignal(signal.SIGTERM)
 
     def on_soft_limit(number: int, frame: FrameType | None) -> None:
-        if seat.held is not None:
-            seat.expire(SoftTimeLimitExceeded)
+        if worker.held is not None:
+            worker.expire(SoftTimeLimitExceeded)
         elif callable(soft_limit):  # of a task that is not ours
             soft_limit(number, frame)
 
     def on_terminate(number: int, frame: FrameType | None) -> None:
-        seat.leaving = True
+        worker.leave()
         if callable(terminate):
             terminate(number, frame)
         raise SystemExit
 
     signal.signal(SIG_SOFT_TIMEOUT, on_soft_limit)
-    signal.signal(INTERRUPT, lambda *_: seat.interrupted())
+    signal.signal(INTERRUPT, lambda *_: worker.interrupted())
     if current_process().name != MAIN_PROCESS:  # else it is Celery's own business
         signal.signal(signal.SIGTERM, on_terminate)
 
@@ -538,8 +546,7 @@ def run_worker(
     in_child: Callable[[], None] = lambda: None,
 ) -> int:
     """A Celery worker in this process, until a signal ends it; to its exit code."""
-    post.settings, post.registry = settings, registry
-    post.listener, post.in_child = listener, in_child
+    state.configure(settings, registry, listener, in_child)
     signals.setup_logging.connect(_logs_are_shown)
     for noisy in ("celery", "kombu"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -562,4 +569,4 @@ def run_worker(
 
 
 def _logs_are_shown(**_: Any) -> None:
-    """By whoever started us: Celery shall leave them alone."""
+    """Keep Celery from changing the logging of this process."""

@@ -1,13 +1,8 @@
-"""A duty of orchestrators on Redis: what runs and workers that are gone have left behind.
+"""Builds the services on Redis: orchestrator, worker, and the commands of an API server or a
+client.
 
-It is looked for where it lies, among all keys, and not where somebody noted it: whoever leaves
-something behind may have died before the note. What it must not know: what makes it useless.
-
-Puts a set-up with Redis together: the orchestrator, the worker, and the commands to both.
-
-Each service is a handful of loops over the same parts, and any number of each may run. Whoever
-has commands asks for runs and reads them, and drives none. What it must not know: what the parts
-do.
+Each service is a set of background tasks over the same parts, and any number of each may run. A
+process with commands triggers and reads runs, and runs no nodes.
 """
 
 from __future__ import annotations
@@ -35,10 +30,10 @@ from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache
 from dovetail.engine.clock import Clock, StoreClock
 from dovetail.engine.commands import Commands
-from dovetail.engine.distributed.archiver import Archiver
+from dovetail.engine.distributed.archiver import Archiver, ArchiveWriter
 from dovetail.engine.distributed.orchestrator import CrashLimit, DistributedOrchestrator
 from dovetail.engine.distributed.parked import ParkedRescheduler
-from dovetail.engine.distributed.publisher import Publisher
+from dovetail.engine.distributed.publisher import Publisher, TaskRenderer
 from dovetail.engine.distributed.restore import Restorer
 from dovetail.engine.distributed.task_source import (
     QueueTaskSource,
@@ -68,7 +63,12 @@ from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.records import RedisRecords
 from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.server import check_writable, follow_clock, set_clock, watch_restarts
-from dovetail.stores.redis.store import InstrumentedRedisStore, RedisStore, SpeculativeDispatch
+from dovetail.stores.redis.store import (
+    InstrumentedRedisStore,
+    RedisStore,
+    SpeculativeDispatch,
+    callers_of,
+)
 from dovetail.stores.redis.timers import RedisTimerIndex
 from dovetail.stores.redis.workers import (
     AnnouncedService,
@@ -84,26 +84,28 @@ from dovetail.stores.redis.workers import (
 from dovetail.stores.tiered import ArchivedAcceptedRuns, ArchivedRuns, TieredRecords, TieredRuns
 from dovetail.transports.broadcast import RunFinishedListener, StopBroadcast
 from dovetail.transports.dead_letters import DeadLetterQueue
+from dovetail.transports.messages import RESULTS
 from dovetail.transports.streams.gc import StreamGarbage
-from dovetail.transports.streams.inbox import StreamInbox
-from dovetail.transports.streams.messages import RESULTS
-from dovetail.transports.streams.results import OrchestratorPeers, ResultConsumer
+from dovetail.transports.streams.reader import OrchestratorPeers, ResultConsumer, StreamInbox
 from dovetail.transports.streams.sender import ORCHESTRATORS, WORKERS, StreamReader, StreamSender
 from dovetail.wiring.embedded import buckets, definition_limits
 
 log = logging.getLogger("dovetail.orchestrator")
-LOOK_SECONDS, LONGEST_SECONDS = 60.0, 3600.0
-"""How often it looks, at the most and at the least."""
-REST = 1000
-"""So many times as long as a look takes it rests, which goes through all keys."""
-MANY_LEASES = 30
-"""Nobody who is alive is silent for so long."""
+GC_SECONDS, MAX_GC_SECONDS = 60.0, 3600.0
+"""The shortest and longest pause between two garbage collections."""
+GC_PAUSE_RATIO = 1000
+"""The pause is so many times as long as a collection, which scans all keys."""
+IDLE_LEASES = 30
+"""A consumer that is silent for so many leases is dead."""
 
 
 async def collect_garbage(pipe: PipelinedRedis, clock: Clock, settings: Settings) -> None:
-    """For ever, in as many processes as there are."""
+    """Remove what dead workers and dropped runs have left in Redis, for ever.
+
+    It scans all keys: a process may die before it notes what it leaves behind.
+    """
     fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
-    idle_seconds = MANY_LEASES * settings.lease_seconds
+    idle_seconds = IDLE_LEASES * settings.lease_seconds
     remains = StreamGarbage(
         pipe, fleet.workers, RedisTimerIndex(pipe).over, idle_seconds=idle_seconds
     )
@@ -114,22 +116,23 @@ async def collect_garbage(pipe: PipelinedRedis, clock: Clock, settings: Settings
             await remains.clear()
             await definitions.look(clock())
         except (BrokenRun, LookupError, ValueError) as problem:  # it would be met again at once
-            log.error("what was left behind cannot be cleared up: %s", describe_error(problem))
-        rest = REST * (time.monotonic() - began)
-        pause = min(max(LOOK_SECONDS, rest), LONGEST_SECONDS)
+            log.error("garbage cannot be collected: %s", describe_error(problem))
+        rest = GC_PAUSE_RATIO * (time.monotonic() - began)
+        pause = min(max(GC_SECONDS, rest), MAX_GC_SECONDS)
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
 
 
 FAREWELL_SECONDS = 3.0
 ASKING_SECONDS = 5.0
-"""Who asks for something is told soon that Redis is away; a service has time to wait for it."""
-MOST_EXPIRED = 100
+"""A caller soon gets an error if Redis is away; a service waits for Redis."""
+MAX_EXPIRED = 100
 EXPIRE_SECONDS = 10.0
-MAKE_UP_SECONDS = 2.0
+RECOVER_SECONDS = 2.0
 DAY_SECONDS = 86400.0
-TELL_SECONDS = 0.5
+ARCHIVE_CHECK_SECONDS = 0.5
 ARCHIVE = "wf:archive"
-"""There if orchestrators have an archive: who has none would look for lists that nobody keeps."""
+"""This key exists while orchestrators have an archive. A process without one would read lists in
+Redis that are not kept."""
 DRIVEN_BY_ORCHESTRATORS = (
     "runs in Redis go on by themselves while an orchestrator and a worker run: "
     "start them with `dovetail orchestrator` and `dovetail worker`"
@@ -139,15 +142,26 @@ log = logging.getLogger("dovetail.wiring.distributed")
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveParts:
+    """The parts over PostgreSQL."""
+
+    runs: PostgresArchive
+    records: TieredRecords
+    restorer: Restorer
+    archiver: Archiver
+    pool: PostgresPool
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """What every service has: the runs, and an orchestrator that moves them."""
+    """What every service has: the store, and an orchestrator that steps runs."""
 
     pipe: PipelinedRedis
     store: RedisStore
     orchestrator: DistributedOrchestrator
     clock: StoreClock
     sender: StreamSender
-    publisher: Publisher
+    archive: ArchiveParts | None
 
 
 @asynccontextmanager
@@ -157,49 +171,59 @@ async def connected(
     patience: float = PATIENCE_SECONDS,
     listener: Listener | None = None,
     clock: StoreClock | None = None,
+    archive_apart: bool = False,
 ) -> AsyncIterator[ServiceParts]:
-    """The parts over the Redis of the settings, which may be away for as long as that.
+    """The parts over the Redis of the settings, and over their PostgreSQL if they name one.
 
-    `listener` is told what is moved through them; `clock` is set by that of Redis.
+    Redis may be away for `patience`. `listener` receives the events of runs that are stepped here.
+    `clock` is set by the clock of Redis. With `archive_apart` the archive reads over a connection
+    of its own, so that no result waits behind megabytes of outputs.
     """
     clock = clock or StoreClock()
+    has_archive = settings.database_url is not None
     async with AsyncExitStack() as stack:
         pipe = await stack.enter_async_context(PipelinedRedis(_url(settings), patience=patience))
         following = asyncio.create_task(follow_clock(pipe, clock))
         stack.callback(following.cancel)
         ends = await stack.enter_async_context(RunFinishedListener(_url(settings)))
-        listed, most = settings.database_url is None, settings.max_run_bytes
-        heard = None
+        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
+        traced = sender if listener is None else listener.sender(sender, partial(callers_of, pipe))
+        renderer = TaskRenderer(max_config_size=settings.max_config_bytes, has_archive=has_archive)
+        ahead = None
+        if traced is sender and sender.sends_ahead and pipe.keeps_order:
+            ahead = SpeculativeDispatch(renderer.render_ahead, sender.sending)
+        make_store: Callable[..., RedisStore] = partial(RedisStore, events=False)
         if listener is not None:
-            heard = InstrumentedRedisStore(
-                pipe,
-                listener,
-                listed=listed,
-                news=ends.next,
-                max_input_bytes=settings.max_input_bytes,
-                max_run_bytes=most,
-            )
-        store = heard or RedisStore(
+            make_store = partial(InstrumentedRedisStore, listener=listener)
+        store = make_store(
             pipe,
-            events=False,
-            listed=listed,
+            listed=not has_archive,
             news=ends.next,
             max_input_bytes=settings.max_input_bytes,
-            max_run_bytes=most,
+            max_run_bytes=settings.max_run_bytes,
+            ahead=ahead,
         )
-        sender = await stack.enter_async_context(_sender(settings, pipe, clock))
-        listened = sender if heard is None else heard.listened(sender)
+        if isinstance(store, InstrumentedRedisStore):
+            stack.push_async_callback(store.close)
+        writer = pool = None
+        if settings.database_url is not None:
+            pool = await stack.enter_async_context(PostgresPool(settings.database_url))
+            apart = pipe
+            if archive_apart:
+                apart = await stack.enter_async_context(PipelinedRedis(_url(settings)))
+            writer = ArchiveWriter(
+                RedisSnapshots(apart), RedisArchiveQueue(apart, clock), PostgresArchive(pool), clock
+            )
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         publisher = Publisher(
             store,
             store,
-            listened,
+            traced,
             clock,
-            max_config_size=settings.max_config_bytes,
+            renderer=renderer,
             cache=NodeCache(store, clock, AnnouncedVersions(fleet).of),
+            record=None if writer is None else writer.record,
         )
-        if listened is sender and sender.sends_ahead and pipe.keeps_order:
-            store.ahead = SpeculativeDispatch(publisher.rendered, sender.sending)
         bury = DeadLetterQueue(pipe, _redactor(settings)).bury
         orchestrator = DistributedOrchestrator(
             store,
@@ -209,24 +233,48 @@ async def connected(
             clock,
             lease_seconds=settings.lease_seconds,
             max_crashes=settings.max_crashes,
-            # Without an archive Redis itself lists what runs there are.
-            notices=_records(settings, pipe, store.born)
-            if listed
-            else RedisArchiveQueue(pipe, clock),
+            # Without an archive the lists of runs are in Redis.
+            observer=RedisArchiveQueue(pipe, clock)
+            if has_archive
+            else _records(settings, pipe, store.origin),
             reaped=CrashLimit(store, bury, max_crashes=settings.max_crashes).reaped,
         )
-        publisher.apply = orchestrator.apply
-        try:
-            yield ServiceParts(pipe, store, orchestrator, clock, sender, publisher)
-        finally:
-            if heard is not None:
-                await heard.close()
+        archive = None
+        if writer is not None and pool is not None:
+            archive = _archive(settings, apart, pool, writer, orchestrator)
+        yield ServiceParts(pipe, store, orchestrator, clock, sender, archive)
+
+
+def _archive(
+    settings: Settings,
+    pipe: PipelinedRedis,
+    pool: PostgresPool,
+    writer: ArchiveWriter,
+    orchestrator: DistributedOrchestrator,
+) -> ArchiveParts:
+    limits = RedisLimits(pipe, buckets(settings))
+    records = TieredRecords(pool, pipe, _records(settings, pipe), limits)
+    runs = PostgresArchive(pool)
+    restorer = Restorer(
+        *(writer.hot, writer.hints, runs, orchestrator, writer.clock),
+        lease_seconds=settings.lease_seconds,
+        recovery_timeout=settings.recovery_timeout,
+        limits=records.limits,
+        shared_limits=limits,
+    )
+    archiver = Archiver(
+        writer,
+        checkpoint_interval=settings.checkpoint_interval,
+        retention_seconds=settings.retention_days * DAY_SECONDS,
+        restore=restorer.restore_lost,
+    )
+    return ArchiveParts(runs, records, restorer, archiver, pool)
 
 
 @asynccontextmanager
 async def _input_store(settings: Settings) -> AsyncIterator[RedisStore]:
-    """For handlers that ask for outputs of parents: soon told if Redis is away, as whoever asks may
-    hold the event loop of the worker."""
+    """For handlers that read outputs of parents. An outage of Redis soon raises, because the
+    handler may block the worker's event loop."""
     async with PipelinedRedis(_url(settings), patience=ASKING_SECONDS) as pipe:
         yield RedisStore(pipe, events=False)
 
@@ -254,7 +302,7 @@ async def _sender(
 
 
 def _redactor(settings: Settings) -> Redactor:
-    """For messages that are refused: they are kept, and may be anybody's."""
+    """For dead letters: they are kept, and may come from anywhere."""
     return Redactor(settings.sensitive())
 
 
@@ -263,39 +311,41 @@ async def orchestrate(
     stopping: asyncio.Event | None = None,
     listener: Listener | None = None,
 ) -> None:
-    """An orchestrator, until it is cancelled or, between two batches of results, told to stop."""
+    """Run an orchestrator until it is cancelled, or `stopping` is set between two batches."""
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(connected(settings, listener=listener))
+        parts = await stack.enter_async_context(
+            connected(settings, listener=listener, archive_apart=True)
+        )
+        archive = parts.archive
         await set_clock(parts.pipe, parts.clock)
         blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
-        archive = await stack.enter_async_context(archived(settings, parts, apart=True))
         me = service_id()
         reader = StreamReader(blocking, parts.pipe, ORCHESTRATORS, me, _redactor(settings))
         peers = OrchestratorPeers(parts.pipe, me)
         await peers.beat()
         await stack.enter_async_context(_announced(settings, parts.pipe, "orchestrator", me))
         limits = RedisLimits(parts.pipe, buckets(settings), clock=parts.clock)
-        lines = ParkedRescheduler(
-            *(parts.orchestrator.agenda, parts.store, limits, parts.clock),
+        parked = ParkedRescheduler(
+            *(parts.orchestrator.timers, parts.store, limits, parts.clock),
             parts.orchestrator.apply_each,
         )
         duties: list[Duty] = [
             ("duties", parts.orchestrator.run),
             ("after a break", lambda: _mend(parts, archive)),
-            ("clearing up", lambda: collect_garbage(parts.pipe, parts.clock, settings)),
-            ("lines", lines.run),
+            ("garbage collection", lambda: collect_garbage(parts.pipe, parts.clock, settings)),
+            ("parked nodes", parked.run),
             ("eviction", lambda: watch_eviction(parts.pipe, log.warning)),
         ]
-        taker = ResultConsumer(
+        consumer = ResultConsumer(
             reader,
-            parts.orchestrator.take_in,
+            parts.orchestrator.apply_results,
             parts.sender.waiting if settings.transport == "celery" else None,
         )
         idle, pause = settings.stale_result_timeout, settings.stale_claim_interval
         taking: list[Duty] = [
-            ("results of the dead", lambda: taker.take_from_the_dead(peers)),
-            ("stale results", lambda: taker.take_stale(idle, pause)),
-            ("results once more", taker.take_up_again),
+            ("results of dead peers", lambda: consumer.reclaim_from_dead_peers(peers)),
+            ("stale results", lambda: consumer.reclaim_stale(idle, pause)),
+            ("unapplied results", consumer.retry_unapplied),
         ]
         if archive is None:
             duties += _upkeep(settings, parts)
@@ -304,32 +354,32 @@ async def orchestrate(
             duties += [
                 ("restoring", archive.restorer.run),
                 ("archiving", archive.archiver.run),
-                ("telling of the archive", lambda: _tell_of_archive(parts, archive.restorer)),
+                ("announcing the archive", lambda: _announce_archive(parts, archive.restorer)),
             ]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(*duty)) for duty in duties]
-            failed = taker.unapplied.set
+            failed = consumer.unapplied.set
             tasks += [group.create_task(supervise(*duty, failed)) for duty in taking]
-            await supervise("results", lambda: taker.take(stopping), failed)
-            parts.pipe.flush()  # what is settled is so before we say that we are gone
+            await supervise("results", lambda: consumer.take(stopping), failed)
+            parts.pipe.flush()  # acknowledgements arrive before this orchestrator leaves
             for task in tasks:
                 task.cancel()
-        await reader.dismiss(RESULTS, me)
+        await reader.remove_consumer(RESULTS, me)
         await peers.leave()
 
 
 async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
-    """What was asked while the connection broke may have been done and not been answered."""
+    """Reconcile after a break: a command may have been done without its reply arriving."""
     led = parts.pipe.where
     restoring: asyncio.Task[None] | None = None
     try:
         async for is_another in watch_restarts(parts.pipe):
             if is_another:  # it may have come back without its newest writes
                 if parts.pipe.fails_over:
-                    _tell_of_failover(led, parts.pipe.where, archive)
+                    _warn_of_failover(led, parts.pipe.where, archive)
                     led = parts.pipe.where
-                await parts.pipe.call("DEL", ARCHIVE)  # who tells of it looks after the limits
-                await parts.orchestrator.agenda.remember_all(parts.clock())
+                await parts.pipe.call("DEL", ARCHIVE)  # set again once limits are back
+                await parts.orchestrator.timers.remember_all(parts.clock())
                 if archive is not None:
                     if restoring is not None:
                         restoring.cancel()
@@ -340,7 +390,7 @@ async def _mend(parts: ServiceParts, archive: ArchiveParts | None) -> None:
             restoring.cancel()
 
 
-def _tell_of_failover(before: str, now: str, archive: ArchiveParts | None) -> None:
+def _warn_of_failover(before: str, now: str, archive: ArchiveParts | None) -> None:
     """Redis replicates after it has answered: what a server wrote last may have died with it."""
     if archive is None:
         log.warning(
@@ -360,28 +410,31 @@ Duty = tuple[str, Callable[[], Awaitable[None]]]
 
 
 def _upkeep(settings: Settings, parts: ServiceParts) -> list[Duty]:
-    """What an archive would see to, where there is none."""
+    """Duties that the archive has where there is one."""
     records = _records(settings, parts.pipe)
     submissions = TriggerService(records, parts.orchestrator, parts.clock, _delayed)
 
     async def expire() -> None:
-        while await records.expire(parts.clock(), MOST_EXPIRED) == MOST_EXPIRED:
+        while await records.expire(parts.clock(), MAX_EXPIRED) == MAX_EXPIRED:
             pass
 
     return [
-        ("making what was accepted", lambda: run_every(MAKE_UP_SECONDS, submissions.make_up)),
+        (
+            "recovering accepted runs",
+            lambda: run_every(RECOVER_SECONDS, submissions.recover_accepted),
+        ),
         ("retention", lambda: run_every(EXPIRE_SECONDS, expire)),
     ]
 
 
-async def _tell_of_archive(parts: ServiceParts, restorer: Restorer) -> None:
-    """Where it was not told, Redis was emptied, or has lost something: limits that were set may
-    hold no longer, and nodes would start at the usual rate. They come back before it is told."""
+async def _announce_archive(parts: ServiceParts, restorer: Restorer) -> None:
+    """Keep the key that says that there is an archive. Without it Redis was emptied or has lost
+    writes: limits that were set may be gone, so they are restored before the key is set."""
     while True:
         if not await parts.pipe.call("EXISTS", ARCHIVE):
             await restorer.restore_limits()
             await parts.pipe.call("SET", ARCHIVE, "1")
-        await asyncio.sleep(TELL_SECONDS)
+        await asyncio.sleep(ARCHIVE_CHECK_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,27 +442,28 @@ class RunningWorker:
     """A worker that runs."""
 
     crashed: asyncio.Future[None]
-    """Raises what ended it, if something did."""
+    """Raises the error that ended it."""
     holding: Callable[[], Sequence[Task]]
-    """What it has claimed and not finished."""
+    """The tasks that it has claimed and not finished."""
 
 
 @asynccontextmanager
 async def working(
     settings: Settings, registry: Registry, listener: Listener | None = None
 ) -> AsyncIterator[RunningWorker]:
-    """A worker that runs; leaving it lets what runs finish within the drain time."""
+    """Run a worker; on exit, running handlers may finish within the drain time."""
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(connected(settings, listener=listener))
         await set_clock(parts.pipe, parts.clock)
-        await stack.enter_async_context(archived(settings, parts))  # for what it publishes itself
         blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
         listening = await stack.enter_async_context(PipelinedRedis(_url(settings)))
         me = service_id()
         await stack.enter_async_context(_announced(settings, parts.pipe, "worker", me))
         redactor = _redactor(settings)
         readers = [StreamReader(blocking, parts.pipe, WORKERS, me, redactor)]
-        if await parts.pipe.clustered():  # a read covers one stream there, and needs a connection
+        if (
+            await parts.pipe.is_clustered()
+        ):  # a read covers one stream there, and needs a connection
             for _ in list(registry)[1:]:
                 blocking = await stack.enter_async_context(PipelinedRedis(_url(settings)))
                 readers.append(StreamReader(blocking, parts.pipe, WORKERS, me, redactor))
@@ -420,10 +474,10 @@ async def working(
             stale_seconds=settings.lease_seconds,
         )
         held = HeldStarts()
-        desk = QueueTaskSource(
+        task_source = QueueTaskSource(
             inbox,
             parts.store,
-            parts.orchestrator.agenda,
+            parts.orchestrator.timers,
             RedisLimits(parts.pipe, buckets(settings), clock=parts.clock),
             parts.clock,
             parts.orchestrator.apply_each,
@@ -458,7 +512,7 @@ async def working(
                 crash(error)
 
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
-        worker = Worker(desk, calls, parts.clock, crash, concurrency=settings.concurrency)
+        worker = Worker(task_source, calls, parts.clock, crash, concurrency=settings.concurrency)
         worker.start()
         facts = _facts(registry, settings, me)
 
@@ -485,31 +539,31 @@ async def working(
             ),
             crash,
         )
-        beside = [
+        background = [
             asyncio.create_task(supervise(name, duty))
             for name, duty in (
-                ("orders to stop", lambda: _hear_stops(StopBroadcast(listening), stop)),
+                ("orders to stop", lambda: _receive_stops(StopBroadcast(listening), stop)),
                 ("after a break", inbox.mend),
                 ("sharing", inbox.share),
             )
         ]
-        for task in beside:  # a worker that renews no leases, say, must not go on
+        for task in background:  # a worker that renews no leases, say, must not go on
             task.add_done_callback(crash_with)
         await stack.enter_async_context(keeper)
         try:
             yield RunningWorker(crashed, worker.holding)
-            await worker.drain(settings.drain_seconds, desk.hand_back)
+            await worker.drain(settings.drain_seconds, task_source.hand_back)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
             await worker.close()
-            await keeper.close()  # before we say that we are gone
-            await asyncio.gather(*beside, return_exceptions=True)
+            await keeper.close()  # before this worker leaves the registry
+            await asyncio.gather(*background, return_exceptions=True)
             crashed.cancel()
-            # A Redis that is away is told nothing: silence says the same, a little later.
+            # While Redis is away this is skipped: the heartbeat then ends by itself.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(FAREWELL_SECONDS):
-                    await desk.close()
+                    await task_source.close()
                     await fleet.leave(me)
 
 
@@ -521,8 +575,8 @@ async def _keep_alive(
     stop: Callable[[Stop], None],
     facts: Callable[[], WorkerFacts],
 ) -> None:
-    """Renew a worker's leases and say that it is alive, while it is; in a thread and on a
-    connection of their own, so that nothing that the worker does keeps them waiting."""
+    """Renew a worker's leases and send its heartbeat while it is alive, in a thread and on a
+    connection of their own, so that the worker cannot delay them."""
     async with PipelinedRedis(_url(settings)) as pipe:
         fleet = WorkerRegistry(pipe, heartbeat_timeout=settings.heartbeat_timeout)
         leases = RedisLeases(pipe, clock, settings.lease_seconds)
@@ -544,14 +598,14 @@ async def _keep_alive(
             group.create_task(supervise("heartbeat", beat))
 
 
-async def _hear_stops(feed: StopBroadcast, stop: Callable[[Stop], None]) -> None:
+async def _receive_stops(feed: StopBroadcast, stop: Callable[[Stop], None]) -> None:
     while True:
         for order in await feed.next():
             stop(order)
 
 
 def _facts(registry: Registry, settings: Settings, me: str) -> WorkerFacts:
-    """What a worker is, and can do."""
+    """What a worker announces about itself."""
     return WorkerFacts(
         worker_id=me,
         host=socket.gethostname(),
@@ -574,16 +628,16 @@ async def commanding(
     *,
     kind: str | None = None,
 ) -> AsyncIterator[Commands]:
-    """What a user can ask for, over the stores of the settings; nothing is driven here.
+    """The commands over the stores of the settings.
 
-    `kind` is that of a service: others see it. Without one, runs can be read also where the
-    services have another transport, and none can be asked for.
+    `kind` announces this process as a service. Without it, runs can be read even where the services
+    have another transport, and none can be triggered.
     """
     async with (
         connected(settings, patience=ASKING_SECONDS, listener=listener) as parts,
-        archived(settings, parts) as archive,
         AsyncExitStack() as stack,
     ):
+        archive = parts.archive
         await refuse_eviction(parts.pipe, settings, log.warning)
         if kind is not None:
             await stack.enter_async_context(_announced(settings, parts.pipe, kind, service_id()))
@@ -601,9 +655,10 @@ async def commanding(
             acceptance = ArchivedAcceptedRuns(archive.records, archive.restorer)
             past = ArchivedRuns(archive.runs, archive.restorer, archive.archiver)
         records = hot if archive is None else archive.records
-        submissions = TriggerService(acceptance, parts.orchestrator, parts.clock, _delayed)
-        if refused is not None:
-            submissions.refused = RedisError(refused)
+        submissions = TriggerService(
+            *(acceptance, parts.orchestrator, parts.clock, _delayed),
+            None if refused is None else RedisError(refused),
+        )
         runs = TieredRuns(parts.pipe, parts.store, submissions, past)
         fleet = WorkerRegistry(parts.pipe, heartbeat_timeout=settings.heartbeat_timeout)
 
@@ -635,79 +690,30 @@ async def commanding(
 
 
 async def _check_writable(parts: ServiceParts, archive: ArchiveParts | None) -> None:
-    """Where a run is accepted: in Redis, or in PostgreSQL, and then Redis may have it later."""
+    """Check the store that accepts runs: PostgreSQL if there is one, else Redis."""
     if archive is None:
         await check_writable(parts.pipe)
     else:
         await archive.pool.check_writable()
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveParts:
-    """What there is in a set-up with PostgreSQL."""
-
-    runs: PostgresArchive
-    records: TieredRecords
-    restorer: Restorer
-    archiver: Archiver
-    pool: PostgresPool
-
-
-@asynccontextmanager
-async def archived(
-    settings: Settings, parts: ServiceParts, *, apart: bool = False
-) -> AsyncIterator[ArchiveParts | None]:
-    """The archive of the settings, if they name one; nothing of it is reached before it is used.
-
-    `apart`: on a connection of its own, where no result has to wait behind megabytes of outputs.
-    """
-    if settings.database_url is None:
-        yield None
-        return
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(PostgresPool(settings.database_url))
-        pipe, clock = parts.pipe, parts.clock
-        if apart:
-            pipe = await stack.enter_async_context(PipelinedRedis(_url(settings)))
-        archive, hints, hot = (
-            PostgresArchive(pool),
-            RedisArchiveQueue(pipe, clock),
-            RedisSnapshots(pipe),
-        )
-        limits = RedisLimits(pipe, buckets(settings))
-        records = TieredRecords(pool, pipe, _records(settings, pipe), limits)
-        restorer = Restorer(
-            *(hot, hints, archive, parts.orchestrator, clock),
-            lease_seconds=settings.lease_seconds,
-            recovery_timeout=settings.recovery_timeout,
-            limits=records.limits,
-            shared_limits=limits,
-        )
-        archiver = Archiver(
-            *(hot, hints, archive, clock),
-            checkpoint_interval=settings.checkpoint_interval,
-            retention_seconds=settings.retention_days * DAY_SECONDS,
-            restore=restorer.restore_lost,
-        )
-        parts.publisher.record = archiver.record
-        yield ArchiveParts(archive, records, restorer, archiver, pool)
-
-
 def _records(
-    settings: Settings, pipe: PipelinedRedis, born: Callable[[str], RunOrigin | None] | None = None
+    settings: Settings,
+    pipe: PipelinedRedis,
+    origin: Callable[[str], RunOrigin | None] | None = None,
 ) -> RedisRecords:
     return RedisRecords(
         pipe,
         limits=RedisLimits(pipe, buckets(settings)),
         retention_seconds=settings.retention_days * DAY_SECONDS,
-        born=born,
+        origin=origin,
     )
 
 
 def _announced(
     settings: Settings, pipe: PipelinedRedis, kind: str, me: str
 ) -> AbstractAsyncContextManager[None]:
-    """Seen by others, with its transport; refused where they have another one."""
+    """Announce this service and its transport; refused if other services have another one."""
     return announced(
         pipe,
         AnnouncedService(settings.transport, kind, me),
@@ -717,7 +723,7 @@ def _announced(
 
 
 def _delayed(error: DovetailError) -> None:
-    log.warning("accepted, and made later: %s", error)
+    log.warning("accepted, and created later: %s", error)
 
 
 def service_id() -> str:

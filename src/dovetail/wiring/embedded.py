@@ -1,4 +1,4 @@
-"""Puts the parts together: the only place that names concrete stores and transports."""
+"""Builds the engine inside one process, in memory or over an SQLite file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dovetail.core.definition.validation import DefinitionLimits
 from dovetail.core.events import Event
 from dovetail.core.run import RunState
 from dovetail.core.templates import MAX_CONFIG_SIZE
+from dovetail.core.transitions import Stop
 from dovetail.engine.cache import NodeCache, Versions
 from dovetail.engine.clock import Clock, steady_clock
 from dovetail.engine.commands import Commands
@@ -35,7 +36,7 @@ from dovetail.stores.memory import MemoryStore
 from dovetail.stores.records import stored_definition
 from dovetail.stores.sqlite.limits import BucketFile
 from dovetail.stores.sqlite.records import SqliteRecords
-from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteStore
+from dovetail.stores.sqlite.store import InstrumentedSqliteStore, SqliteObserver, SqliteStore
 from dovetail.transports.local import LocalTransport, NoTransport
 
 
@@ -63,12 +64,12 @@ class LocalEngine:
         """`versions` and `secrets` of the handlers decide what the node cache answers. `on_event`
         is called with each event of runs that are kept in memory."""
         clock = clock or steady_clock()
-        transport = LocalTransport()
+        transport = LocalTransport(self.stop)
         self._crashed: BaseException | None = None
         self._memory = MemoryStore(on_event) if store is None else None
         self.store: LocalStore = self._memory or store  # type: ignore[assignment]
         self.orchestrator = LocalOrchestrator(self.store, transport, clock, self.crash)
-        self.desk = LocalTaskSource(
+        self.task_source = LocalTaskSource(
             transport,
             self.store,
             self.orchestrator,
@@ -79,8 +80,7 @@ class LocalEngine:
             max_config_size=max_config_size,
             cache=NodeCache(self.store, clock, versions, secrets or {}),
         )
-        self.worker = Worker(self.desk, calls, clock, self.crash, concurrency=concurrency)
-        transport.on_stop = self.worker.stop
+        self.worker = Worker(self.task_source, calls, clock, self.crash, concurrency=concurrency)
         self.depths = transport.depths
 
     async def __aenter__(self) -> LocalEngine:
@@ -99,6 +99,10 @@ class LocalEngine:
             raise self._crashed
         return await self.store.wait(run_id)
 
+    def stop(self, order: Stop) -> None:
+        """Stop a task that the worker runs."""
+        self.worker.stop(order)
+
     def crash(self, error: BaseException) -> None:
         """A bug or a lost store must end the engine loudly, never leave it half alive."""
         if self._crashed is None:
@@ -113,8 +117,8 @@ async def embedded(
     """The durable engine inside this process, running, as the commands that drive it.
 
     Leaving it gives what runs `drain_seconds` to finish; whatever is unfinished then is handed
-    back, for another process to go on with. An error takes it down at once. `listener` is told
-    what happens to runs.
+    back, for another process to go on with. An error takes it down at once. `listener` gets
+    the events of runs.
     """
     calls: Calls = RegistryCalls(
         registry,
@@ -152,15 +156,20 @@ async def embedded(
             versions=registry_versions(registry),
             secrets=settings.secrets,
         )
-        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.desk.retime)
+        rates = KeptLimits(limits, SqliteRecords(store), clock, engine.task_source.retime)
         commands = _commands(settings, store, engine.orchestrator, rates, clock, registry)
         commands = replace(commands, wait=engine.wait, drives=True)
-        store.on_orders = engine.orchestrator.follow_soon
-        store.on_crash = engine.crash
-        store.on_change = rates.refresh
-        store.is_alive = Liveness(asyncio.get_running_loop(), engine.worker.blocker).is_alive
+        liveness = Liveness(asyncio.get_running_loop(), engine.worker.blocker)
+        store.observe(
+            SqliteObserver(
+                on_effects=engine.orchestrator.dispatch_effects_soon,
+                on_crash=engine.crash,
+                on_change=rates.refresh,
+                is_alive=liveness.is_alive,
+            )
+        )
         if listener is not None:
-            listener.depths = engine.depths
+            listener.watch_queue(engine.depths)
         await rates.refresh()
         try:
             async with engine:
@@ -174,7 +183,7 @@ async def embedded(
 async def attached(
     settings: Settings, registry: Registry | None = None, *, create: bool = False
 ) -> AsyncIterator[Commands]:
-    """The same commands over the same file, with nobody here who drives a run.
+    """The same commands over the same file, in a process that owns no runs.
 
     A file that is not there is made only with `create`; without, everything is found empty.
     """
@@ -188,7 +197,7 @@ async def attached(
             clock = steady_clock()
             rates = KeptLimits(LocalLimits(buckets(settings)), SqliteRecords(store), clock)
             orchestrator = LocalOrchestrator(store, NoTransport(), clock, store.abort)
-            store.on_change = rates.refresh
+            store.observe(SqliteObserver(on_change=rates.refresh))
             await rates.refresh()
             yield _commands(settings, store, orchestrator, rates, clock, registry)
 

@@ -1,7 +1,7 @@
-"""What a server can tell of the services around it: who works, what waits, what was refused.
+"""What an API server knows of the services around it: workers, waiting tasks, dead letters.
 
-On a connection of its own, so that a question about health does not queue behind the work, and
-with little patience: whoever asks has others to ask. What it must not know: HTTP, or any run.
+It has a connection of its own, so that a health check does not queue behind the work, and little
+patience.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger("dovetail.redis")
 ANSWER_SECONDS = 3.0
 """Redis answers within a millisecond, or it is being restarted, or it is away."""
 SEEN_SECONDS = 0.2
-"""Who has just answered need not be asked again: this is asked with every request."""
+"""A check holds so long: every request needs one."""
 AWAY_SECONDS = 1.0
-"""Who has not answered is not waited for again so soon, by anybody."""
+"""After a failed check, Redis is not tried again for so long."""
 BACKLOG_SECONDS = 1.0
 """So old may a count of what waits be: it is asked for with every trigger."""
 START_SECONDS = 15.0
@@ -108,7 +108,7 @@ class ServicesHealth:
 
 
 class _Together:
-    """One question for all who ask at once."""
+    """One call for all callers that come at once."""
 
     def __init__(self, question: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._question = question
@@ -123,12 +123,12 @@ class _Together:
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._asked = None
         if not task.cancelled():
-            task.exception()  # told to whoever waits; nobody may, any more
+            task.exception()  # raised to callers that wait, if any
 
 
 @asynccontextmanager
 async def watching(settings: Settings, handlers: Iterable[str]) -> AsyncIterator[ServicesHealth]:
-    """The fleet around the Redis of the settings."""
+    """The services on the Redis of the settings."""
     async with PipelinedRedis(redis_of(settings)) as pipe:
         yield ServicesHealth(
             pipe, handlers, steady_clock(), heartbeat_timeout=settings.heartbeat_timeout
@@ -140,14 +140,14 @@ async def await_redis(
     on_wait: Callable[[str], None],
     warn: Callable[[str], None] = log.warning,
 ) -> None:
-    """Return once Redis answers and keeps what it is given; `on_wait` is told why that takes a
-    while, `warn` what may be lost there.
+    """Return once Redis answers and keeps what it is given; `on_wait` gets the reason for
+    a wait, `warn` what may be lost there.
 
     Raises `RedisError` if it does not come, and at once if it is there and refuses us, or if it
     would throw runs away.
     """
     began = asyncio.get_running_loop().time()
-    told = False
+    reported = False
     while True:
         try:
             async with PipelinedRedis(redis_of(settings)) as pipe:
@@ -171,9 +171,9 @@ async def await_redis(
                     f"{why}; waited for {waited:.0f} s: start it, or correct "
                     f"{env_name('redis_url')}"
                 ) from None
-            if not told:
+            if not reported:
                 on_wait(why)
-                told = True
+                reported = True
         await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -18,12 +18,12 @@ from dovetail.core.errors import NotFound
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
 
 app = declarations()
 
 
-async def _find_batch(commands: Commands, beginning: str | None) -> str:
+async def _find_batch(commands: EngineApi, beginning: str | None) -> str:
     """The id that begins so; without a beginning, the newest. Raises `NotFound`, `Conflict`."""
     if beginning is not None:
         return await commands.find_batch(beginning)
@@ -44,7 +44,7 @@ def list_batches(
 ) -> None:
     """List batches, the newest first."""
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.list_batches(limit=limit, cursor=cursor)
 
     page = ask(question)
@@ -107,7 +107,7 @@ def show(
 ) -> None:
     """Show a batch: its counts, and its runs in the order of the items."""
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         batch_id = await _find_batch(commands, batch)
         return await commands.get_batch(batch_id, limit=limit, cursor=cursor)
 

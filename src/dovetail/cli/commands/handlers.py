@@ -115,15 +115,18 @@ async def _announced(settings: Settings) -> list[dict[str, Any]]:
         from dovetail.client.connection import ServerConnection
     async with ServerConnection(settings.server, settings.token) as server:
         workers = (await server.call("GET", "/api/v1/workers"))["items"]
-    # A server says which worker has what, and no more of a handler than its name.
+    known: dict[str, dict[str, Any]] = {}
     serving: dict[str, list[str]] = {}
-    for worker in workers:
+    unknown = dict.fromkeys(("max_retries", "secrets", "version"))
+    for worker in workers:  # the worker that was started last comes last, and counts
         for name in worker["handlers"]:
+            known.setdefault(name, {"name": name, **unknown})
             serving.setdefault(name, [])
             if worker["alive"]:
                 serving[name].append(worker["worker_id"])
-    unknown = dict.fromkeys(("max_retries", "secrets", "version"))
-    return [{"name": name, **unknown, "workers": serving[name]} for name in sorted(serving)]
+        for details in worker.get("handler_details", ()):  # older servers do not have them
+            known[details["name"]] = details
+    return [{**known[name], "workers": serving[name]} for name in sorted(serving)]
 
 
 def _names(handler: Handler, registry: Registry) -> str:
@@ -161,14 +164,9 @@ def _schema(handler: Handler) -> dict[str, Any] | None:
 
 def _described(handler: Handler, registry: Registry) -> dict[str, Any]:
     return {
-        "name": handler.name,
+        **handler.announcement(),
         "aliases": _aliases(handler, registry),
         "origin": handler.origin,
-        "max_retries": handler.max_retries,
-        "secrets": handler.secrets
-        if isinstance(handler.secrets, bool)
-        else sorted(handler.secrets),
-        "version": handler.version,
         "description": handler.description,
         "config_schema": _schema(handler),
     }

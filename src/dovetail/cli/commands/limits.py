@@ -13,7 +13,7 @@ from dovetail.cli.target import ask
 from dovetail.cli.text import Line, plain, table
 
 if TYPE_CHECKING:
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
 
 app = declarations()
 
@@ -26,7 +26,7 @@ def list_limits(as_json: AsJson = False) -> None:
     Any other tag has 10 per second, burst 1.
     """
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.rate_limits()
 
     limits = ask(question)
@@ -61,7 +61,7 @@ def set_limit(
 ) -> None:
     """Set a rate limit; processes that run pick it up."""
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.set_rate_limit(tag, rate, burst)
 
     limit = ask(question, create=True)

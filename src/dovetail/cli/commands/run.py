@@ -25,7 +25,7 @@ from dovetail.cli.output import Write, document_if, json_bytes
 
 if TYPE_CHECKING:
     from dovetail.cli.session import Shown
-    from dovetail.engine.commands import Accepted, Commands
+    from dovetail.engine.api import Accepted, EngineApi
 
 app = declarations()
 
@@ -89,10 +89,10 @@ def _run(
         return INVALID
     show_logs(settings)
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         accepted = await commands.trigger(checked, params)
         print_warnings(accepted.warnings)
-        return Shown.from_the_start(await commands.store.load(accepted.run_id))
+        return Shown.from_the_start(await commands.get_run(accepted.run_id))
 
     try:
         return Session(settings, registry, write, handlers).run(begin)
@@ -146,7 +146,7 @@ def _trigger(
     wanted = int(version) if version is not None and version.isdecimal() else version
     is_file = Path(name).is_file()
 
-    async def schema_of(commands: Commands) -> Mapping[str, Any] | None:
+    async def schema_of(commands: EngineApi) -> Mapping[str, Any] | None:
         try:
             found = await commands.workflow(name, wanted)
         except NotFound as error:
@@ -165,7 +165,7 @@ def _trigger(
     if params is None:
         return INVALID
 
-    async def make(commands: Commands) -> Accepted:
+    async def make(commands: EngineApi) -> Accepted:
         accepted = await commands.trigger(
             name, params, version=wanted, idempotency_key=idempotency_key
         )
@@ -175,8 +175,8 @@ def _trigger(
             streams.complain([(f"run {short} was made with this key before", "dim")])
         return accepted
 
-    async def begin(commands: Commands) -> Shown:
-        return Shown.from_the_start(await commands.store.load((await make(commands)).run_id))
+    async def begin(commands: EngineApi) -> Shown:
+        return Shown.from_the_start(await commands.get_run((await make(commands)).run_id))
 
     try:
         if is_shared(settings):
@@ -188,14 +188,16 @@ def _trigger(
         return print_violations(error)
 
 
-def _leave_to_services(make: Callable[[Commands], Awaitable[Accepted]], write: Write | None) -> int:
+def _leave_to_services(
+    make: Callable[[EngineApi], Awaitable[Accepted]], write: Write | None
+) -> int:
     """Where services drive runs, it only prints which run it made."""
     from dovetail.cli.summary import command, short_id
     from dovetail.cli.target import ask
     from dovetail.cli.text import plain
-    from dovetail.engine.commands import with_warnings
+    from dovetail.engine.views import with_warnings
 
-    async def question(commands: Commands) -> tuple[dict[str, Any], str]:
+    async def question(commands: EngineApi) -> tuple[dict[str, Any], str]:
         accepted = await make(commands)
         made = with_warnings(await commands.receipt(accepted.run_id), accepted.warnings)
         return made, await short_id(commands, accepted.run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,15 +19,14 @@ from dovetail.cli.target import (
     is_shared,
     target_settings,
 )
-from dovetail.cli.text import Line, listed, plain
+from dovetail.cli.text import Line, listed, plain, seconds
 from dovetail.core.errors import Conflict
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
     from dovetail.cli.session import Shown
     from dovetail.config import Settings
-    from dovetail.core.run import RunState
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
     from dovetail.handlers.registry import Registry
 
 app = declarations()
@@ -47,9 +46,9 @@ def watch(run: Run = None, as_json: AsJson = False) -> int:
 
     settings = target_settings()
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         run_id = await chosen_run(commands, run)
-        return Shown.from_the_start(await commands.store.load(run_id))
+        return Shown.from_the_start(await commands.get_run(run_id))
 
     with document_if(as_json) as write:
         return Session(settings, None, write).run(begin)
@@ -94,14 +93,15 @@ def retry(
     with document_if(as_json) as write:
         settings, registry = _loaded(handlers or ())
 
-        async def begin(commands: Commands) -> Shown:
+        async def begin(commands: EngineApi) -> Shown:
             run_id = await _run_to_retry(commands, run, from_node)
-            state = await commands.store.load(run_id)
+            before = await commands.snapshot(run_id)
             if await commands.owner(run_id) != "elsewhere":
-                _require_handlers(state, await commands.plan_retry(run_id, from_node), registry)
-            shown = Shown.from_now(state)
+                plan = await commands.plan_retry(run_id, from_node)
+                _require_handlers(before.view, plan, registry)
+            shown = Shown.from_now(before)
             # Its driver learns of the retry from the file; without a driver, this process drives.
-            await commands.retry(run_id, from_node)
+            await commands.retry_run(run_id, from_node)
             return shown
 
         return Session(settings, registry, write, handlers or ()).run(begin)
@@ -113,13 +113,13 @@ def _retry_on_services(
     """Where services drive runs: they run it again, and this process shows it."""
     from dovetail.cli.session import Session, Shown
 
-    async def begin(commands: Commands) -> Shown:
+    async def begin(commands: EngineApi) -> Shown:
         run_id = await _run_to_retry(commands, given, from_node)
-        shown = Shown.from_now(await commands.store.load(run_id))
-        await commands.retry(run_id, from_node)
+        shown = Shown.from_now(await commands.snapshot(run_id))
+        await commands.retry_run(run_id, from_node)
         return shown
 
-    async def alone(commands: Commands) -> tuple[dict[str, Any], str]:
+    async def alone(commands: EngineApi) -> tuple[dict[str, Any], str]:
         run_id = (await begin(commands)).run_id
         return await commands.get_run(run_id), await short_id(commands, run_id)
 
@@ -135,19 +135,22 @@ def _retry_on_services(
     return 0
 
 
-def _require_handlers(run: RunState, plan: dict[str, list[str]], registry: Registry) -> None:
+def _require_handlers(
+    run: Mapping[str, Any], plan: dict[str, list[str]], registry: Registry
+) -> None:
     """Before anything is reopened: without its handlers the run would only fail again."""
-    needed = {run.graph.nodes[run.graph.index[node]].handler for node in plan["rerun"]}
+    rerun = set(plan["rerun"])
+    needed = {node["handler"] for node in run["nodes"] if node["id"] in rerun}
     if unknown := sorted(name for name in needed if name not in registry):
         names = ", ".join(f"'{name}'" for name in unknown)
         raise Conflict(
-            f"run {run.id} needs handlers that are not known here: {names}; "
+            f"run {run['run_id']} needs handlers that are not known here: {names}; "
             "load them with --handlers"
         )
 
 
 def _print_retry_plan(given: str | None, from_node: str | None, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> tuple[dict[str, list[str]], Line]:
+    async def question(commands: EngineApi) -> tuple[dict[str, list[str]], Line]:
         run_id = await _run_to_retry(commands, given, from_node)
         plan = await commands.plan_retry(run_id, from_node)
         return plan, [("run ", "dim"), (await short_id(commands, run_id), "bold")]
@@ -161,7 +164,7 @@ def _print_retry_plan(given: str | None, from_node: str | None, *, as_json: bool
         streams.say([*which, (f" {verb} {len(names):,}{named}", "")])
 
 
-async def _run_to_retry(commands: Commands, given: str | None, from_node: str | None) -> str:
+async def _run_to_retry(commands: EngineApi, given: str | None, from_node: str | None) -> str:
     # A run that completed can be rerun, but only from a named node.
     statuses = () if from_node else (RunStatus.FAILED.value, RunStatus.CANCELLED.value)
     return await chosen_run(commands, given, *statuses)
@@ -196,11 +199,12 @@ def resume(
         if run is None:
             return ResumeAll(settings, registry, write, handlers or ()).run()
 
-        async def begin(commands: Commands) -> Shown:
+        async def begin(commands: EngineApi) -> Shown:
             run_id = await commands.find_run(run)
-            state = await commands.store.load(run_id)
+            before = await commands.snapshot(run_id)
             await commands.resume(run_id)
-            return Shown.from_now(state)._replace(since=state.created_at)  # as in `runs show`
+            since = seconds(before.view["created_at"])  # as in `runs show`
+            return Shown.from_now(before)._replace(since=since)
 
         return Session(settings, registry, write, handlers or ()).run(begin)
 
@@ -219,18 +223,19 @@ def cancel(
 ) -> None:
     """Cancel what has not finished, whichever process drives it."""
 
-    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+    async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run, RunStatus.RUNNING.value)
-        state = await commands.cancel(run_id)
+        cancelled = await commands.cancel_run(run_id)
         if as_json:
-            return commands.view(state)
+            return cancelled
         short = await short_id(commands, run_id)
-        ended = [status_piece(state.status), (f" {short} {plain(state.graph.name)}", "")]
-        if not state.nodes:  # its log could not be read
+        title = f" {short} {plain(cancelled['workflow'])}"
+        ended = [status_piece(cancelled["status"]), (title, "")]
+        if not cancelled["nodes"]:  # its log could not be read
             words = "its log cannot be read and was left as it is; trigger the workflow anew"
             return [ended, [(words, "wait")]]
         plan = await commands.plan_retry(run_id)
-        return [ended, retry_hint(RunStatus.CANCELLED, short, plan, handlers_hint(state.graph))]
+        return [ended, retry_hint(RunStatus.CANCELLED, short, plan, handlers_hint(cancelled))]
 
     answer = ask(question)
     if isinstance(answer, dict):
@@ -254,7 +259,7 @@ def repair(
     Exit code: 0 it is as its log says, 1 the log itself is damaged.
     """
 
-    async def question(commands: Commands) -> tuple[dict[str, Any], str, bool]:
+    async def question(commands: EngineApi) -> tuple[dict[str, Any], str, bool]:
         run_id = await chosen_run(commands, run)
         done = await commands.repair(run_id, dry_run=dry_run)
         gone = not dry_run and await commands.owner(run_id) == "gone"

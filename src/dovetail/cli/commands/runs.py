@@ -25,6 +25,7 @@ from dovetail.cli.summary import (
     result_lines,
     resume_hint,
     retry_hint,
+    seconds_taken,
     short_id,
     status_piece,
 )
@@ -36,14 +37,14 @@ from dovetail.cli.target import (
     open_reader,
     target_settings,
 )
-from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, table
+from dovetail.cli.text import Line, age, clip, counted, duration, plain, printable, seconds, table
 from dovetail.core.errors import BrokenRun
 from dovetail.core.states import RunStatus
 
 if TYPE_CHECKING:
     from dovetail.cli.interruptible import Stopping
-    from dovetail.core.run import RunState
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
+    from dovetail.engine.views import RunSnapshot
 
 MAX_ROWS = 100
 """Nodes of one run on a screen; all of them are in `--json`."""
@@ -76,12 +77,12 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
+    from dovetail.engine.ports import RunQuery
 
-    async def question(commands: Commands) -> tuple[dict[str, Any], set[str], set[str]]:
+    async def question(commands: EngineApi) -> tuple[dict[str, Any], set[str], set[str]]:
         whole = None if batch is None else await commands.find_batch(batch)
-        page = await commands.list_runs(
-            status=status, workflow=workflow, batch=whole, limit=limit, cursor=cursor
-        )
+        query = RunQuery(status, workflow, whole, limit, cursor)
+        page = await commands.list_runs(query)
         undriven = set() if as_json else await _undriven(commands, page["items"])
         unread = {run_id for run_id in undriven if not await _can_be_read(commands, run_id)}
         return page, undriven - unread, unread
@@ -109,7 +110,7 @@ def list_runs(
         streams.say([(f"more:  --cursor {page['next_cursor']}", "dim")])
 
 
-async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[str]:
+async def _undriven(commands: EngineApi, items: Iterable[dict[str, Any]]) -> set[str]:
     if target_settings().server is not None:
         return set()  # the server takes over runs that no process drives
     return {
@@ -119,9 +120,9 @@ async def _undriven(commands: Commands, items: Iterable[dict[str, Any]]) -> set[
     }
 
 
-async def _can_be_read(commands: Commands, run_id: str) -> bool:
+async def _can_be_read(commands: EngineApi, run_id: str) -> bool:
     try:
-        await commands.store.load(run_id, outputs=False)
+        await commands.get_run(run_id, nodes=False)
     except BrokenRun:
         return False
     return True
@@ -163,11 +164,11 @@ def _fitted(line: Line) -> Line:
 def show(run: Run = None, as_json: AsJson = False) -> None:
     """Show a run: its nodes, and its result or what failed."""
 
-    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+    async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run)
         if as_json:
             return await commands.get_run(run_id)
-        return [line async for line in _shown(commands, await commands.store.load(run_id))]
+        return [line async for line in _shown(commands, await commands.snapshot(run_id))]
 
     answer = ask(question)
     if isinstance(answer, dict):
@@ -177,29 +178,30 @@ def show(run: Run = None, as_json: AsJson = False) -> None:
         streams.say(line)
 
 
-async def _shown(commands: Commands, run: RunState) -> AsyncIterator[Line]:
-    from dovetail.engine.views import result
-
+async def _shown(commands: EngineApi, snapshot: RunSnapshot) -> AsyncIterator[Line]:
     now = time.time()
-    short = await short_id(commands, run.id)
-    owner = await commands.owner(run.id)
-    yield [*_title(run), (f", epoch {run.epoch}" if run.epoch > 1 else "", "")]
-    for line in _damage_lines(await commands.damage(run.id), short):
+    run = snapshot.view
+    run_id = run["run_id"]
+    short = await short_id(commands, run_id)
+    owner = await commands.owner(run_id)
+    yield [*_title(run), (f", epoch {run['epoch']}" if run["epoch"] > 1 else "", "")]
+    for line in _damage_lines(await commands.damage(run_id), short):
         yield line
-    facts = [("id", run.id), ("created", _created(run, now)), ("took", _took(run, now))]
+    created = f"{age(run['created_at'], now)}, {run['created_at']}"
+    facts = [("id", run_id), ("created", created), ("took", _took(run, now))]
     if owner in ("here", "elsewhere"):
         facts.append(("driven by", drivers(target_settings())))
-    if run.params:
-        facts.append(("params", clip(printable(json.dumps(run.params, ensure_ascii=False)), 500)))
+    if params := run["params"]:
+        facts.append(("params", clip(printable(json.dumps(params, ensure_ascii=False)), 500)))
     for line in table([[(f"  {name}", "dim"), (value, "")] for name, value in facts]):
         yield line
-    board = Board.now(run)
+    board = Board.now(snapshot)
     for line in _rows(board, now):
         yield line
-    if run.status is RunStatus.COMPLETED:
-        for line in result_lines(result(run)):
+    if run["status"] == RunStatus.COMPLETED:
+        for line in result_lines(run["result"]):
             yield line
-    elif run.status is RunStatus.FAILED:
+    elif run["status"] == RunStatus.FAILED:
         for line in causes(run):
             yield line
     async for line in _next_step(commands, run, owner, short):
@@ -217,22 +219,16 @@ def _damage_lines(damage: Sequence[str], short: str) -> Iterator[Line]:
         yield [("  or end it:  ", "dim"), (command("runs", "cancel", short), "bold")]
 
 
-def _title(run: RunState) -> Line:
-    version = "" if run.version is None else f" version {run.version}"
-    return [status_piece(run.status), (f" {run.id[:6]} {plain(run.graph.name)}{version}", "")]
+def _title(run: dict[str, Any]) -> Line:
+    version = "" if run["version"] is None else f" version {run['version']}"
+    name = f" {run['run_id'][:6]} {plain(run['workflow'])}{version}"
+    return [status_piece(run["status"]), (name, "")]
 
 
-def _created(run: RunState, now: float) -> str:
-    from dovetail.engine.views import timestamp
-
-    created = timestamp(run.created_at) or ""
-    return f"{age(created, now)}, {created}"
-
-
-def _took(run: RunState, now: float) -> str:
-    if run.finished_at is not None:
-        return duration(run.finished_at - run.created_at)
-    return f"{duration(now - run.created_at)} so far"
+def _took(run: dict[str, Any], now: float) -> str:
+    if run["finished_at"] is not None:
+        return duration(seconds_taken(run))
+    return f"{duration(now - seconds(run['created_at']))} so far"
 
 
 def _rows(board: Board, now: float) -> Iterator[Line]:
@@ -252,16 +248,16 @@ def _rows(board: Board, now: float) -> Iterator[Line]:
 
 
 async def _next_step(
-    commands: Commands, run: RunState, owner: str, short: str
+    commands: EngineApi, run: dict[str, Any], owner: str, short: str
 ) -> AsyncIterator[Line]:
     if owner == "gone":
         yield [
             (f"{INTERRUPTED}; ", "wait"),
-            *resume_hint(short, handlers_hint(run.graph)),
+            *resume_hint(short, handlers_hint(run)),
         ]
-    elif run.finished and run.status is not RunStatus.COMPLETED:
-        plan = await commands.plan_retry(run.id)
-        yield retry_hint(run.status, short, plan, handlers_hint(run.graph))
+    elif run["finished_at"] is not None and run["status"] != RunStatus.COMPLETED:
+        plan = await commands.plan_retry(run["run_id"])
+        yield retry_hint(run["status"], short, plan, handlers_hint(run))
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────
@@ -272,12 +268,12 @@ async def _next_step(
 def why(run: Run = None, as_json: AsJson = False) -> None:
     """Explain what each unfinished node waits for."""
 
-    async def question(commands: Commands) -> dict[str, Any] | list[Line]:
+    async def question(commands: EngineApi) -> dict[str, Any] | list[Line]:
         run_id = await chosen_run(commands, run)
         explained = await commands.explain(run_id)
         if as_json:
             return explained
-        loaded = await commands.store.load(run_id)
+        loaded = await commands.get_run(run_id)
         lines = [line async for line in _explained(commands, loaded, explained["nodes"])]
         damage = explained.get("damage", ())
         return [*lines, *_damage_lines(damage, await short_id(commands, run_id))]
@@ -291,12 +287,13 @@ def why(run: Run = None, as_json: AsJson = False) -> None:
 
 
 async def _explained(
-    commands: Commands, run: RunState, nodes: list[dict[str, Any]]
+    commands: EngineApi, run: dict[str, Any], nodes: list[dict[str, Any]]
 ) -> AsyncIterator[Line]:
     from dovetail.engine.explain import counts
 
-    found = counts(run)
-    completed = f"{found.pop('completed', 0):,} of {counted(len(run.nodes), 'node')} completed"
+    found = counts(run["nodes"])
+    every = counted(len(run["nodes"]), "node")
+    completed = f"{found.pop('completed', 0):,} of {every} completed"
     words = ", ".join([completed, *(f"{count:,} {word}" for word, count in found.items())])
     yield [*_title(run), (f": {words}", "")]
     rows: list[Line] = [
@@ -311,13 +308,13 @@ async def _explained(
         yield line
     if len(nodes) > MAX_ROWS:
         yield [(f"  and {len(nodes) - MAX_ROWS:,} more; --json prints all", "dim")]
-    if run.status is RunStatus.FAILED:
+    if run["status"] == RunStatus.FAILED:
         for line in causes(run):
             yield line
     elif not nodes:
         yield [("  nothing waits: every node has finished", "dim")]
-    owner = await commands.owner(run.id)
-    async for line in _next_step(commands, run, owner, await short_id(commands, run.id)):
+    owner, short = await commands.owner(run["run_id"]), await short_id(commands, run["run_id"])
+    async for line in _next_step(commands, run, owner, short):
         yield line
 
 
@@ -343,7 +340,7 @@ def events(
     if follow:
         return _follow_events(run, after, as_json=as_json)
 
-    async def question(commands: Commands) -> list[dict[str, Any]]:
+    async def question(commands: EngineApi) -> list[dict[str, Any]]:
         return await commands.events(await chosen_run(commands, run), after=after)
 
     found = ask(question)
@@ -370,13 +367,13 @@ def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
             run_id = await chosen_run(commands, given)
             work = _print_events(commands, run_id, after, as_json=as_json)
             printing = asyncio.create_task(stopping.while_read(work))
-            ended = asyncio.create_task(wait_for_end(commands, run_id, take_over=False))
+            end = wait_for_end(commands, run_id, take_over=False, nodes=False)
+            ended = asyncio.create_task(end)
             stop = asyncio.create_task(stopping.wait())
             try:
                 await asyncio.wait({printing, ended, stop}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and ended.result() is None:
-                    run = await commands.store.load(run_id, outputs=False)
-                    needed = handlers_hint(run.graph)
+                    needed = handlers_hint(await commands.get_run(run_id))
                     hint = resume_hint(await short_id(commands, run_id), needed)
                     streams.complain([(f"{INTERRUPTED}; ", "wait"), *hint])
                     return FAILED
@@ -392,15 +389,9 @@ def _follow_events(given: str | None, after: int, *, as_json: bool) -> int:
     return run_interruptible(follow, lambda request: None, settings.drain_seconds)
 
 
-async def _print_events(commands: Commands, run_id: str, after: int, *, as_json: bool) -> None:
-    from dovetail.engine.views import event_view
-
-    async for event in commands.store.watch(run_id, after):
-        view = event_view(event)
-        if as_json:
-            streams.say(json_text(view))
-        else:
-            streams.say(_event_line(view, _SEQ_WIDTH))
+async def _print_events(commands: EngineApi, run_id: str, after: int, *, as_json: bool) -> None:
+    async for event in commands.watch(run_id, after):
+        streams.say(json_text(event) if as_json else _event_line(event, _SEQ_WIDTH))
         sys.stdout.flush()
 
 
@@ -436,7 +427,7 @@ def results(
 ) -> None:
     """Print the result of a run; --json: every output, too."""
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.results(await chosen_run(commands, run), partial=partial)
 
     found = ask(question)
@@ -463,7 +454,7 @@ def verify(
 ) -> int:
     """Replay a run's stored events through the rules. Exit code: 0 they agree, 1 they do not."""
 
-    async def question(commands: Commands) -> list[dict[str, Any]]:
+    async def question(commands: EngineApi) -> list[dict[str, Any]]:
         if not every:
             run_id = await chosen_run(commands, run)
             return [{"run_id": run_id, "divergences": await commands.verify(run_id)}]
@@ -488,10 +479,12 @@ def verify(
     return FAILED if wrong else 0
 
 
-async def _every_run(commands: Commands) -> AsyncIterator[str]:
+async def _every_run(commands: EngineApi) -> AsyncIterator[str]:
+    from dovetail.engine.ports import RunQuery
+
     cursor: str | None = None
     while True:
-        page = await commands.list_runs(limit=_PAGE, cursor=cursor)
+        page = await commands.list_runs(RunQuery(limit=_PAGE, cursor=cursor))
         for run in page["items"]:
             yield run["run_id"]
         cursor = page["next_cursor"]

@@ -25,7 +25,7 @@ from dovetail.cli.text import Line, age, plain, table
 
 if TYPE_CHECKING:
     from dovetail.core.definition.validation import Checked
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
 
 app = declarations()
 
@@ -61,7 +61,7 @@ def register(file: DefinitionFile, handlers: Handlers = None, as_json: AsJson = 
 
 
 def _register(checked: Checked) -> dict[str, Any]:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return (await commands.register(checked))._asdict()
 
     return ask(question, create=True)
@@ -78,7 +78,7 @@ def list_workflows(
 ) -> None:
     """List the registered workflows."""
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.workflows(limit=limit, cursor=cursor)
 
     page = ask(question)
@@ -123,7 +123,7 @@ def show(
 
     wanted = int(version) if version is not None and version.isdecimal() else version
 
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.workflow(name, wanted)
 
     found = ask(question)
@@ -144,7 +144,7 @@ def show(
 def delete(name: WorkflowName, as_json: AsJson = False) -> None:
     """Delete a workflow with all its versions; its finished runs stay."""
 
-    async def question(commands: Commands) -> None:
+    async def question(commands: EngineApi) -> None:
         await commands.delete_workflow(name)
 
     ask(question)
@@ -177,7 +177,7 @@ def alias(
 
 
 def _set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> dict[str, Any]:
+    async def question(commands: EngineApi) -> dict[str, Any]:
         return await commands.set_alias(name, alias, version)
 
     answer = ask(question)
@@ -188,7 +188,7 @@ def _set_alias(name: str, alias: str, version: int, *, as_json: bool) -> None:
 
 
 def _delete_alias(name: str, alias: str, *, as_json: bool) -> None:
-    async def question(commands: Commands) -> None:
+    async def question(commands: EngineApi) -> None:
         await commands.delete_alias(name, alias)
 
     ask(question)

@@ -1,26 +1,26 @@
-"""Does a log of events obey the rules? For stores that keep no journal of transitions.
+"""Checks a log of events against the rules, for stores that keep no journal of transitions.
 
-An event says what became of a node, and so which transition must have come before it. That one is
-stepped through the core again; what the core makes of it is compared with the log, event by
-event, and what it leads to with the run as it is kept. What it must not know: where either came
-from.
+An event says what happened to a node, and so which transition must have caused it. That transition
+goes through `step` again. Its events are compared with the log, and the final state with the run
+as the store keeps it.
 
-Some things are not in a log. Where the rules need them, they are taken as they must have been:
+A log does not have everything that the rules need. What is missing is assumed:
 
-- tokens, but for their epoch and attempt: each start gets a nonce of its own;
-- leases, and how many lost workers are one too many: a node that was lost had to be;
-- when a node that waited was woken: when it was next heard of, if its time had come. Until then
-  it may have taken the place of another under `max_concurrency`, so with such nodes only the
-  number of those that run is certain, not who of the others was published;
-- outputs of earlier epochs: a condition that reads one has the verdict that was recorded. All
-  others are asked again.
+- tokens, but for their epoch and attempt: each start gets a new nonce;
+- leases and the limit of crashes: a node that was lost had to be lost;
+- the time at which a waiting node was woken: its next event, if its time had come. Until then it
+  may have used a slot of `max_concurrency`. So in a run with such nodes only the number of
+  published nodes is certain, not which nodes they were;
+- outputs of earlier epochs: a condition that reads one gets the recorded verdict. All other
+  conditions are evaluated again.
 
-A store may ask its conditions later than the core does, and others may move the run meanwhile:
-what became ready with such a node is decided when the log goes on with it.
+A store may evaluate a condition later than the core does, and other transitions may come first.
+So nodes that became ready together with such a node are decided when the log continues with them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,10 +43,9 @@ from dovetail.core.effects import (
 )
 from dovetail.core.errors import TemplateError
 from dovetail.core.events import Event, Token
-from dovetail.core.restore import is_restored_start, restore
 from dovetail.core.run import NodeState, Phase, RunState, UnreadOutput
 from dovetail.core.states import FINAL, FINISHED, NodeStatus, RunStatus
-from dovetail.core.step import begin, step
+from dovetail.core.step import begin, is_restored_start, restore, step
 from dovetail.core.templates import Condition
 from dovetail.core.text import counted
 from dovetail.core.transitions import (
@@ -66,54 +65,55 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-CLOCKS_APART = 5.0
-"""So many seconds before its time a node may be started: on a machine whose clock is ahead."""
-LONG_OVER = float("-inf")
+MAX_CLOCK_SKEW_SECONDS = 5.0
+"""A node may start this much before its time: on a machine whose clock is ahead."""
+_EXPIRED = -math.inf
 _UNKNOWN = UnreadOutput(0)
-"""The output of an earlier epoch: it counts for nothing."""
+"""The output of an earlier epoch; its size counts as zero."""
 _WAITS = frozenset({"node.parked", "node.retrying"})
 
 
 def audit(submit: Submit, events: Sequence[Event], run: RunState) -> list[str]:
-    """Where a run's log, or the run as it is kept, departs from the rules, as sentences.
+    """Where a run's log, or the run as it is kept, differs from the rules, as sentences.
 
-    It stops at the first difference in the log: what came after it rests on another state.
+    It stops at the first difference in the log: everything after it depends on another state.
     """
-    if not events:  # as it should be of a run that was accepted and not made yet
+    if not events:  # right for a run that was accepted and not created yet
         return [] if run.status is RunStatus.PENDING and not run.seq else ["the log is empty"]
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
             return [f"event {expected} is missing: the log goes on with {event.seq}"]
     if twice := started_twice(submit.graph, events):
         return [twice]
-    story = _EventReplay(submit, events, run)
-    difference = story.retell()
-    return list(_compare_runs(story, run)) if difference is None else [difference]
+    replay = _EventReplay(submit, events, run)
+    difference = replay.replay()
+    return list(_compare_runs(replay, run)) if difference is None else [difference]
 
 
 class RebuiltRun:
-    """A run as the rules make it of its log alone, and where that is not what is kept of it."""
+    """A run as the rules make it from its log alone."""
 
-    def __init__(self, story: _EventReplay, difference: str | None) -> None:
-        self._story = story
+    def __init__(self, replay: _EventReplay, difference: str | None) -> None:
+        self._replay = replay
         self.difference = difference
-        """Where the log itself departs from the rules: then `run` ends before that."""
-        self.run: RunState = story.run
+        """Where the log itself differs from the rules; `run` is its state before that."""
+        self.run: RunState = replay.run
         names = [spec.id for spec in self.run.graph.nodes]
         nodes = self.run.nodes
         self.lost = [name for name, node in zip(names, nodes, strict=True) if _is_lost(node)]
-        """Completed nodes whose outputs are nowhere."""
-        self.undecided = story.undecided()
-        """Nodes that are ready and wait for a verdict, in the order in which they became so."""
+        """Completed nodes whose outputs were not found."""
+        self.undecided = replay.undecided()
+        """Ready nodes that wait for the verdict of a condition, in the order they became ready."""
 
     def differences(self, kept: RunState) -> list[str]:
-        return list(_compare_runs(self._story, kept))
+        return list(_compare_runs(self._replay, kept))
 
 
 def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any]) -> RebuiltRun:
-    """Tell a log again; `outputs` are those of completed nodes, which no log has.
+    """Rebuild a run from its log and the `outputs` of its completed nodes.
 
-    Leases and the nonces of tokens are in no log either: who writes the run back gives them out.
+    A log has neither leases nor the nonces of tokens: the caller makes new ones when it writes the
+    run back.
     """
     believed = RunState(submit.run_id, submit.graph, submit.params, 0.0, submit.version)
     for event in events:
@@ -121,12 +121,12 @@ def rebuild(submit: Submit, events: Sequence[Event], outputs: Mapping[str, Any])
         if name is not None and name in outputs and event.type in ("node.completed", "node.cached"):
             node = believed.node(name)
             node.status, node.epoch, node.output = COMPLETED, event.epoch, outputs[name]
-    story = _EventReplay(submit, events, believed)
+    replay = _EventReplay(submit, events, believed)
     for expected, event in enumerate(events, 1):
         if event.seq != expected:
-            story.run, _ = begin(submit, event.time, 1)
-            return RebuiltRun(story, f"event {expected} is missing")
-    return RebuiltRun(story, story.retell())
+            replay.run, _ = begin(submit, event.time, 1)
+            return RebuiltRun(replay, f"event {expected} is missing")
+    return RebuiltRun(replay, replay.replay())
 
 
 def _is_lost(node: NodeState) -> bool:
@@ -134,19 +134,19 @@ def _is_lost(node: NodeState) -> bool:
 
 
 def inconsistencies(run: RunState) -> list[str]:
-    """Where a run as it is kept disagrees with itself, as sentences: no rule leads there.
+    """Where the state of a run contradicts itself, as sentences. No rule leads there.
 
-    For whoever cannot read a log each time: a node that somebody changed by hand is found by the
-    counts beside it, or by the nodes that wait for it.
+    Cheaper than a check of the log: a node that was changed by hand no longer fits the run's
+    counts or the nodes that wait for it.
     """
     nodes, specs = run.nodes, run.graph.nodes
-    # Without its log nobody can tell a run that was restored, and may be over its limit for that;
-    # and who looks at the states has not read the outputs.
+    # Only the log says whether the run was restored, which allows more than `max_concurrency`.
+    # The caller has not read the outputs.
     found = list(_compare_counts(run, is_settled=False, restored=True, weighed=False))
     for spec, node in zip(specs, nodes, strict=True):
         if node.status is not PENDING:
             continue
-        parents = [nodes[place].status for place in spec.parents]
+        parents = [nodes[index].status for index in spec.parents]
         waits = sum(status not in (COMPLETED, NodeStatus.SKIPPED) for status in parents)
         if node.waiting != waits:
             found.append(
@@ -184,7 +184,7 @@ def started_twice(graph: Graph, events: Iterable[Event]) -> str | None:
 
 
 class _EventReplay:
-    """A log, told again by the rules."""
+    """Makes the transitions of a log again."""
 
     run: RunState
 
@@ -200,20 +200,20 @@ class _EventReplay:
         waits = any(event.type in _WAITS for event in events)
         asks = any(spec.condition is not None for spec in nodes)
         self.certain = not waits and not asks
-        """Nobody waited for a time or a verdict: who was published, and who held, is known."""
+        """No node waited for a time or a verdict: it is known which were published and held."""
         self._undecided: dict[int, int] = {}
-        """Nodes that are ready and wait for the verdict on their condition, or on another's; each
-        with its number in the order in which they became ready."""
+        """Ready nodes that wait for the verdict on their condition or another's, each with its
+        number in the order in which they became ready."""
         self._numbers = count()
         self._decided = -1
-        """The number of the last one that was not to run."""
-        self._told: Event | None = None
-        """The event that has the verdict that is asked for."""
+        """The number of the last node that was skipped or failed."""
+        self._verdict: Event | None = None
+        """The event that has the verdict on the condition being evaluated."""
         self.restored = False
-        """Nodes that were held may have been published before the run was put back."""
+        """The run was restored: nodes that were held may have been published before."""
 
-    def retell(self) -> str | None:
-        """The first difference, if there is one; `run` is where the log leads to."""
+    def replay(self) -> str | None:
+        """The first difference, if there is one; `run` is the final state."""
         self.run, decision = begin(self._submit, self._log[0].time, next(self._nonces))
         self._leave(self.run.graph.roots)
         at = 0
@@ -244,18 +244,18 @@ class _EventReplay:
         node = None if event.node is None else run.node(event.node)
         if node is not None and node.status is PENDING and event.type in _DECIDED:
             return self._settle(event, run.graph.index[event.node or ""])
-        if event.type not in _MOVES:
+        if event.type not in _TRANSITIONS:
             return NOTHING
         if is_restored_start(event):
             self.restored = True
-            return restore(run, LONG_OVER, event.time)
+            return restore(run, _EXPIRED, event.time)
         if node is not None and node.status is QUEUED and _was_published(event, node):
             self._wake(event, node)
-        move = _MOVES[event.type](self, event)
-        decision = step(run, move, event.time, next(self._nonces))
-        if decision.changed and isinstance(move, Complete | Recall):
-            self._leave(run.graph.nodes[run.graph.index[move.node]].children)
-        elif type(move) is Retry:
+        transition = _TRANSITIONS[event.type](self, event)
+        decision = step(run, transition, event.time, next(self._nonces))
+        if decision.changed and isinstance(transition, Complete | Recall):
+            self._leave(run.graph.nodes[run.graph.index[transition.node]].children)
+        elif type(transition) is Retry:
             self._undecided.clear()
             self._leave(range(len(run.nodes)))
         return decision
@@ -269,14 +269,14 @@ class _EventReplay:
         return self.run.node(event.node or "").phase is Phase.PUBLISHED
 
     def output(self, event: Event) -> Any:
-        """What the node gave in that epoch, which is known of its newest one."""
+        """The node's output in that epoch; known only if it is the newest epoch."""
         kept = self._kept.node(event.node or "")
         if kept.epoch == event.epoch and kept.status is COMPLETED:
             return kept.output
         return _UNKNOWN
 
     def crashes_allowed(self, event: Event) -> int:
-        """That many lost starts, or one more: the log shows whether it was one too many."""
+        """The limit of crashes: the node's crashes if it failed by this one, else one more."""
         crashes = self.run.node(event.node or "").crashes + 1
         after = self._log[event.seq] if event.seq < len(self._log) else event
         ended = after.node == event.node and after.type == "node.failed"
@@ -285,19 +285,19 @@ class _EventReplay:
     # ── nodes that waited ────────────────────────────────────────────────────────────────
 
     def _wake(self, event: Event, node: NodeState) -> None:
-        """What happens to a published node only: it was woken before, and there was room for it."""
+        """The event needs a published node: so the node was woken before, and a slot was free."""
         run = self.run
         if node.until is not None:
             early = node.until - event.time
-            if early >= CLOCKS_APART:
+            if early >= MAX_CLOCK_SKEW_SECONDS:
                 raise _ImpossibleEvent(f"'{event.node}' was to wait {early:.3f} s longer")
             wake = Wake(*self.subject(event))
             step(run, wake, max(event.time, node.until), next(self._nonces))
         if node.phase is HELD and not self.certain:
-            self._give_way(run.graph.index[event.node or ""])
+            self._publish(run.graph.index[event.node or ""])
 
-    def _give_way(self, place: int) -> None:
-        """There was room for it: some is left, or another was held that is published here."""
+    def _publish(self, index: int) -> None:
+        """Publish a held node: in a free slot, or instead of a node that is published here."""
         run = self.run
         if run.active < (run.graph.max_concurrency or 0):
             run.active += 1
@@ -308,34 +308,34 @@ class _EventReplay:
                 return
             run.nodes[other].phase = HELD
             run.held.append(other)
-        run.nodes[place].phase = PUBLISHED
-        run.held.remove(place)
+        run.nodes[index].phase = PUBLISHED
+        run.held.remove(index)
         heapify(run.held)
 
     # ── conditions ───────────────────────────────────────────────────────────────────────
 
-    def _leave(self, places: Iterable[int]) -> None:
-        """Who of these is ready although a decision was made waits for a verdict, or with one."""
+    def _leave(self, indices: Iterable[int]) -> None:
+        """Nodes of these that are still ready after a decision wait for a verdict."""
         nodes = self.run.nodes
-        for place in places:
-            if nodes[place].status is PENDING and not nodes[place].waiting:
-                self._undecided[place] = next(self._numbers)
+        for index in indices:
+            if nodes[index].status is PENDING and not nodes[index].waiting:
+                self._undecided[index] = next(self._numbers)
 
-    def _settle(self, event: Event, place: int) -> Decision:
-        """The log says what became of a node that was ready."""
-        if place not in self._undecided:
+    def _settle(self, event: Event, index: int) -> Decision:
+        """The log has the verdict on a ready node."""
+        if index not in self._undecided:
             return NOTHING
-        ready = _OneByOne([place])
+        ready = _OneByOne([index])
         out = Decision()
-        self._told = event
+        self._verdict = event
         resolve(self.run, ready, out, event.time, next(self._nonces))
-        self._told = None
-        number = self._undecided.pop(place)
+        self._verdict = None
+        number = self._undecided.pop(index)
         self._leave(ready.then)
         if [made.type for made in out.events[:1]] != [event.type]:
-            return out  # which is told as the difference that it is
+            return out  # `replay` reports the difference
         if event.type == "node.queued":
-            self._check_queue(event, place)
+            self._check_queue(event, index)
         elif number < self._decided:
             raise _ImpossibleEvent(
                 f"it was decided about '{event.node}' after one that was ready later"
@@ -344,13 +344,13 @@ class _EventReplay:
             self._decided = number
         return out
 
-    def _check_queue(self, event: Event, place: int) -> None:
-        """Nodes are queued in definition order, once all that are ready have their verdict."""
+    def _check_queue(self, event: Event, index: int) -> None:
+        """Nodes are queued in definition order, once all ready nodes have their verdict."""
         run = self.run
         after = self._log[event.seq] if event.seq < len(self._log) else event
-        then = run.graph.index.get(after.node or "", place)
+        then = run.graph.index.get(after.node or "", index)
         if (after.time, after.type) == (event.time, event.type) and then in self._undecided:
-            if then < place:
+            if then < index:
                 raise _ImpossibleEvent(f"'{event.node}' was queued before '{after.node}'")
             return
         left = [other for other in self._undecided if run.nodes[other].status is PENDING]
@@ -361,40 +361,40 @@ class _EventReplay:
             )
 
     def _ask(self, spec: NodeSpec, run: RunState) -> bool:
-        """The condition of a node; `Undecided` until the log tells of it."""
-        told = self._told
-        if told is None:
+        """Evaluate the condition of a node; `Undecided` until the log has its verdict."""
+        verdict = self._verdict
+        if verdict is None:
             raise Undecided
         condition = spec.condition
         if isinstance(condition, Condition) and self._is_known(condition):
             return condition(run)
-        if told.type == "node.failed":
-            raise _recorded(spec, told)
-        return told.type == "node.queued"
+        if verdict.type == "node.failed":
+            raise _recorded(spec, verdict)
+        return verdict.type == "node.queued"
 
     def _is_known(self, condition: Condition) -> bool:
-        index = self.run.graph.index
-        places = [index[read.name] for read in condition.reads if read.name in index]
-        return all(self.run.nodes[place].output is not _UNKNOWN for place in places)
+        run = self.run
+        names = [read.name for read in condition.reads if read.name in run.graph.index]
+        return all(run.node(name).output is not _UNKNOWN for name in names)
 
 
 class _OneByOne(list[int]):
-    """For `resolve`: those that become ready are not decided with it, but in their turn."""
+    """The list for `resolve`: nodes that become ready are collected in `then`, not resolved."""
 
-    def __init__(self, places: Iterable[int]) -> None:
-        super().__init__(places)
+    def __init__(self, indices: Iterable[int]) -> None:
+        super().__init__(indices)
         self.then: list[int] = []
 
-    def append(self, place: int) -> None:
-        self.then.append(place)
+    def append(self, index: int) -> None:
+        self.then.append(index)
 
 
 class _ImpossibleEvent(Exception):
-    """What an event tells cannot have happened."""
+    """What an event says cannot have happened."""
 
 
 def _recorded(spec: NodeSpec, event: Event) -> TemplateError:
-    """Why the condition could not be asked then."""
+    """The recorded error of the condition."""
     error = (event.data or {})["error"]
     problem = TemplateError(error["message"].removeprefix(f"node '{spec.id}': condition "))
     problem.type = error["type"]
@@ -404,51 +404,51 @@ def _recorded(spec: NodeSpec, event: Event) -> TemplateError:
 # ── the transition that an event must have come from ─────────────────────────────────────
 
 _DECIDED = frozenset({"node.queued", "node.skipped", "node.failed"})
-"""Of a pending node these say what became of it; otherwise only the last begins a decision."""
-_BY_THE_PUBLISHED = frozenset({"node.started", "node.cached", "node.parked", "node.failed"})
+"""For a pending node these are the verdict; otherwise only the last begins a decision."""
+_OF_PUBLISHED = frozenset({"node.started", "node.cached", "node.parked", "node.failed"})
 
 
-def _told(event: Event) -> dict[str, Any]:
+def _data(event: Event) -> dict[str, Any]:
     return event.data or {}
 
 
 def _was_published(event: Event, node: NodeState) -> bool:
-    """Whether this happens to a published node only: one that is parked may be so again, if it
-    shall come sooner."""
+    """Whether this event needs a published node. A parked node may be parked again, if it is to
+    come sooner."""
     if event.type == "node.parked" and node.phase is Phase.PARKED and node.until is not None:
-        return bool(_told(event)["until"] >= node.until)
-    return event.type in _BY_THE_PUBLISHED
+        return bool(_data(event)["until"] >= node.until)
+    return event.type in _OF_PUBLISHED
 
 
-def _refused(story: _EventReplay, event: Event) -> Complete:
-    """A result that nobody waited for; what was in it was not kept."""
-    run_id, name, token = story.subject(event)
-    if _told(event).get("reason") == "stale":
+def _refused(replay: _EventReplay, event: Event) -> Complete:
+    """A result that was refused; the log does not keep its output."""
+    run_id, name, token = replay.subject(event)
+    if _data(event).get("reason") == "stale":
         token = Token(event.epoch, event.attempt or 0, -1)
     return Complete(run_id, name, token, None)
 
 
 _Maker = Callable[[_EventReplay, Event], Transition]
-_MOVES: dict[str, _Maker] = {
-    "node.started": lambda s, e: Claim(*s.subject(e), _told(e)["worker"], LONG_OVER),
+_TRANSITIONS: dict[str, _Maker] = {
+    "node.started": lambda s, e: Claim(*s.subject(e), _data(e)["worker"], _EXPIRED),
     "node.completed": lambda s, e: Complete(*s.subject(e), s.output(e)),
     "node.cached": lambda s, e: Recall(*s.subject(e), s.output(e)),
-    "node.retrying": lambda s, e: Fail(*s.subject(e), _told(e)["error"], after=_told(e)["delay"]),
+    "node.retrying": lambda s, e: Fail(*s.subject(e), _data(e)["error"], after=_data(e)["delay"]),
     "node.failed": lambda s, e: Fail(
-        *s.subject(e), _told(e)["error"], permanent=True, unrendered=s.is_published(e)
+        *s.subject(e), _data(e)["error"], permanent=True, unrendered=s.is_published(e)
     ),
     "node.lost": lambda s, e: Reap(*s.subject(e), s.crashes_allowed(e)),
-    "node.parked": lambda s, e: Park(*s.subject(e), _told(e)["until"]),
+    "node.parked": lambda s, e: Park(*s.subject(e), _data(e)["until"]),
     "node.progress": lambda s, e: Progress(
-        *s.subject(e), _told(e)["fraction"], _told(e)["message"]
+        *s.subject(e), _data(e)["fraction"], _data(e)["message"]
     ),
     "node.cancelled": lambda s, e: Cancel(s.run.id),
-    "run.retried": lambda s, e: Retry(s.run.id, _told(e).get("from")),
+    "run.retried": lambda s, e: Retry(s.run.id, _data(e).get("from")),
     "result.refused": _refused,
 }
 
 
-# ── where it led to ──────────────────────────────────────────────────────────────────────
+# ── the final state ──────────────────────────────────────────────────────────────────────
 
 _OF_A_RUN = ("status", "epoch", "error", "created_at", "started_at", "finished_at", "seq")
 _OF_A_NODE = (
@@ -465,60 +465,62 @@ _OF_A_NODE = (
 )
 
 
-def _compare_runs(story: _EventReplay, kept: RunState) -> Iterator[str]:
-    made = story.run
+def _compare_runs(replay: _EventReplay, kept: RunState) -> Iterator[str]:
+    made = replay.run
     yield from _compare_fields("the run", _OF_A_RUN, made, kept)
     for spec, ruled, node in zip(made.graph.nodes, made.nodes, kept.nodes, strict=True):
-        who = f"node '{spec.id}'"
-        yield from _compare_fields(who, _OF_A_NODE, ruled, node)
+        subject = f"node '{spec.id}'"
+        yield from _compare_fields(subject, _OF_A_NODE, ruled, node)
         if ruled.status is node.status:
-            yield from _compare_place(who, story, ruled, node)
+            yield from _compare_details(subject, replay, ruled, node)
     is_settled = not any(node.status is PENDING and not node.waiting for node in made.nodes)
-    yield from _compare_counts(kept, is_settled, story.restored)
+    yield from _compare_counts(kept, is_settled, replay.restored)
 
 
-def _compare_fields(who: str, names: Sequence[str], made: object, kept: object) -> Iterator[str]:
+def _compare_fields(
+    subject: str, names: Sequence[str], made: object, kept: object
+) -> Iterator[str]:
     for name in names:
         has, makes = getattr(kept, name), getattr(made, name)
         if has != makes and not same_but_for_words(has, makes):
-            yield f"{who} is kept with {name} {_shown(has)}, the log makes it {_shown(makes)}"
+            yield f"{subject} is kept with {name} {_shown(has)}, the log makes it {_shown(makes)}"
 
 
 def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _compare_place(
-    who: str, story: _EventReplay, made: NodeState, kept: NodeState
+def _compare_details(
+    subject: str, replay: _EventReplay, made: NodeState, kept: NodeState
 ) -> Iterator[str]:
-    """What a node is about to do, in the state that it is in."""
+    """Compare the fields that matter in the node's status."""
     for name in ("token", "answered"):
         has, makes = getattr(kept, name)[:2], getattr(made, name)[:2]
         if has != makes:
-            yield f"{who} is kept with {name} {has}, the log makes it {makes}"
+            yield f"{subject} is kept with {name} {has}, the log makes it {makes}"
     if made.output is not _UNKNOWN and made.output != kept.output:
-        yield f"{who} is kept with an output, the log gives it none"
+        yield f"{subject} is kept with an output, the log gives it none"
     if made.status is PENDING:
-        yield from _compare_fields(who, ("waiting", "fed"), made, kept)
+        yield from _compare_fields(subject, ("waiting", "fed"), made, kept)
     elif made.status is RUNNING and kept.lease_until is None:
-        yield f"{who} runs and is kept without a lease"
-    elif made.status is QUEUED and not _may_be(made, kept, story.certain):
+        yield f"{subject} runs and is kept without a lease"
+    elif made.status is QUEUED and not _may_be(made, kept, replay.certain):
         has, makes = _shown(kept.phase), _shown(made.phase)
-        yield f"{who} is kept as {has} until {_shown(kept.until)}, the log makes it {makes}"
+        yield f"{subject} is kept as {has} until {_shown(kept.until)}, the log makes it {makes}"
 
 
 def _may_be(made: NodeState, kept: NodeState, certain: bool) -> bool:
     if kept.phase is made.phase and kept.until == made.until:
         return True
     free = kept.phase in (PUBLISHED, HELD) and kept.until is None
-    return free and not certain  # it was woken, or another was before it
+    return free and not certain  # it was woken, or another node took its slot
 
 
 def _compare_counts(
     kept: RunState, is_settled: bool, restored: bool, weighed: bool = True
 ) -> Iterator[str]:
     statuses = [node.status for node in kept.nodes]
-    held = [place for place, node in enumerate(kept.nodes) if node.phase is HELD]
+    held = [index for index, node in enumerate(kept.nodes) if node.phase is HELD]
     active = sum(node.status is RUNNING or node.phase is PUBLISHED for node in kept.nodes)
     counts = {
         "unfinished": sum(status not in FINISHED for status in statuses),

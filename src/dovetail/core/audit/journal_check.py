@@ -1,15 +1,12 @@
-"""Does a journal obey the rules? Every kept decision, made again by the core and compared.
-
-The journal says what happened; stepping its transitions through `step` says what should have.
-What it must not know: where the journal came from.
-"""
+"""Checks a journal against the rules: `step` makes each decision again and the two are compared."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dovetail.core.audit.replay import FOREVER, JournalEntry, is_too_large
+from dovetail.core.audit.replay import JournalEntry, is_too_large
 from dovetail.core.events import Event, Token
 from dovetail.core.run import Phase, RunState, UnreadOutput
 from dovetail.core.states import Reason
@@ -34,9 +31,9 @@ from dovetail.core.transitions import (
 
 
 def verify(submit: Submit, entries: Iterable[JournalEntry]) -> tuple[RunState | None, list[str]]:
-    """The run as the rules make it, and where the journal differs from that, as sentences.
+    """The run as the rules make it, and where the journal differs from it, as sentences.
 
-    It stops at the first difference: what came after it rests on another state.
+    It stops at the first difference: everything after it depends on another state.
     """
     run: RunState | None = None
     expected_seq = 1
@@ -51,10 +48,10 @@ def verify(submit: Submit, entries: Iterable[JournalEntry]) -> tuple[RunState | 
             run, decision = begin(given, entry.time, entry.seq)
         else:
             try:
-                move = _move_of(run, entry)
+                transition = _transition_of(run, entry)
             except (KeyError, IndexError, TypeError, ValueError) as problem:
                 return run, [f"event {entry.seq}: '{entry.kind}' cannot be understood: {problem!r}"]
-            decision = step(run, move, entry.time, entry.seq)
+            decision = step(run, transition, entry.time, entry.seq)
         if found := _differences(entry, decision):
             return run, found
     if run is None:
@@ -81,16 +78,16 @@ def compare(kept: Sequence[Event], made: Sequence[Event]) -> str | None:
             return f"event {logged.seq}: {_contrast(logged, ruled)}"
     if len(kept) > len(made):
         surplus = kept[len(made)]
-        return f"event {surplus.seq}: the log has {said(surplus)}, the rules nothing"
+        return f"event {surplus.seq}: the log has {describe(surplus)}, the rules nothing"
     if len(kept) < len(made):
         lacking = made[len(kept)]
-        return f"event {lacking.seq}: the rules make {said(lacking)}, the log has nothing"
+        return f"event {lacking.seq}: the rules make {describe(lacking)}, the log has nothing"
     return None
 
 
 def same_but_for_words(one: Any, other: Any) -> bool:
-    """Whether nothing but the sentence about a lost worker tells two values apart: a log that was
-    written before that sentence changed is no damaged one."""
+    """Whether two values differ at most in the message about a lost worker: a log with an older
+    wording of that message is not damaged."""
     if isinstance(one, Event) and isinstance(other, Event):
         return one._replace(data=None) == other._replace(data=None) and same_but_for_words(
             one.data, other.data
@@ -104,27 +101,27 @@ def same_but_for_words(one: Any, other: Any) -> bool:
 
 
 def _contrast(logged: Event, ruled: Event) -> str:
-    if said(logged) != said(ruled):
-        return f"the log has {said(logged)}, the rules make it {said(ruled)}"
+    if describe(logged) != describe(ruled):
+        return f"the log has {describe(logged)}, the rules make it {describe(ruled)}"
     field = next(name for name in Event._fields if getattr(logged, name) != getattr(ruled, name))
     has, makes = getattr(logged, field), getattr(ruled, field)
-    return f"{said(logged)} has {field} {has} in the log, {makes} by the rules"
+    return f"{describe(logged)} has {field} {has} in the log, {makes} by the rules"
 
 
-def said(event: Event) -> str:
+def describe(event: Event) -> str:
     where = "" if event.node is None else f" of '{event.node}' (attempt {event.attempt})"
-    told = {name: str(v) if isinstance(v, str) else v for name, v in (event.data or {}).items()}
-    return f"{event.type}{where}" + (f" {told}" if told else "")
+    data = {name: str(v) if isinstance(v, str) else v for name, v in (event.data or {}).items()}
+    return f"{event.type}{where}" + (f" {data}" if data else "")
 
 
-def _move_of(run: RunState, entry: JournalEntry) -> Transition:
+def _transition_of(run: RunState, entry: JournalEntry) -> Transition:
     if entry.events and entry.events[0].type == "result.refused":
         return _refused(run, entry.events[0])
-    return _MOVES[entry.kind](run, entry)
+    return _TRANSITIONS[entry.kind](run, entry)
 
 
 def _refused(run: RunState, event: Event) -> Complete:
-    """A result that nobody waited for; what was in it was not kept."""
+    """A result that was refused; the log does not keep its output."""
     name = event.node or ""
     token = run.node(name).token
     if (event.data or {}).get("reason") == "stale":
@@ -139,8 +136,8 @@ def _subject(run: RunState, entry: JournalEntry) -> tuple[str, str, Token]:
     return run.id, name, run.node(name).token
 
 
-def _at(run: RunState, place: int) -> tuple[str, str, Token]:
-    return run.id, run.graph.nodes[place].id, run.nodes[place].token
+def _at(run: RunState, index: int) -> tuple[str, str, Token]:
+    return run.id, run.graph.nodes[index].id, run.nodes[index].token
 
 
 def _data(entry: JournalEntry) -> dict[str, Any]:
@@ -148,21 +145,21 @@ def _data(entry: JournalEntry) -> dict[str, Any]:
 
 
 def _lease(until: float | None) -> float:
-    return FOREVER if until is None else until
+    return math.inf if until is None else until
 
 
 def _output(entry: JournalEntry) -> Any:
-    """What the node gave; of what was too large for its run only the size was kept."""
+    """The node's output; of one that was too large for its run only the size was kept."""
     return UnreadOutput(int(entry.extra)) if is_too_large(entry.events) else entry.extra
 
 
 def _fail(run: RunState, entry: JournalEntry) -> Fail:
     data = _data(entry)
-    who = _subject(run, entry)
+    subject = _subject(run, entry)
     if entry.events[0].type == "node.retrying":
-        return Fail(*who, data["error"], after=data["delay"])
-    unrendered = run.node(who[1]).phase is Phase.PUBLISHED
-    return Fail(*who, data["error"], permanent=True, unrendered=unrendered)
+        return Fail(*subject, data["error"], after=data["delay"])
+    unrendered = run.node(subject[1]).phase is Phase.PUBLISHED
+    return Fail(*subject, data["error"], permanent=True, unrendered=unrendered)
 
 
 def _progress(run: RunState, entry: JournalEntry) -> Progress:
@@ -170,7 +167,7 @@ def _progress(run: RunState, entry: JournalEntry) -> Progress:
     return Progress(*_subject(run, entry), data["fraction"], data["message"])
 
 
-_MOVES: dict[str, Callable[[RunState, JournalEntry], Transition]] = {
+_TRANSITIONS: dict[str, Callable[[RunState, JournalEntry], Transition]] = {
     "claim": lambda run, e: Claim(*_subject(run, e), _data(e)["worker"], _lease(e.extra)),
     "renew": lambda run, e: Renew(*_at(run, e.extra[0]), _lease(e.extra[1])),
     "complete": lambda run, e: Complete(*_subject(run, e), _output(e)),

@@ -1,13 +1,14 @@
-"""A run rebuilt from its journal: the same facts in the same order, nothing decided anew.
+"""Rebuilds a run from its journal: the same facts in the same order, nothing decided anew.
 
-A durable store writes one `Entry` per decision and nothing else; what a run is follows from
-them. So a run that another process takes over, a finished run that somebody looks at, and the
-audit trail are one and the same record. What it must not do: judge. Whether the facts obey
-the rules is for `verify` to say, so a rule that changes does not change what has happened.
+A durable store writes one `JournalEntry` per decision and nothing else; the state of a run follows
+from them. So taking over a run, showing a finished run and the audit trail read the same record.
+Replay does not judge: a rule that changes must not change the past. `journal_check.verify` says
+whether a journal obeys the rules.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from dovetail.core.effects import (
     QUEUED,
     RUNNING,
     SKIPPED,
+    count_parents,
 )
-from dovetail.core.events import Event, Token
+from dovetail.core.events import RUN_ENDS, Event, Token
 from dovetail.core.run import NodeState, Phase, RunState, encoded_size
 from dovetail.core.states import FINISHED, NodeStatus, Reason, RunStatus
 from dovetail.core.transitions import (
@@ -42,25 +44,24 @@ from dovetail.core.transitions import (
     Wake,
 )
 
-FOREVER = float("inf")
-LARGEST = 1 << 31
-"""Of an epoch, an attempt or a count of crashes: more is no number that a rule has made."""
+MAX_COUNT = 1 << 31
+"""The limit of an epoch, an attempt or a count of crashes; the rules never reach it."""
 
 
 class UnreadableJournal(ValueError):
-    """A log that these rules cannot read: damaged, or written by a newer version."""
+    """A journal that cannot be read: damaged, or written by a newer version."""
 
 
 class JournalEntry(NamedTuple):
-    """One decision as it is kept: everything that follows from it is in here or follows."""
+    """One decision as a store keeps it."""
 
     seq: int
-    """Of its first event; also the nonce of every token that it made."""
+    """Of its first event; also the nonce of each token that the decision made."""
     time: float
     kind: str
     """The transition, by the name in `KINDS`."""
     extra: Any
-    """What the transition brought that no event tells: an output, a lease."""
+    """What the transition carried and no event has: an output, a lease."""
     dispatch: Sequence[int]
     """The outbox: the nodes that were published with this decision."""
     events: Sequence[Event]
@@ -84,46 +85,46 @@ KINDS: dict[type, str] = {
 
 
 def _lease(until: float) -> float | None:
-    return None if until == FOREVER else until  # which JSON does not know
+    return None if until == math.inf else until  # which JSON does not know
 
 
 def _kept(output: Any, decision: Decision) -> Any:
-    """An output that was taken. Of one that was too large for its run, its size alone."""
+    """An accepted output; of one that was too large for its run, only the size."""
     if not decision.changed:
         return None
     return encoded_size(output) if is_too_large(decision.events) else output
 
 
 def is_taken(decision: Decision) -> bool:
-    """Whether the output that was told is the node's now."""
+    """Whether the reported output is now the node's."""
     return bool(decision.changed) and not is_too_large(decision.events)
 
 
 def is_too_large(events: Sequence[Event]) -> bool:
-    """Whether the node whose output was told failed by it, in the events of that decision."""
+    """Whether the node failed because its output was too large, by the decision's events."""
     return bool(events) and events[0].type == "node.failed"
 
 
 _EXTRAS: dict[type, Callable[[Any, Decision], Any]] = {
-    Claim: lambda move, decision: _lease(move.lease_until),
-    Renew: lambda move, decision: [decision.changed[0], _lease(move.lease_until)],
-    Submit: lambda move, decision: move.max_bytes,
-    Complete: lambda move, decision: _kept(move.output, decision),
-    Recall: lambda move, decision: _kept(move.output, decision),
-    Wake: lambda move, decision: decision.changed[0],
-    Reap: lambda move, decision: move.max_crashes,
-    TakeOver: lambda move, decision: [move.max_crashes, move.behind],
-    Retry: lambda move, decision: sorted(set(decision.changed)),
+    Claim: lambda transition, decision: _lease(transition.lease_until),
+    Renew: lambda transition, decision: [decision.changed[0], _lease(transition.lease_until)],
+    Submit: lambda transition, decision: transition.max_bytes,
+    Complete: lambda transition, decision: _kept(transition.output, decision),
+    Recall: lambda transition, decision: _kept(transition.output, decision),
+    Wake: lambda transition, decision: decision.changed[0],
+    Reap: lambda transition, decision: transition.max_crashes,
+    TakeOver: lambda transition, decision: [transition.max_crashes, transition.behind],
+    Retry: lambda transition, decision: sorted(set(decision.changed)),
 }
 
 
-def extra_of(move: Submit | Transition, decision: Decision) -> Any:
-    make = _EXTRAS.get(type(move))
-    return None if make is None else make(move, decision)
+def extra_of(transition: Submit | Transition, decision: Decision) -> Any:
+    make = _EXTRAS.get(type(transition))
+    return None if make is None else make(transition, decision)
 
 
 def replay(run: RunState, entries: Iterable[JournalEntry]) -> None:
-    """Bring a run that was just made, or one that was replayed before, to where they end."""
+    """Apply journal entries to a new run, or to one that was replayed up to them."""
     for entry in entries:
         if entry.seq != run.seq + 1:
             raise UnreadableJournal(
@@ -142,7 +143,7 @@ def replay(run: RunState, entries: Iterable[JournalEntry]) -> None:
 
 
 def _replay(run: RunState, entry: JournalEntry) -> None:
-    """Raises `Unreadable`, or whatever comes of a field that is not what it should be."""
+    """Raises `UnreadableJournal`, or any other error that a wrong field causes."""
     if entry.kind not in _KIND_NAMES:
         raise UnreadableJournal(
             f"event {entry.seq}: '{entry.kind}' is no transition that is known here"
@@ -161,17 +162,17 @@ def _replay(run: RunState, entry: JournalEntry) -> None:
             if run.max_bytes is not None and event.type in _OUTPUTS:
                 node.size = encoded_size(node.output)
             run.unfinished -= event.type in _ENDS
-    for place in entry.dispatch:
-        _at(run, place).phase = PUBLISHED
+    for index in entry.dispatch:
+        _at(run, index).phase = PUBLISHED
     if not run.unfinished and run.finished_at is None:
         run.finished_at = entry.time
 
 
-def _at(run: RunState, place: Any) -> NodeState:
-    """Not from the end, as Python would have it."""
-    if type(place) is not int or not 0 <= place < len(run.nodes):
-        raise UnreadableJournal(f"there is no node at place {place!r}")
-    return run.nodes[place]
+def _at(run: RunState, index: Any) -> NodeState:
+    """The node at `index`; a negative index is refused, not counted from the end."""
+    if type(index) is not int or not 0 <= index < len(run.nodes):
+        raise UnreadableJournal(f"there is no node with index {index!r}")
+    return run.nodes[index]
 
 
 def _number(value: Any) -> float:
@@ -181,7 +182,7 @@ def _number(value: Any) -> float:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < LARGEST:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise UnreadableJournal(f"{value!r} is no count")
     return value
 
@@ -193,13 +194,9 @@ def _error(value: Any) -> dict[str, Any] | None:
 
 
 def recount(run: RunState) -> None:
-    """Everything that is kept beside the states, taken from them."""
+    """Derive the run's counts from the states of its nodes."""
     nodes = run.nodes
-    for spec, node in zip(run.graph.nodes, nodes, strict=True):
-        if node.status is PENDING:
-            parents = [nodes[parent].status for parent in spec.parents]
-            node.waiting = sum(status not in (COMPLETED, SKIPPED) for status in parents)
-            node.fed = COMPLETED in parents
+    count_parents(run, [index for index, node in enumerate(nodes) if node.status is PENDING])
     run.unfinished = sum(node.status not in FINISHED for node in nodes)
     run.failed = sum(node.status is FAILED for node in nodes)
     run.cancelled = sum(node.status is NodeStatus.CANCELLED for node in nodes)
@@ -209,17 +206,17 @@ def recount(run: RunState) -> None:
 
 
 def _before(run: RunState, entry: JournalEntry) -> None:
-    """What an entry changes that none of its events tells."""
+    """Apply what an entry changes without an event."""
     if entry.kind == "submit":
-        run.max_bytes = entry.extra  # none in a log that an earlier version began
+        run.max_bytes = entry.extra  # None in a journal that an earlier version began
         if run.max_bytes is not None:
             _count(run.max_bytes)
     elif entry.kind == "wake":
         node = _at(run, entry.extra)
         node.phase, node.until = HELD, None
     elif entry.kind == "renew":
-        place, lease = entry.extra
-        _at(run, place).lease_until = FOREVER if lease is None else _number(lease)
+        index, lease = entry.extra
+        _at(run, index).lease_until = math.inf if lease is None else _number(lease)
     elif entry.kind == "take_over" and _number(entry.extra[1]) > 0:
         for node in run.nodes:
             if node.until is not None:
@@ -227,12 +224,6 @@ def _before(run: RunState, entry: JournalEntry) -> None:
 
 
 # ── what happened to the run ─────────────────────────────────────────────────────────────
-
-RUN_ENDS = {
-    "run.completed": RunStatus.COMPLETED,
-    "run.failed": RunStatus.FAILED,
-    "run.cancelled": RunStatus.CANCELLED,
-}
 
 
 def _run_fact(run: RunState, event: Event, entry: JournalEntry) -> None:
@@ -244,9 +235,9 @@ def _run_fact(run: RunState, event: Event, entry: JournalEntry) -> None:
     elif event.type == "run.retried":
         run.epoch, run.status = event.epoch, RunStatus.RUNNING
         run.error = run.finished_at = None
-        for place in entry.extra:
-            run.unfinished += _at(run, place).status in FINISHED
-            run.nodes[place] = NodeState(run.epoch, 0)
+        for index in entry.extra:
+            run.unfinished += _at(run, index).status in FINISHED
+            run.nodes[index] = NodeState(run.epoch, 0)
     elif event.type in RUN_ENDS:
         run.status = RUN_ENDS[event.type]
         run.error = _error(data.get("error"))
@@ -268,7 +259,7 @@ def _started(node: NodeState, event: Event, entry: JournalEntry) -> None:
     node.attempt = event.attempt or 0
     worker = (event.data or {}).get("worker")
     node.worker = None if worker is None else str(worker)
-    node.lease_until = FOREVER if entry.extra is None else _number(entry.extra)
+    node.lease_until = math.inf if entry.extra is None else _number(entry.extra)
     node.started_at = event.time
 
 
@@ -290,7 +281,7 @@ def _lost(node: NodeState, event: Event, entry: JournalEntry) -> None:
     node.crashes = _count((event.data or {})["crashes"])
 
 
-def _told(node: NodeState, event: Event, entry: JournalEntry) -> None:
+def _unchanged(node: NodeState, event: Event, entry: JournalEntry) -> None:
     pass
 
 
@@ -328,7 +319,7 @@ def _ended(node: NodeState, status: NodeStatus, event: Event) -> None:
 _NODE_FACTS: dict[str, Callable[[NodeState, Event, JournalEntry], None]] = {
     "node.queued": _queued,
     "node.started": _started,
-    "node.progress": _told,
+    "node.progress": _unchanged,
     "node.parked": _parked,
     "node.retrying": _retrying,
     "node.lost": _lost,

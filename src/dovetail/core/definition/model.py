@@ -1,9 +1,8 @@
-"""A workflow definition as data: the fields of the contract, their types, bounds and defaults.
+"""The model of a workflow definition: the fields of the contract, their types, bounds and defaults.
 
 The models are strict (no "30" for 30, no true for 1), refuse unknown fields, take null as
-"not given", and make the JSON Schema that editors use. What they must not know: other nodes.
-Whatever compares one part of a definition with another (ids, dependencies, templates) is in
-`validation`.
+"not given", and make the JSON Schema for editors. `validation` checks what concerns more than one
+part: ids, dependencies, templates.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, C
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 DEFAULT_TIMEOUT_SECONDS = 300.0
-# Ten years: past that a duration is a mistake, and arithmetic with it would overflow somewhere.
+# Ten years: a longer duration is a mistake, and arithmetic with it could overflow.
 MAX_SECONDS = 315_360_000.0
 MAX_RETRIES = 1000
 
@@ -46,7 +45,7 @@ def _text_or_bool(value: Any) -> Any:
 
 
 def _for_editors(schema: dict[str, Any]) -> None:
-    """Make the generated schema say what a person needs while typing, and no more."""
+    """Keep in the generated schema only what a person needs while typing."""
     schema.pop("title", None)
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
@@ -63,13 +62,15 @@ def _for_editors(schema: dict[str, Any]) -> None:
             field["anyOf"] = choices
     if "dependencies" in schema["properties"]:
         alias = dict(schema["properties"]["dependencies"])
+        alias.pop("default", None)  # a generated client would send it, beside `dependencies`
         alias["description"] = "Another name for `dependencies`; give only one of the two."
         schema["properties"]["depends_on"] = alias
-        schema["not"] = {"required": ["dependencies", "depends_on"]}
+        given = {name: {"type": "array"} for name in ("dependencies", "depends_on")}
+        schema["not"] = {"required": [*given], "properties": given}
 
 
 def _without_words(field: dict[str, Any]) -> dict[str, Any]:
-    """Take what constrains the value out of a field's schema; what describes it stays."""
+    """Take the constraints out of a field's schema; the descriptions stay."""
     words = ("description", "examples", "default")
     return {key: field.pop(key) for key in list(field) if key not in words}
 
@@ -77,8 +78,8 @@ def _without_words(field: dict[str, Any]) -> dict[str, Any]:
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
 Delay = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
-LONGEST_LABEL = 200
-Label = Annotated[str, Field(min_length=1, max_length=LONGEST_LABEL)]
+MAX_LABEL_CHARS = 200
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
 NodeId = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"), AfterValidator(_not_reserved)]
 OrDefault = BeforeValidator(_default_if_null)
 

@@ -1,7 +1,6 @@
-"""The params of a run: checked against the workflow's schema, its defaults applied.
+"""Checks the params of a run against the workflow's schema and applies its defaults.
 
-All violations come at once, with paths such as `params.topic`. What it must not know: which
-schemas are acceptable (that is `schemas`), or what a template does with a param.
+All violations come at once, with paths such as `params.topic`.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from dovetail.core.errors import (
 )
 from dovetail.core.values import MAX_BYTES, NotJson, encode, faults
 
-MOST_VIOLATIONS = 100
-MOST_WARNINGS = 100
+MAX_VIOLATIONS = 100
+MAX_WARNINGS = 100
 # Beyond these products a check could take seconds; no schema that people write comes near.
-MOST_CHECKS = 20_000_000
-MOST_MATCHES = 8_000_000
-# jsonschema-rs makes all its errors before it shows the first: 10 µs each.
-MOST_VALUES_FOR_ALL_ERRORS = 20_000
+MAX_CHECKS = 20_000_000
+MAX_MATCHES = 8_000_000
+# jsonschema-rs makes all its errors before it returns the first: 10 µs each.
+MAX_VALUES_FOR_ALL_ERRORS = 20_000
 
 _TYPES = {
     "array": "a list",
@@ -52,12 +51,12 @@ _TYPES = {
 
 
 def check_schema(schema: Any) -> list[Problem]:
-    """Everything that keeps a schema from being accepted; nothing if it is fine."""
+    """All problems of a schema; none if it is accepted."""
     return [_problem(found) for found in schema_findings(schema)]
 
 
 def schema_findings(schema: Any) -> list[Finding]:
-    """The same with paths that begin at the schema itself."""
+    """The same with paths relative to the schema."""
     try:
         compile_schema(schema)
     except SchemaRefused as refused:
@@ -68,9 +67,9 @@ def schema_findings(schema: Any) -> list[Finding]:
 def apply_params(
     schema: Mapping[str, Any] | None, params: Any, *, max_bytes: int = MAX_BYTES
 ) -> dict[str, Any]:
-    """A copy of the params with defaults applied. Raises `InvalidParams` with every violation.
+    """A copy of the params with defaults applied. Raises `InvalidParams` with all violations.
 
-    A workflow without a schema accepts any object; no params at all are an empty one.
+    A workflow without a schema accepts any object; None is an empty object.
     """
     return check_params(schema, params, max_bytes=max_bytes)[0]
 
@@ -87,7 +86,7 @@ def check_params(
     try:
         text = encode(params, max_bytes=max_bytes, nul=False)
     except NotJson as error:
-        found = list(islice(faults(params, max_values=max_bytes, nul=False), MOST_VIOLATIONS))
+        found = list(islice(faults(params, max_values=max_bytes, nul=False), MAX_VIOLATIONS))
         too_large = Finding("too_large", str(error))
         raise InvalidParams([_problem(fault) for fault in found or [too_large]]) from None
     given: dict[str, Any] = orjson.loads(text)
@@ -129,17 +128,17 @@ def _unknown(checker: Schema, given: dict[str, Any]) -> Sequence[Problem]:
                     (name,),
                 )
             )
-            for name in names[: MOST_WARNINGS + 1]
+            for name in names[: MAX_WARNINGS + 1]
         ],
         len(names),
     )
 
 
 def cut_warnings(warnings: list[Problem], count: int) -> list[Problem]:
-    """At most `MOST_WARNINGS` of them, and how many more there are."""
-    if count > MOST_WARNINGS:
-        message = f"and {count - MOST_WARNINGS:,} more params are not in the params schema"
-        warnings[MOST_WARNINGS:] = [Problem("unknown_param", message, "params")]
+    """At most `MAX_WARNINGS`, and the number of the others."""
+    if count > MAX_WARNINGS:
+        message = f"and {count - MAX_WARNINGS:,} more params are not in the params schema"
+        warnings[MAX_WARNINGS:] = [Problem("unknown_param", message, "params")]
     return warnings
 
 
@@ -159,17 +158,17 @@ def check_items(
     warnings: list[Problem] = []
     count = 0
     with gc_paused():
-        for place, params in enumerate(items):
+        for index, params in enumerate(items):
             try:
                 checked, unknown = check_params(schema, params)
             except InvalidParams as error:
-                problems += [_within_item(problem, place) for problem in error.problems]
+                problems += [_within_item(problem, index) for problem in error.problems]
                 continue
             given.append(checked)
             if unknown:
                 count += len(unknown)
-                if len(warnings) <= MOST_WARNINGS:
-                    warnings += [_within_item(problem, place) for problem in unknown]
+                if len(warnings) <= MAX_WARNINGS:
+                    warnings += [_within_item(problem, index) for problem in unknown]
     if problems:
         raise InvalidParams(problems)
     return given, cut_warnings(warnings, count)
@@ -222,7 +221,7 @@ def _expected(checker: Schema, schema: Any) -> tuple[set[str], list[Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """The JSON value, or the text itself if it is none."""
+    """The JSON value, or the text itself if it is not JSON."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -246,18 +245,18 @@ _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _too_much(checker: Schema, given: dict[str, Any], size: int) -> list[Finding]:
-    """Whether checking could take seconds because the schema and the params are both large."""
-    if checker.match_cost * size > MOST_MATCHES:
+    """A finding if checking could take seconds because schema and params are both large."""
+    if checker.match_cost * size > MAX_MATCHES:
         message = f"{size:,} bytes are too much for the patterns of this workflow's params schema"
         return [Finding("too_large", message)]
-    if checker.weight * size > MOST_CHECKS and checker.weight * count_values(given) > MOST_CHECKS:
+    if checker.weight * size > MAX_CHECKS and checker.weight * count_values(given) > MAX_CHECKS:
         message = "there are too many values in it for a params schema of this size"
         return [Finding("too_large", message)]
     return []
 
 
 def _violations(checker: Schema, given: dict[str, Any]) -> list[Finding]:
-    if count_values(given) > MOST_VALUES_FOR_ALL_ERRORS:
+    if count_values(given) > MAX_VALUES_FOR_ALL_ERRORS:
         try:
             checker.validator.validate(given)
         except jsonschema_rs.ValidationError as error:
@@ -266,16 +265,16 @@ def _violations(checker: Schema, given: dict[str, Any]) -> list[Finding]:
         errors = list(checker.validator.iter_errors(given))
     suggester = Suggester()
     findings = [found for error in errors for found in _findings(checker, error, suggester)]
-    if len(findings) > MOST_VIOLATIONS:
-        more = len(findings) - MOST_VIOLATIONS
-        findings[MOST_VIOLATIONS:] = [Finding("too_large", f"and {more:,} more problems")]
+    if len(findings) > MAX_VIOLATIONS:
+        more = len(findings) - MAX_VIOLATIONS
+        findings[MAX_VIOLATIONS:] = [Finding("too_large", f"and {more:,} more problems")]
     return findings
 
 
 def _findings(
     checker: Schema, error: jsonschema_rs.ValidationError, suggester: Suggester
 ) -> Iterator[Finding]:
-    """One violation in our words; a missing or unknown param under its own path."""
+    """One violation in plain words; a missing or unknown param has its own path."""
     path: Path = tuple(error.instance_path)
     kind = error.kind
     match kind:
@@ -300,7 +299,7 @@ def _findings(
             message = f"must be one of {wanted}; not {shown(error.instance)}"
             yield Finding("invalid_field", message, path)
         case _:
-            # Its own words begin with the value, which may be long.
+            # The library's message begins with the value, which may be long.
             words = one_line(error.message, 200)
             if len(error.message) > 200:
                 words = f"{shown(error.instance)} violates '{kind.name}' of the params schema"

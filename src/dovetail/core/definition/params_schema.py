@@ -1,9 +1,8 @@
-"""Which JSON Schemas are accepted for params, and the compiled form of one.
+"""Checks and compiles the JSON Schema of a workflow's params.
 
-Definitions are untrusted, so a schema must not be able to fetch (only references into itself),
-to loop or explode (references are followed and counted), or to hang on a pattern (jsonschema-rs
-with its linear-time regex engine, which has no look-around and no back-references). What this
-file must not know: the params that come in; those are checked in `params`.
+Definitions are untrusted. So a schema must not fetch (only references into itself are allowed),
+loop or explode (references are followed and counted), or hang on a pattern (the linear-time regex
+engine of jsonschema-rs has no look-around and no back-references).
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 MAX_SCHEMA_BYTES = 1 << 17
 MAX_SCHEMA_DEPTH = 32
 MAX_SUBSCHEMAS = 10_000
-"""With every reference followed: what one value can be checked against at most."""
-# jsonschema-rs makes all its errors before it shows the first.
+"""With all references followed: the most that one value can be checked against."""
+# jsonschema-rs makes all its errors before it returns the first.
 MAX_BYTES_FOR_ALL_ERRORS = 1 << 14
 MAX_PATTERNS = 200
 MAX_PATTERN_LENGTH = 1000
@@ -68,7 +67,7 @@ _REFUSED = {
     "$recursiveAnchor": "use '$ref'",
     "$vocabulary": f"the vocabulary is that of {DRAFT}",
 }
-# With none of these at the top, somebody wrote the params themselves where a schema belongs.
+# Without any of these at the top it is not a schema but an example of params.
 _AT_THE_TOP = frozenset(
     {*_ONE, *_LIST, *_MAP, *_REFUSED, "$comment", "$ref", "$schema", "const", "default"}
     | {"dependentRequired", "description", "enum", "examples", "maxProperties", "minProperties"}
@@ -78,7 +77,7 @@ _AT_THE_TOP = frozenset(
 
 @dataclass(slots=True)
 class SubSchema:
-    """One subschema and where it stands."""
+    """One subschema with its path."""
 
     path: Path
     schema: dict[str, Any]
@@ -88,52 +87,52 @@ class SubSchema:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A checked schema, ready to be used."""
+    """A checked and compiled schema."""
 
     root: dict[str, Any]
     validator: jsonschema_rs.Draft202012Validator
     targets: Mapping[str, dict[str, Any] | bool]
-    """Every subschema, by the reference that leads to it."""
+    """All subschemas by reference."""
     weight: int
-    """How many subschemas it has with every reference written out."""
+    """The number of subschemas with all references expanded."""
     match_cost: int
-    """Of all its patterns together, in the unit of `PATTERN_UNIT`."""
+    """Of all its patterns, in units of `PATTERN_UNIT`."""
     has_defaults: bool
     known: frozenset[str] | None
-    """The params that the schema names; None if it says nothing about others, or allows them."""
+    """The params that the schema names; None if other params are described or allowed."""
     strict: jsonschema_rs.Draft202012Validator | None
-    """Refuses a param that neither `known` nor a pattern covers; None where no pattern is."""
+    """Refuses a param that neither `known` nor a pattern covers; None if there is no pattern."""
 
     def target(self, schema: dict[str, Any]) -> dict[str, Any] | bool | None:
-        """What the `$ref` in a subschema stands for."""
+        """The subschema that `$ref` refers to."""
         return self.targets[unquote(schema["$ref"])] if "$ref" in schema else None
 
     def fill(self, schema: dict[str, Any], value: Any) -> None:
         """Put the defaults of `schema` into `value` where something is missing.
 
-        A default is looked for in `properties`, also behind `$ref` and `allOf` and in each
-        item of a list; an object that is not there is not made up for its defaults' sake.
+        Defaults come from `properties`, also behind `$ref` and `allOf` and in each item of a list.
+        A missing object is not created only for the defaults of its properties.
         """
         todo: list[tuple[Any, Any]] = [(schema, value)]
         while todo:
-            part, here = todo.pop()
-            if not isinstance(part, dict) or not isinstance(here, dict | list):
+            part, value = todo.pop()
+            if not isinstance(part, dict) or not isinstance(value, dict | list):
                 continue
-            todo += [(other, here) for other in part.get("allOf", ())]
-            todo.append((self.target(part), here))
-            if isinstance(here, list):
-                todo += [(part.get("items"), item) for item in here]
+            todo += [(other, value) for other in part.get("allOf", ())]
+            todo.append((self.target(part), value))
+            if isinstance(value, list):
+                todo += [(part.get("items"), item) for item in value]
                 continue
             for name, below in part.get("properties", {}).items():
-                if name not in here:
+                if name not in value:
                     found, default = self._default(below)
                     if not found:
                         continue
-                    here[name] = deepcopy(default)
-                todo.append((below, here[name]))
+                    value[name] = deepcopy(default)
+                todo.append((below, value[name]))
 
     def _default(self, schema: Any) -> tuple[bool, Any]:
-        """Of the subschema itself, else of what it refers to."""
+        """The default of the subschema itself, else of the one it refers to."""
         while isinstance(schema, dict):
             if "default" in schema:
                 return True, schema["default"]
@@ -142,7 +141,7 @@ class Schema:
 
 
 class SchemaRefused(Exception):
-    """A schema that is not accepted, with everything found in it."""
+    """A schema that is not accepted, with all findings."""
 
     def __init__(self, findings: list[Finding]) -> None:
         super().__init__("; ".join(f"{format_path(f.path)}: {f.message}" for f in findings))
@@ -166,10 +165,10 @@ def compile_schema(schema: Any) -> Schema:
 
 
 def _is_long(schema: dict[str, Any]) -> bool:
-    """By its size alone, which is known a hundred times sooner than all that is in it."""
+    """By its size alone: a hundred times faster than a full check."""
     try:
         return len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES
-    except TypeError:  # no JSON; what is wrong is told by who looks closer
+    except TypeError:  # no JSON; the caller finds out why
         return False
 
 
@@ -177,24 +176,24 @@ def _is_long(schema: dict[str, Any]) -> bool:
 def _compiled(text: bytes) -> Schema:
     root = orjson.loads(text)
     parts, booleans = _parts(root)
-    places = {_pointer(part.path): place for place, part in enumerate(parts)}
+    indices = {_pointer(part.path): index for index, part in enumerate(parts)}
     match_cost, bad_patterns = _check_patterns(parts)
     findings = [
         *_shape(root),
         *_violations(root, len(text)),
-        *(found for part in parts for found in _references(part, places, booleans)),
+        *(found for part in parts for found in _references(part, indices, booleans)),
         *bad_patterns,
     ]
     if not findings:
-        # Only now is every reference known to lead somewhere.
+        # Only now all references are known to be valid.
         findings = _loops(parts) or _explosion(parts) or _large_defaults(parts)
     if findings:
         raise SchemaRefused(findings)
     weights = _weights(parts, MAX_SUBSCHEMAS)
-    # Of the whole schema it is a name and nothing else: every reference begins with '#'.
+    # At the top `$id` is only a name: all references begin with '#'.
     root.pop("$id", None)
     targets: dict[str, dict[str, Any] | bool] = {
-        **{pointer: parts[place].schema for pointer, place in places.items()},
+        **{pointer: parts[index].schema for pointer, index in indices.items()},
         **booleans,
     }
     known, patterns = _known_params(root, targets)
@@ -215,11 +214,10 @@ def _compiled(text: bytes) -> Schema:
 
 
 def _parts(root: dict[str, Any]) -> tuple[list[SubSchema], dict[str, bool]]:
-    """Every subschema in a place where one is expected; `true` and `false`, which need no look,
-    by the references that lead to them."""
+    """All subschemas; and by reference those that are only `true` or `false`."""
     parts = [SubSchema((), root)]
     booleans: dict[str, bool] = {}
-    for part in parts:  # it grows while it is read
+    for part in parts:  # grows in the loop
         for keyword, below in part.schema.items():
             for path, schema in _subschemas(keyword, below):
                 if isinstance(schema, bool):
@@ -236,8 +234,8 @@ def _subschemas(keyword: str, below: Any) -> Iterator[tuple[Path, Any]]:
     if keyword in _ONE:
         yield (keyword,), below
     elif keyword in _LIST and isinstance(below, list):
-        for place, schema in enumerate(below):
-            yield (keyword, place), schema
+        for index, schema in enumerate(below):
+            yield (keyword, index), schema
     elif keyword in _MAP and isinstance(below, dict):
         for name, schema in below.items():
             yield (keyword, name), schema
@@ -258,8 +256,8 @@ def _shape(root: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _violations(root: dict[str, Any], size: int) -> list[Finding]:
-    """What the schema's own schema says against it; of a very large one, the first thing."""
-    # A foreign `$schema` is reported by `_shape`; here it would switch the rules.
+    """Violations of the meta-schema; of a very large schema only the first."""
+    # `_shape` reports another `$schema`; here it would change the rules.
     schema = {key: root[key] for key in root if key != "$schema"}
     if size <= MAX_BYTES_FOR_ALL_ERRORS:
         errors = list(_META.iter_errors(schema))
@@ -269,7 +267,7 @@ def _violations(root: dict[str, Any], size: int) -> list[Finding]:
             errors = []
         except jsonschema_rs.ValidationError as first:
             errors = [first]
-    found: dict[tuple[Path, str], Finding] = {}  # each vocabulary says the same again
+    found: dict[tuple[Path, str], Finding] = {}  # each vocabulary reports the same again
     for error in errors:
         path: Path = tuple(error.instance_path)
         message = one_line(error.message, 200)
@@ -283,7 +281,7 @@ _META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT}, offline=True)
 
 
 def _references(
-    part: SubSchema, places: Mapping[str, int], booleans: Mapping[str, bool]
+    part: SubSchema, indices: Mapping[str, int], booleans: Mapping[str, bool]
 ) -> Iterator[Finding]:
     """Link a `$ref` to its target, which must be a subschema of the same document."""
     for keyword, instead in _REFUSED.items():
@@ -300,8 +298,8 @@ def _references(
     if not ref.startswith("#"):
         message = f"{shown(ref)} is remote; only references within the schema (#/…) are followed"
         yield Finding("invalid_field", message, path)
-    elif (pointer := unquote(ref)) in places:
-        part.inside.append(places[pointer])
+    elif (pointer := unquote(ref)) in indices:
+        part.inside.append(indices[pointer])
     elif pointer not in booleans:
         yield Finding("invalid_field", f"{shown(ref)} does not point to a subschema", path)
 
@@ -311,8 +309,8 @@ def _known_params(
 ) -> tuple[frozenset[str] | None, list[str]]:
     """The params that the schema names, and the patterns of others that it expects.
 
-    A part that holds for the params themselves counts, also if it holds only sometimes. None as
-    names: the schema names none, or it says itself what any other param must be.
+    All parts that apply to the params count, conditional ones too. None instead of names: the
+    schema names none, or it describes all other params.
     """
     names: set[str] = set()
     patterns: dict[str, None] = {}
@@ -355,7 +353,7 @@ def _strict(names: frozenset[str], patterns: list[str]) -> jsonschema_rs.Draft20
 
 
 def _pointer(path: Path) -> str:
-    """A path as the reference that leads to it."""
+    """The reference of a path."""
     steps = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
     return "".join(("#", *(f"/{step}" for step in steps)))
 
@@ -371,7 +369,7 @@ def _patterns(part: SubSchema) -> Iterator[tuple[Path, str]]:
 
 
 def _check_patterns(parts: list[SubSchema]) -> tuple[int, list[Finding]]:
-    """What matching costs, and the patterns that are refused."""
+    """The cost of matching, and a finding for each refused pattern."""
     patterns = [found for part in parts for found in _patterns(part)]
     if len(patterns) > MAX_PATTERNS:
         message = f"the schema has {len(patterns):,} patterns; at most {MAX_PATTERNS} are allowed"
@@ -422,21 +420,21 @@ def _compiles(pattern: str, size: int) -> bool:
 def _loops(parts: list[SubSchema]) -> list[Finding]:
     inside = [part.inside for part in parts]
     found = [cycle.members[0] for cycle in cycles(inside)]
-    found += [place for place, below in enumerate(inside) if place in below]
+    found += [index for index, below in enumerate(inside) if index in below]
     message = "this part of the schema contains itself through '$ref'; recursion is not supported"
-    return [Finding("invalid_field", message, parts[place].path) for place in sorted(found)]
+    return [Finding("invalid_field", message, parts[index].path) for index in sorted(found)]
 
 
-def _weights(parts: list[SubSchema], most: int, own: Sequence[int] | None = None) -> list[int]:
-    """Of each part, how many there are in it with every reference written out, up to `most` + 1.
+def _weights(parts: list[SubSchema], limit: int, own: Sequence[int] | None = None) -> list[int]:
+    """The number of parts in each part with all references expanded, up to `limit` + 1.
 
-    `own`: what each part counts for itself, if that is not 1.
+    `own`: what each part itself counts, if not 1.
     """
     weights = [0] * len(parts)
     for layer in layers([part.inside for part in parts]):
-        for place in layer:
-            below = sum(weights[other] for other in parts[place].inside)
-            weights[place] = min(below + (own[place] if own else 1), most + 1)
+        for index in layer:
+            below = sum(weights[other] for other in parts[index].inside)
+            weights[index] = min(below + (own[index] if own else 1), limit + 1)
     return weights
 
 
@@ -448,13 +446,13 @@ def _explosion(parts: list[SubSchema]) -> list[Finding]:
 
 
 def _large_defaults(parts: list[SubSchema]) -> list[Finding]:
-    """Whether defaults are too large, or have too many parts, to be checked one by one."""
+    """A finding if defaults are too large, or have too many parts, to be checked."""
     sizes = [
         count_values(part.schema["default"]) if "default" in part.schema else 0 for part in parts
     ]
     if not any(sizes):
         return []
-    # A default may be filled with others, so those count with the part they stand in.
+    # A default may be filled from other defaults, so those count with their parent.
     weights = _weights(parts, MAX_DEFAULT_CHECKS, [1 + size for size in sizes])
     checks = sum(
         (weight - size) * max(1, size) for weight, size in zip(weights, sizes, strict=True)
@@ -469,7 +467,7 @@ def _large_defaults(parts: list[SubSchema]) -> list[Finding]:
 
 
 def count_values(value: Any) -> int:
-    """How many values it has, at any depth."""
+    """The number of values at any depth."""
     count, level = 0, [value]
     while level:
         count += len(level)
@@ -484,7 +482,7 @@ def count_values(value: Any) -> int:
 
 
 def _bad_defaults(schema: Schema, parts: list[SubSchema]) -> list[Finding]:
-    """Every default must be what the schema would accept there."""
+    """Each default must be valid by its own schema."""
     if not schema.has_defaults:
         return []
     validators = jsonschema_rs.validator_map_for(

@@ -1,32 +1,16 @@
-"""Reading a large definition without the garbage collector looking on.
+"""Reads YAML or JSON text into plain data with the position of each value: definitions and params.
 
-A definition becomes some hundred thousand small containers that all stay, so every collection
-meanwhile walks through all of them in vain: half of the time that 10,000 nodes take. What it must
-not know: what is being read.
+The text may be hostile. Size is checked first and depth while it grows, nothing recurses, and
+everything beyond plain data (anchors, tags, duplicate keys, NaN) is refused with its position.
 
-What the YAML and the JSON reader share: the tree they build and the refusals they collect.
+JSON: the standard library reads it fast and without positions. Only if something is wrong, the
+text is scanned again for all offsets. `JsonOffsets` finds the offset of a single value.
 
-Nothing recurses. What it must not know: either syntax.
-
-JSON, strictly: no duplicate keys, no NaN, nothing deeper or larger than a store can keep.
-
-The standard library reads it; it is fast but knows no positions. Only where something is wrong
-is the text scanned again, which is slower and finds every offset; and where a problem of what
-was read needs its place, `JsonOffsets` looks for just that one.
-
-YAML, as much of it as plain data needs.
-
-libyaml's events are read one by one into a `TextTree`: building its nodes first would take
-three times as long, and its depth must be stopped while it grows (libyaml needs 30 s for
-100,000 open brackets). Scalars follow YAML 1.2 and are typed only where nobody could mean text:
-`true`, `false`, `null`, `~` (and their capitalised forms) and decimal numbers. `on`, `off`,
-`yes`, `no`, dates, `0777`, `0x1f` and `1_000` stay text. Keys are always text.
-
-A definition as a text: YAML or JSON read into plain data, with the position of every value.
-
-Both readers take hostile text: size is checked first, depth as it grows, nothing recurses, and
-whatever the two formats allow beyond plain data (anchors, tags, duplicate keys, NaN) is refused
-where it stands. What it must not know: what a workflow is. It reads params files as well.
+YAML: the events of libyaml go one by one into a `TextTree`. Building libyaml's nodes first would
+take three times as long, and depth must be stopped while it grows (libyaml takes 30 s for 100,000
+open brackets). Scalars follow YAML 1.2 and are typed only where text cannot be meant: `true`,
+`false`, `null`, `~` (and their capitalised forms) and decimal numbers. `on`, `off`, `yes`, `no`,
+dates, `0777`, `0x1f` and `1_000` stay text. Keys are always text.
 """
 
 from __future__ import annotations
@@ -55,12 +39,17 @@ from yaml.events import (
 )
 
 from dovetail.core.errors import InvalidDefinition, Path, Problem, format_path, one_line, shown
-from dovetail.core.values import LARGEST_INT, SMALLEST_INT, is_json
+from dovetail.core.values import MAX_INT, MIN_INT, is_json
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """For work whose size is bounded. What two threads do at once ends with the first of them."""
+    """Pause the garbage collector while a definition is read.
+
+    A definition becomes some hundred thousand small containers that all stay, and each collection
+    would visit all of them: half of the time that 10,000 nodes take. Only for work of bounded
+    size. If two threads use it at once, the pause ends with the first.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -70,8 +59,8 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-MOST_REFUSALS = 100
-MOST_VALUES = 200_000
+MAX_REFUSALS = 100
+MAX_VALUES = 200_000
 """100,000 edges between 10,000 nodes are 190,000; a text of 1 MiB can hold 650,000."""
 
 
@@ -95,7 +84,7 @@ class TextTree:
         self.data: Any = None
         self.refusals: list[TextProblem] = []
         self.innermost: dict[str | None, Any] | list[Any] | None = None
-        """The container that is open, and the key in it that awaits its value."""
+        """The open container; `key` is the key in it that waits for its value."""
         self.key: str | None = None
         self._max_depth = max_depth
         self._stack: list[tuple[Any, str | None]] = []
@@ -125,7 +114,7 @@ class TextTree:
         self.refuse(f"key {shown(key)} appears twice in one mapping; keep one of them", at)
 
     def check_text(self, text: str, at: int) -> None:
-        """Escapes can spell what the text itself may not contain."""
+        """Refuse characters that the text may not contain and an escape can spell."""
         if "\0" in text:
             self.refuse("a NUL character cannot be stored", at)
         if not text.isascii() and not is_json(text):
@@ -144,7 +133,7 @@ class TextTree:
 
     @property
     def path(self) -> Path:
-        """Of the value that comes next."""
+        """The path of the next value."""
         steps: list[str | int] = []
         for container, key in [*self._stack[1:], (self.innermost, self.key)]:
             if type(container) is list:
@@ -154,18 +143,18 @@ class TextTree:
         return tuple(steps)
 
     def refuse(self, message: str, at: int, *, code: str = "invalid_field") -> None:
-        """Note it and read on, so that every such problem is reported at once."""
+        """Note the problem and read on, so that all problems are reported at once."""
         self.refusals.append(TextProblem(code, message, self.path, at))
-        if len(self.refusals) >= MOST_REFUSALS:
+        if len(self.refusals) >= MAX_REFUSALS:
             raise Refused
 
     def fail(self, message: str, at: int, *, code: str = "invalid_field") -> NoReturn:
-        """Note it and stop: what follows could not be understood."""
+        """Note the problem and stop: the rest cannot be understood."""
         self.refusals.append(TextProblem(code, message, self.path, at))
         raise Refused
 
 
-# An unclosed string reaches to the end, so that a text of quotes is not tried from each of them.
+# An unclosed string matches up to the end, so that a text of quotes is not tried at each quote.
 _TOKEN = re.compile(r'[{}\[\]]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[^\s{}\[\],:"]+', re.DOTALL)
 _ANY_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _STRING = re.compile(_ANY_STRING, re.DOTALL)
@@ -181,9 +170,9 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def load_json(text: str, tree: TextTree, max_depth: int) -> Any:
-    """The data, if all is well; else what is wrong is in the tree and `Refused` is raised."""
-    if _roughly(text) > MOST_VALUES and _roughly(_STRING.sub("", text)) > MOST_VALUES:
-        tree.fail(f"more than {MOST_VALUES:,} values in one text", 0, code="too_large")
+    """The data; or raise `Refused`, with the problems in the tree."""
+    if _roughly(text) > MAX_VALUES and _roughly(_STRING.sub("", text)) > MAX_VALUES:
+        tree.fail(f"more than {MAX_VALUES:,} values in one text", 0, code="too_large")
     try:
         data = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
@@ -202,16 +191,15 @@ def load_json(text: str, tree: TextTree, max_depth: int) -> Any:
 
 
 def _roughly(text: str) -> int:
-    """No fewer than its values: a comma before each, or a bracket."""
+    """An upper bound of its values: each has a comma or a bracket before it."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
 class JsonOffsets:
-    """Finds where a value stands in a text that `load_json` has read.
+    """Finds the offset of a value in a text that `load_json` has read.
 
-    It looks into the containers on the way and into no others, and no further than it must. What
-    lies before a place is stepped over by a pattern, or where that has containers of its own by
-    the standard library: a hundred times faster than all offsets could be noted.
+    It reads only the containers on the path, and only up to the value. Simple values are skipped by
+    a pattern, containers by the standard library: a hundred times faster than noting all offsets.
     """
 
     def __init__(self, text: str) -> None:
@@ -229,7 +217,7 @@ class JsonOffsets:
 
 
 class _Inside:
-    """One container: the offsets of its members, as far as they were asked for."""
+    """One container: the offsets of its members, found as needed."""
 
     def __init__(self, text: str, at: int) -> None:
         self._found: dict[str | int, tuple[int, int]] = {}
@@ -259,7 +247,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str | int, int, int]]:
 
 
 def _behind(text: str, at: int) -> int:
-    """Past a value and the sign after it."""
+    """The offset after a value and the comma or colon that follows it."""
     found = _VALUE.match(text, at)
     if found is not None:
         return found.end()
@@ -267,16 +255,16 @@ def _behind(text: str, at: int) -> int:
 
 
 def _next(text: str, at: int) -> int:
-    """Past what may stand between two signs."""
+    """The offset after whitespace."""
     found = _SPACE.match(text, at)
     return found.end() if found else at
 
 
 def _scan(text: str, tree: TextTree) -> None:
-    """Read the offsets of all values, and refuse what must be.
+    """Read the offsets of all values, and refuse what is not plain data.
 
-    The text was found to be JSON at least up to the first thing to refuse; after that it may
-    be anything, and the scan just ends where it makes no sense.
+    The text is JSON at least up to the first problem. After that it may be anything, and the scan
+    ends where it cannot read on.
     """
     depth = 0
     for match in _TOKEN.finditer(text):
@@ -312,8 +300,8 @@ def _literal(token: str, tree: TextTree, at: int) -> Any:
     if token in _JSON_WORDS:
         return _JSON_WORDS[token]
     if _JSON_INT.match(token):
-        number = int(token) if len(token) <= 20 else LARGEST_INT + 1
-        if not SMALLEST_INT <= number <= LARGEST_INT:
+        number = int(token) if len(token) <= 20 else MAX_INT + 1
+        if not MIN_INT <= number <= MAX_INT:
             tree.refuse(f"{one_line(token)} does not fit into 64 bits; write it as text", at)
         return number
     try:
@@ -345,7 +333,7 @@ _MAY_BE_TYPED = frozenset("+-.0123456789")
 _YAML_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z")
-# libyaml takes quadratic time over them, and nothing here may be tagged.
+# libyaml takes quadratic time for tags, and no tag is allowed.
 _TAG_DIRECTIVE = re.compile("^%TAG", re.MULTILINE)
 _ONLY_COMMENTS = re.compile(r"(?:\s++|\.\.\.(?=\s|\Z)|#[^\n]*+)*+")
 
@@ -373,17 +361,17 @@ def load_yaml(text: str, tree: TextTree) -> YamlOffsets:
 
 
 class YamlOffsets:
-    """Where every key and value stands, in the order of the text.
+    """The offsets of all keys and values, in the order of the text.
 
-    A flat list costs next to nothing while reading. Which entry is whose is found when a place is
-    asked for, by walking down the data, whose order is that of the text.
+    A flat list is cheap while reading. The entry of a path is found later, by walking down the
+    data in the same order.
     """
 
     def __init__(self) -> None:
         self.data: Any = None
         self.starts: list[int] = []
         self.behind: dict[int, int] = {}
-        """Of a container's entry: the first one that is not in it."""
+        """By a container's entry: the first entry after the container."""
         self._inside: dict[int, dict[str | int, int]] = {}
 
     def find(self, path: Path, key: bool) -> int:
@@ -411,12 +399,12 @@ class YamlOffsets:
 
 
 def _read(loader: CSafeLoader, text: str, tree: TextTree, offsets: YamlOffsets) -> None:
-    # Up to 200,000 times around, so what happens each time is written out here.
+    # Up to 200,000 iterations, so calls are inlined.
     next_event: Callable[[], Any] = loader.get_event
     starts, behind = offsets.starts, offsets.behind
     containers: list[int] = []
     escapes = "\\" in text
-    for _ in range(MOST_VALUES):
+    for _ in range(MAX_VALUES):
         event = next_event()
         kind = event.__class__
         if kind is ScalarEvent:
@@ -477,15 +465,15 @@ def _read(loader: CSafeLoader, text: str, tree: TextTree, offsets: YamlOffsets) 
         elif kind is StreamEndEvent:
             return
     at = event.start_mark.index
-    tree.fail(f"more than {MOST_VALUES:,} values in one text", at, code="too_large")
+    tree.fail(f"more than {MAX_VALUES:,} values in one text", at, code="too_large")
 
 
 def _typed(value: str, tree: TextTree, at: int) -> Any:
-    """What an unquoted scalar that may be a number stands for."""
+    """The value of an unquoted scalar that may be a number."""
     if _YAML_INT.match(value):
         # Nothing longer can fit, and Python refuses to read very long ones.
-        number = int(value) if len(value) <= 21 else LARGEST_INT + 1
-        if not SMALLEST_INT <= number <= LARGEST_INT:
+        number = int(value) if len(value) <= 21 else MAX_INT + 1
+        if not MIN_INT <= number <= MAX_INT:
             message = (
                 f"{one_line(value)} does not fit into 64 bits; put it in quotes to keep it text"
             )
@@ -513,7 +501,7 @@ def _refuse_properties(event: Any, tree: TextTree, at: int) -> None:
 
 
 def _expect_end(text: str, tree: TextTree, at: int) -> None:
-    """Only comments may follow. Looking here keeps libyaml from parsing what is refused anyway."""
+    """Only comments may follow; checked here so that libyaml need not parse a refused text."""
     rest = _ONLY_COMMENTS.match(text, at)
     end = rest.end() if rest else at
     if end < len(text):
@@ -521,7 +509,7 @@ def _expect_end(text: str, tree: TextTree, at: int) -> None:
 
 
 def _offset(error: yaml.MarkedYAMLError) -> int:
-    # Of an unclosed quote the end of the text is of no interest.
+    # For an unclosed quote its beginning is more useful than the end of the text.
     mark = error.context_mark if _is_unclosed(error) else error.problem_mark
     return mark.index if mark else 0
 
@@ -531,7 +519,7 @@ def _is_unclosed(error: yaml.MarkedYAMLError) -> bool:
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> str:
-    """libyaml's message, or what the usual mistakes behind it are."""
+    """A message about the usual mistake, else libyaml's own."""
     problem = error.problem or "not valid YAML"
     here = text[_offset(error) : _offset(error) + 1]
     if here == "\t" or "tab character" in problem:
@@ -557,7 +545,7 @@ MAX_TEXT_DEPTH = 32
 # What YAML calls a line break; positions in JSON are counted the same way.
 _BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _OTHER_BREAK = re.compile("[\r\x85\u2028\u2029]")
-# What a format does not allow as it is; a lone surrogate comes from a str that is no text.
+# Characters that a format does not allow; a lone surrogate comes from a str that is no text.
 _FORBIDDEN = {
     "json": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]"),
     "yaml": re.compile(
@@ -568,7 +556,7 @@ _FORBIDDEN = {
 
 @dataclass(slots=True)
 class Source:
-    """Plain data, and where each part of it stands in the text it was read from."""
+    """Plain data with the position of each part in its text."""
 
     data: Any
     name: str = ""
@@ -598,7 +586,7 @@ def read_text(
     max_bytes: int = MAX_TEXT_BYTES,
     max_depth: int = MAX_TEXT_DEPTH,
 ) -> Source:
-    """Read a text, or raise `InvalidDefinition` with everything in it that is not plain data."""
+    """Read a text, or raise `InvalidDefinition` with all problems."""
     text = _decoded(text, max_bytes)
     tree = TextTree(max_depth)
     try:
@@ -645,7 +633,7 @@ def _decoded(text: str | bytes, max_bytes: int) -> str:
 
 
 def _known(data: Any, path: Path) -> Path:
-    """As much of the path as leads to something."""
+    """The part of the path that exists."""
     for depth, step in enumerate(path):
         is_there = isinstance(data, dict) and step in data
         is_there = is_there or (
@@ -660,21 +648,21 @@ def _known(data: Any, path: Path) -> Path:
 class LineIndex:
     """Finds the line and column of an offset.
 
-    Break after break would take long for a text of nothing else, so they are counted in blocks,
-    and the rest in the block of the offset that is asked for.
+    Line breaks are counted in blocks, because a text may have nothing but line breaks; then within
+    the block of the offset.
     """
 
     _BLOCK = 4096
 
     def __init__(self, text: str) -> None:
         if _OTHER_BREAK.search(text):
-            # One `\n` for each, where it ends: every offset stays what it was.
+            # Each becomes one `\n` at its end, so that all offsets stay the same.
             text = text.replace("\r\n", " \n")
             for other in "\r\x85\u2028\u2029":
                 text = text.replace(other, "\n")
         self._text = text
         self._blocks: list[tuple[int, int]] = []
-        """The number and the start of the line that each block begins in."""
+        """For each block the number and the start of its first line."""
         line, start = 1, 0
         for block in range(0, len(text) + 1, self._BLOCK):
             self._blocks.append((line, start))

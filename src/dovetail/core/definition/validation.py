@@ -1,20 +1,10 @@
-"""What can be known of a definition before it is known to be right.
+"""Validates a definition: all problems at once, each with its position.
 
-Read leniently from the raw data: whatever has the wrong shape is left out here, because the
-rule for fields reports it. What it must not know: the rules.
-
-Reading a definition into the model, and saying in plain words what its fields got wrong.
-
-pydantic finds the violations; this file only translates them, so that nobody has to know what
-an `int_type` error is. What it must not know: how nodes relate to each other.
-
-Is this definition a workflow? Every problem at once, each with its place.
-
-`check` gathers what can be known of a definition, however broken, into `Facts`, and runs the
-table of `RULES` over it. A rule looks at the raw data rather than at the model, so that a node
-with a bad timeout still has its dependencies and templates checked. Nothing recurses, and every
-rule is linear in the definition. What it must not know: how a text was read, or how a problem
-is printed.
+`read_fields` reads the model; pydantic finds the violations and this file puts them into plain
+words. `DefinitionFacts` reads nodes and edges from the raw data, also of a broken definition, and
+leaves out what has the wrong shape: `read_fields` reports that. `check` applies the table `RULES`
+to the facts. So a node with a bad timeout still has its dependencies and templates checked. Nothing
+recurses, and each rule is linear in the definition.
 """
 
 from __future__ import annotations
@@ -44,12 +34,12 @@ from dovetail.core.templates import MAX_TEMPLATE_SIZE, ROOTS, Read, TemplateRefu
 from dovetail.core.templates.template_index import TemplateIndex
 from dovetail.core.values import faults, is_json, plain
 
-_FEW = 16
+_MAX_SEARCHED_PARENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DefinitionLimits:
-    """How large a definition may be. A text is held to `max_body_bytes` when it is read."""
+    """How large a definition may be. `max_body_bytes` is checked when a text is read."""
 
     max_nodes: int = 10_000
     max_edges: int = 100_000
@@ -57,11 +47,11 @@ class DefinitionLimits:
     max_depth: int = MAX_TEXT_DEPTH
     max_template_bytes: int = MAX_TEMPLATE_SIZE
     max_templates: int = 25_000
-    """Different ones in one definition: twice as many as nodes, and some."""
+    """Different templates in one definition."""
     max_template_words: int = 150_000
-    """Words and signs of those together: a condition of a dozen for each node."""
+    """Words and signs of all templates: a dozen for each node."""
     max_parsed_words: int = 10_000
-    """The same, counting once what differs in names, numbers and quoted texts only."""
+    """The same; templates that differ only in names, numbers and quoted texts count once."""
 
 
 class RawNode:
@@ -80,14 +70,14 @@ class RawNode:
         self._listed = "dependencies" if raw.get("dependencies") is not None else "depends_on"
         names = raw.get(self._listed)
         self.dependencies: list[Any] = names if isinstance(names, list) else []
-        """As they are listed: what is no text among them is the model's to report."""
+        """As they are listed; the model reports those that are no text."""
 
     @property
     def path(self) -> Path:
         return ("nodes", self.index)
 
-    def dependency_path(self, place: int) -> Path:
-        return ("nodes", self.index, self._listed, place)
+    def dependency_path(self, index: int) -> Path:
+        return ("nodes", self.index, self._listed, index)
 
     @property
     def has_condition(self) -> bool:
@@ -114,7 +104,7 @@ class DefinitionFacts:
 
     @cached_property
     def oversize(self) -> list[Finding]:
-        """Whether it is too large to be looked at node by node."""
+        """Why the definition is too large to be checked node by node; nothing if it is not."""
         limits = self.limits
         found = []
         if len(self._listed) > limits.max_nodes:
@@ -134,7 +124,7 @@ class DefinitionFacts:
 
     @property
     def is_empty(self) -> bool:
-        """No nodes at all, as opposed to something else in their place."""
+        """Whether `nodes` is missing or empty, rather than of a wrong type."""
         return self._is_mapping and self.data.get("nodes") in (None, [])
 
     @cached_property
@@ -143,46 +133,46 @@ class DefinitionFacts:
 
     @cached_property
     def by_id(self) -> dict[str, int]:
-        """The place in `nodes` of each id; of a repeated one, its first."""
+        """The index of each id in `nodes`; of a repeated id the first."""
         found: dict[str, int] = {}
-        for place, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             if node.id is not None:
-                found.setdefault(node.id, place)
+                found.setdefault(node.id, index)
         return found
 
     @cached_property
     def readable(self) -> list[str]:
-        """Every name that a template may know."""
+        """All names that a template may read."""
         return [*self.by_id, *ROOTS]
 
     @cached_property
     def parents(self) -> list[list[int]]:
-        """The edges that lead to another node that exists, each once."""
+        """The edges to other nodes that exist, each once."""
         by_id = self.by_id
         return [
             list(
                 dict.fromkeys(
                     by_id[name]
                     for name in node.dependencies
-                    if isinstance(name, str) and by_id.get(name, place) != place
+                    if isinstance(name, str) and by_id.get(name, index) != index
                 )
             )
             if node.dependencies
             else []
-            for place, node in enumerate(self.nodes)
+            for index, node in enumerate(self.nodes)
         ]
 
     @cached_property
     def layers(self) -> list[list[int]]:
         return dag.layers(self.parents)
 
-    def is_upstream(self, other: int, place: int) -> bool:
-        """Whether the node at `other` is done whenever the one at `place` starts."""
-        parents = self.parents[place]
-        # Mostly it is one of few parents; looking through thousands would take longer than bits.
-        if len(parents) <= _FEW and other in parents:
+    def is_upstream(self, other: int, index: int) -> bool:
+        """Whether the node at `other` is an ancestor of the node at `index`."""
+        parents = self.parents[index]
+        # Mostly it is one of a few parents; searching thousands would be slower than bits.
+        if len(parents) <= _MAX_SEARCHED_PARENTS and other in parents:
             return True
-        return bool(self._ancestors[place] >> other & 1)
+        return bool(self._ancestors[index] >> other & 1)
 
     @cached_property
     def _ancestors(self) -> list[int]:
@@ -198,22 +188,22 @@ _NAME = "up to 128 letters, digits, dots, underscores and hyphens, the first a l
 
 
 def read_fields(
-    data: Any, suggester: Suggester, most: int
+    data: Any, suggester: Suggester, max_problems: int
 ) -> tuple[Workflow | None, Iterator[Finding]]:
-    """The workflow, or what is wrong with its fields, put into words as it is asked for.
+    """The workflow, or the problems of its fields, put into words lazily.
 
-    At least the first `most` problems are found. `nodes` that are missing or null are left to
-    the rule for an empty graph.
+    At least the first `max_problems` are found. Missing `nodes` are reported by the rule for an
+    empty graph.
     """
     if not isinstance(data, dict):
         message = f"a definition is a mapping with 'name' and 'nodes', not {shown(data)}"
         return None, iter([Finding("invalid_field", message)])
-    enough = _Enough(most)
+    enough = _Enough(max_problems)
     listed: list[Any] = data["nodes"] if isinstance(data.get("nodes"), list) else []
     head = {**data, "nodes": []} if listed else data
     workflow, errors = _read(_WORKFLOW, enough.of(head, Workflow))
     nodes: list[Node] = []
-    # pydantic makes all its errors before it shows the first, so it gets few nodes at a time.
+    # pydantic makes all its errors before it returns the first, so it gets a few nodes at a time.
     for since in range(0, len(listed), _NODES_AT_ONCE):
         some = listed[since : since + _NODES_AT_ONCE]
         read, wrong = _read(_NODES, [enough.of(raw, Node) for raw in some])
@@ -222,7 +212,7 @@ def read_fields(
             index, *rest = error["loc"]
             error["loc"] = ("nodes", since + index, *rest)
         errors += wrong
-        if len(errors) >= most:
+        if len(errors) >= max_problems:
             break
     if workflow is None or errors:
         found = (error for error in errors if not _is_about_no_nodes(error))
@@ -237,7 +227,7 @@ _TEXTS = ("dependencies", "depends_on")
 
 
 def _read(model: TypeAdapter[Any], data: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """What was read, or none and the errors."""
+    """The model, or None and the errors."""
     try:
         return model.validate_python(data), []
     except ValidationError as error:
@@ -245,15 +235,17 @@ def _read(model: TypeAdapter[Any], data: Any) -> tuple[Any, list[dict[str, Any]]
 
 
 class _Enough:
-    """Leaves out of data what could only add to more problems than anybody wants to see."""
+    """Leaves out of data what could only add to more problems than are shown."""
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    def __init__(self, max_problems: int) -> None:
+        self._left = max_problems
 
     def of(self, raw: Any, part: type[BaseModel]) -> Any:
         """The same without its last unknown fields, and dependencies that are no text."""
         if not isinstance(raw, dict):
             return raw
+        if raw.get("depends_on", ...) is None:  # null means "not given", also beside `dependencies`
+            raw = {name: raw[name] for name in raw if name != "depends_on"}
         known = _FIELDS[part]
         if not raw.keys() <= known.keys():
             raw = {name: raw[name] for name in raw if name in known or self._is_one_more()}
@@ -266,9 +258,9 @@ class _Enough:
 
     def _texts(self, names: Any) -> Any:
         if isinstance(names, list) and not {*map(type, names)} <= {str}:
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 if not isinstance(name, str) and not self._is_one_more():
-                    return names[:place]
+                    return names[:index]
         return names
 
     def _is_one_more(self) -> bool:
@@ -320,7 +312,7 @@ _INSIDE: dict[type[BaseModel], list[tuple[str, type[BaseModel] | None]]] = {
     part: [(name, _PARTS.get(name)) for name in known if name in {*_PARTS, *_TEXTS}]
     for part, known in _FIELDS.items()
 }
-"""The fields of a part that can have many problems themselves: parts, and lists of texts."""
+"""The fields of a part that may have many problems themselves: parts, and lists of texts."""
 
 Say = Callable[[Mapping[str, Any], Path], str]
 
@@ -332,8 +324,8 @@ def _must_be(what: str) -> Say:
 def _bounded(words: str, limit: str) -> Say:
     def say(found: Mapping[str, Any], path: Path) -> str:
         bound = found["ctx"][limit]
-        told = "ten years" if bound == MAX_SECONDS else f"{bound:g}"
-        return f"must be {words} {told}, not {shown(found['input'])}"
+        shown_bound = "ten years" if bound == MAX_SECONDS else f"{bound:g}"
+        return f"must be {words} {shown_bound}, not {shown(found['input'])}"
 
     return say
 
@@ -376,20 +368,20 @@ _MESSAGES: dict[str, Say] = {
 
 __all__ = ["RULES", "Checked", "DefinitionLimits", "check"]
 
-MOST_PROBLEMS = 1000
+MAX_PROBLEMS = 1000
 _WARNINGS = frozenset({"template_may_be_skipped"})
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome: the workflow if there are no errors, the layers if it has an order."""
+    """The outcome: the workflow if it is valid, the layers if it has an order."""
 
     workflow: Workflow | None
     errors: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     layers: list[list[str]]
     parsed: Workflow | None = None
-    """The workflow also with errors, as long as its fields could be read."""
+    """The workflow even if it is not valid, if its fields could be read."""
 
     @property
     def valid(self) -> bool:
@@ -403,7 +395,7 @@ def check(
 ) -> Checked:
     """Check a definition. `known_handlers` has aliases too; None: handlers are not checked.
 
-    One that also has `secret_fields` says which of them take secrets; without it none does.
+    If it also has `secret_fields`, that says which handlers take secrets; else none does.
     """
     source = definition if isinstance(definition, Source) else Source(definition)
     with gc_paused():
@@ -418,14 +410,14 @@ def _check(
     layers: list[list[str]] = []
     findings = list(_not_json(data, limits)) if source.text is None else []
     if source.text is None and not findings:
-        data = plain(data)  # a tuple is a list, as it is for a server
+        data = plain(data)  # a tuple becomes a list, as it does on the way to a server
     if not any(found.code == "too_large" for found in findings):
         suggester = Suggester()
         facts = DefinitionFacts(data, known_handlers, limits, suggester)
         if facts.oversize:
             findings += facts.oversize
         else:
-            workflow, wrong_fields = read_fields(data, suggester, MOST_PROBLEMS + 1)
+            workflow, wrong_fields = read_fields(data, suggester, MAX_PROBLEMS + 1)
             for found in (wrong_fields, *(rule(facts) for rule in RULES)):
                 findings += _enough(found)
             layers = _named_layers(facts, findings)
@@ -441,30 +433,30 @@ def _check(
 
 
 def _enough(found: Iterable[Finding]) -> Iterator[Finding]:
-    """One more than is shown: who reads a thousand problems needs no others.
+    """One more than `MAX_PROBLEMS`, which are shown.
 
-    Warnings are counted for themselves, as no number of them may hide an error.
+    Warnings are counted separately: no number of them may hide an error.
     """
     errors = warnings = 0
     for each in found:
         if each.code in _WARNINGS:
             warnings += 1
-            if warnings > MOST_PROBLEMS + 1:
+            if warnings > MAX_PROBLEMS + 1:
                 continue
         else:
             errors += 1
         yield each
-        if errors > MOST_PROBLEMS:
+        if errors > MAX_PROBLEMS:
             return
 
 
 def _not_json(data: Any, limits: DefinitionLimits) -> Iterator[Finding]:
-    """Data that did not come from a text must be what a text could have said."""
-    # It has no body whose bytes could be counted, but no more values than one could have.
-    most = limits.max_body_bytes
-    if not is_json(data, max_depth=limits.max_depth, max_values=most, nul=False):
-        found = faults(data, max_depth=limits.max_depth, max_values=most, nul=False)
-        yield from islice(found, MOST_PROBLEMS)
+    """Data that did not come from a text must be JSON all the same."""
+    # It has no body whose bytes could be counted, so its values are.
+    max_values = limits.max_body_bytes
+    if not is_json(data, max_depth=limits.max_depth, max_values=max_values, nul=False):
+        found = faults(data, max_depth=limits.max_depth, max_values=max_values, nul=False)
+        yield from islice(found, MAX_PROBLEMS)
 
 
 def empty_graph(facts: DefinitionFacts) -> Iterator[Finding]:
@@ -473,8 +465,8 @@ def empty_graph(facts: DefinitionFacts) -> Iterator[Finding]:
 
 
 def duplicate_ids(facts: DefinitionFacts) -> Iterator[Finding]:
-    for place, node in enumerate(facts.nodes):
-        if node.id is not None and facts.by_id[node.id] != place:
+    for index, node in enumerate(facts.nodes):
+        if node.id is not None and facts.by_id[node.id] != index:
             first = format_path(facts.nodes[facts.by_id[node.id]].path)
             message = f"{shown(node.id)} is already the id of {first}"
             yield Finding("duplicate_id", message, (*node.path, "id"))
@@ -483,7 +475,7 @@ def duplicate_ids(facts: DefinitionFacts) -> Iterator[Finding]:
 def dependencies(facts: DefinitionFacts) -> Iterator[Finding]:
     for node in facts.nodes:
         seen: set[str] = set()
-        for place, name in enumerate(node.dependencies):
+        for index, name in enumerate(node.dependencies):
             if not isinstance(name, str):
                 continue
             repeated = name in seen
@@ -497,24 +489,24 @@ def dependencies(facts: DefinitionFacts) -> Iterator[Finding]:
                 code, message = "missing_dependency", f"there is no node {shown(name)}{hint}"
             else:
                 continue
-            yield Finding(code, message, node.dependency_path(place))
+            yield Finding(code, message, node.dependency_path(index))
 
 
 def cycles(facts: DefinitionFacts) -> Iterator[Finding]:
-    """Each cycle once, and beside it what can never start because it comes after one."""
-    ordered = {place for layer in facts.layers for place in layer}
+    """Each cycle once, and the nodes that can never start because they come after one."""
+    ordered = {index for layer in facts.layers for index in layer}
     if len(ordered) == len(facts.nodes):
         return
     found = dag.cycles(facts.parents)
     for cycle in found:
         node = facts.nodes[cycle.way[0]]
         closing = node.dependencies.index(facts.nodes[cycle.way[-1]].id)
-        way = dag.spell_out([one_line(str(facts.nodes[place].id)) for place in cycle.way])
+        way = dag.spell_out([one_line(str(facts.nodes[index].id)) for index in cycle.way])
         message = f"{len(cycle.members):,} nodes wait for each other: {way}"
         yield Finding("cycle", message, node.dependency_path(closing))
-    ordered.update(place for cycle in found for place in cycle.members)
-    for place, node in enumerate(facts.nodes):
-        if place not in ordered:
+    ordered.update(index for cycle in found for index in cycle.members)
+    for index, node in enumerate(facts.nodes):
+        if index not in ordered:
             message = f"{shown(node.id)} can never start: it comes after a cycle"
             yield Finding("unreachable", message, node.path)
 
@@ -548,21 +540,21 @@ def params_schema(facts: DefinitionFacts) -> Iterator[Finding]:
 
 
 def templates(facts: DefinitionFacts) -> Iterator[Finding]:
-    """Every text of a config and every condition: is it well formed, may it read what it reads?"""
+    """Whether each template in configs and conditions is well formed and reads only ancestors."""
     limits = facts.limits
     survey = TemplateIndex(limits.max_template_bytes)
     found = []
-    for place, node in enumerate(facts.nodes):
+    for index, node in enumerate(facts.nodes):
         for path, text, is_condition in _texts(node):
-            found.append((place, path, text, is_condition))
+            found.append((index, path, text, is_condition))
             if text not in survey:
                 survey.add(text)
                 if message := _too_much(survey, limits):
-                    # Parsing is by far the dearest step per byte, so it is not begun.
+                    # Parsing is the most expensive step, so a template that is too long is not.
                     yield Finding("too_large", f"{message}; none of them was checked", path)
                     return
     outcomes: dict[tuple[str, bool], tuple[Read, ...] | TemplateRefused] = {}
-    for place, path, text, is_condition in found:
+    for index, path, text, is_condition in found:
         outcome = outcomes.get((text, is_condition))
         if outcome is None:
             try:
@@ -577,16 +569,16 @@ def templates(facts: DefinitionFacts) -> Iterator[Finding]:
         if isinstance(outcome, TemplateRefused):
             yield Finding(outcome.code, outcome.message, path)
             continue
-        for code, message in _misread(facts, place, outcome):
+        for code, message in _misread(facts, index, outcome):
             yield Finding(code, message, path)
         if any(read.name == "secrets" for read in outcome):
-            why = _secret_misplaced(facts, facts.nodes[place], path)
+            why = _secret_misplaced(facts, facts.nodes[index], path)
             if why is not None:
                 yield Finding("template_forbidden", why, path)
 
 
 def _secret_misplaced(facts: DefinitionFacts, node: RawNode, path: Path) -> str | None:
-    """Why a secret may not stand here, as far as the handlers are known."""
+    """Why a secret is not allowed here; None if it is, or the handler is unknown."""
     known = facts.known_handlers
     if known is None or not node.handler or node.handler not in known:
         return None  # an unknown handler is a finding already
@@ -609,7 +601,7 @@ def _too_much(survey: TemplateIndex, limits: DefinitionLimits) -> str | None:
 
 
 def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
-    """What may be a template, in the order it is written, and whether it is a condition."""
+    """All texts that may be templates, in order, each with whether it is a condition."""
     if isinstance(node.condition, str):
         yield (*node.path, "condition"), node.condition, True
     stack: list[tuple[Path, Iterator[tuple[Any, Any]]]] = []
@@ -632,9 +624,9 @@ def _texts(node: RawNode) -> Iterator[tuple[Path, str, bool]]:
 
 
 def _misread(
-    facts: DefinitionFacts, place: int, reads: tuple[Read, ...]
+    facts: DefinitionFacts, index: int, reads: tuple[Read, ...]
 ) -> Iterator[tuple[str, str]]:
-    """The names a template of the node at `place` should not read, or not like this."""
+    """The names that a template of the node at `index` may not read, or not like this."""
     unguarded = {read.name for read in reads if not read.guarded}
     for name in dict.fromkeys(read.name for read in reads):
         if name in ROOTS:
@@ -643,10 +635,10 @@ def _misread(
         if other is None:
             hint = facts.suggester.did_you_mean(name, facts.readable)
             yield "template_unknown_node", f"there is no node {shown(name)} to read{hint}"
-        elif other == place:
+        elif other == index:
             yield "template_not_upstream", f"{shown(name)} cannot read its own output"
-        elif not facts.is_upstream(other, place):
-            reader = shown(facts.nodes[place].id)
+        elif not facts.is_upstream(other, index):
+            reader = shown(facts.nodes[index].id)
             message = f"{shown(name)} need not be done before {reader} starts"
             yield "template_not_upstream", f"{message}; add it to the dependencies to read it"
         elif name in unguarded and facts.nodes[other].has_condition:
@@ -666,7 +658,7 @@ RULES: tuple[Rule, ...] = (
     params_schema,
     templates,
 )
-"""What is checked beyond the fields themselves. A new rule is a new row."""
+"""The checks beyond single fields. A new rule is a new row."""
 
 _NO_ORDER = frozenset(
     {"empty_graph", "duplicate_id", "missing_dependency", "self_dependency", "cycle"}
@@ -674,30 +666,30 @@ _NO_ORDER = frozenset(
 
 
 def _named_layers(facts: DefinitionFacts, findings: list[Finding]) -> list[list[str]]:
-    """The order of execution, unless what is wrong leaves none."""
+    """The order of execution; empty if the problems leave none."""
     if any(found.code in _NO_ORDER for found in findings) or None in (n.id for n in facts.nodes):
         return []
-    return [[str(facts.nodes[place].id) for place in layer] for layer in facts.layers]
+    return [[str(facts.nodes[index].id) for index in layer] for layer in facts.layers]
 
 
 def _problems(findings: list[Finding], source: Source) -> tuple[Problem, ...]:
     """With their positions, in the order of the text; of data without a text, node by node."""
-    findings.sort(key=_node_of)  # so that no kind of problem hides the others behind the cap
-    places = [source.position(found.path, key=found.on_key) for found in findings[:MOST_PROBLEMS]]
+    findings.sort(key=_node_of)  # so that no kind of problem uses up the limit alone
+    positions = [source.position(found.path, key=found.on_key) for found in findings[:MAX_PROBLEMS]]
     problems = [
-        Problem(found.code, found.message, format_path(found.path), *(place or (None, None)))
-        for found, place in zip(findings, places, strict=False)
+        Problem(found.code, found.message, format_path(found.path), *(position or (None, None)))
+        for found, position in zip(findings, positions, strict=False)
     ]
     if source.text is not None:
         problems.sort(key=lambda found: (found.line or 0, found.column or 0))
-    if len(findings) > MOST_PROBLEMS:
-        message = f"more than these {MOST_PROBLEMS:,} problems; the others are not shown"
+    if len(findings) > MAX_PROBLEMS:
+        message = f"more than these {MAX_PROBLEMS:,} problems; the others are not shown"
         problems.append(Problem("too_large", message, ""))
     return tuple(problems)
 
 
 def _node_of(found: Finding) -> int:
     match found.path:
-        case ("nodes", int(place), *_):
-            return place
+        case ("nodes", int(index), *_):
+            return index
     return -1

@@ -6,11 +6,11 @@ A string with `{{ … }}` is a template. If it is one whole expression it gives 
 otherwise text. A string that reads `secrets` is not rendered here but handed to the worker as a
 `Deferred`, with just the values it needs: secrets exist only in the worker's memory.
 
-Outputs are data: what a template reads is never parsed as a template again. Native values are
-returned as they are, not copied; whoever hands them to code that may change them copies first.
+Outputs are data: what a template reads is never parsed as a template again. Native values are not
+copied: a caller that passes them to code that may change them copies first.
 
-What this file must not know: how an expression is cut and parsed (`grammar`), what it may contain
-(`compiler`), what its operations do (`operations`, `filters`); runs, stores, handlers.
+`grammar` cuts and parses a text, `compiler` has the allowlist, `operations` and `filters` do the
+work, `template_index` checks the templates of a whole definition.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ MAX_CONFIG_SIZE = 1 << 20
 ROOTS = frozenset({"params", "run", "secrets"})
 """The names a template may read that are not nodes."""
 
-# A compiled template takes some hundred times its text; only short ones repeat across nodes.
+# A compiled template takes a hundred times the memory of its text; only short ones repeat.
 _CACHED_LENGTH = 256
 _CACHED = 2048
-_SHORT = 256  # a text up to here is not measured but counted at its worst
+_SHORT = 256  # a text up to this length is not measured: its largest possible size counts
 
-# What a worker is handed beside the config: the ancestors that strings with secrets read.
+# Sent to the worker beside the config: the ancestors that strings with secrets read.
 _DEFERRED_SHARE = 4
 
 
@@ -87,7 +87,7 @@ class Template:
         )
         self.uses_secrets = any(read.name == "secrets" for read in self.reads)
         self.secrets: tuple[str, ...] = ()
-        """Names of the secrets it has."""
+        """The names of its secrets."""
         self._misuse: tuple[str, int] | None = None
         if self.uses_secrets:
             made = [part for part in parts if not isinstance(part, str)]
@@ -97,7 +97,7 @@ class Template:
         self.expression: Expression | None = None
         """Set if the text is one whole expression."""
         first, *rest = parts
-        # A YAML block scalar ends in a newline that nobody meant.
+        # A YAML block scalar ends in a newline that is not part of the expression.
         if isinstance(first, Expression) and rest in ([], ["\n"], ["\r\n"]):
             self.expression = first
         else:
@@ -109,10 +109,10 @@ class Template:
 
     @property
     def refusal(self) -> TemplateRefused | None:
-        """Why no definition may have it, though it could be compiled: what it does with a secret.
+        """Why the template is forbidden although it compiles: what it does with a secret.
 
-        It is not refused when it is parsed: a definition from before this rule can still be
-        read, and its run ends with an error of the node.
+        Parsing does not refuse it: a definition from before this rule can still be read, and its
+        node fails.
         """
         if self._misuse is None:
             return None
@@ -136,7 +136,7 @@ class Template:
         return value
 
     def evaluate(self, frame: Frame) -> Any:
-        """As `render`, inside a rendering that is already being paid for."""
+        """As `render`, within the budget of `frame`."""
         if self.expression is not None:
             return self.expression.evaluate(frame)
         texts: list[str] = []
@@ -188,7 +188,7 @@ def _parse(text: str) -> Template:
         where = place(text, refused.offset or 0)
         message = f"{refused.message} ({where})"
         raise TemplateRefused(refused.code, message, refused.offset) from None
-    except RecursionError:  # only for a caller that itself stands close to Python's limit
+    except RecursionError:  # only if the caller is itself close to Python's limit
         raise too_deep(0) from None
     return Template(text, parts)
 
@@ -235,7 +235,7 @@ def parse_condition(text: str | bool, *, max_size: int = MAX_TEMPLATE_SIZE) -> C
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A string that reads secrets, for the worker: where it stands and what else it reads.
+    """A string with secrets, for the worker: its path in the config and what else it reads.
 
     JSON throughout; a node is `{"id", "status", "output", "error"}` under its id.
     """
@@ -246,26 +246,26 @@ class Deferred:
 
 
 class Rendered(NamedTuple):
-    """A config with its templates rendered; deferred strings stand in it as they were written."""
+    """A config with its templates rendered; deferred strings are in it unrendered."""
 
     config: dict[str, Any]
     deferred: tuple[Deferred, ...] = ()
 
 
 class _Leaf(NamedTuple):
-    """A template's place: a key in one of the containers that are copied for a rendering."""
+    """The location of a template: a key in one of the containers that a rendering copies."""
 
     container: int
     key: Any
     name: str | None
-    """What it reads, if that is all it does: `{{ node }}`."""
+    """The name that it reads, if that is the whole template: `{{ node }}`."""
     dotted: Path | None
     template: Template
     path: Place
 
 
 class ConfigTemplate:
-    """A node's config with the places of its templates, found once.
+    """A node's config with the locations of its templates.
 
     `render` copies only the containers on the way to a template and shares the rest.
     """
@@ -291,7 +291,7 @@ class ConfigTemplate:
         self._copies: list[tuple[int, Any]] = []
         self._leaves: list[_Leaf] = []
         self._deferred: list[tuple[Place, Template]] = []
-        # The config's own part of the size; what templates give is added when they give it.
+        # The size of the config itself; the sizes of rendered values are added later.
         self.fixed_size = json_size(raw)
         for path, template in templates:
             if template.uses_secrets:
@@ -307,7 +307,7 @@ class ConfigTemplate:
             self.fixed_size -= json_size(template.source)
 
     def render(self, scope: Scope, limit: int = MAX_CONFIG_SIZE) -> Rendered:
-        """The config for one start of the node. An error names its place, such as `config.url`.
+        """The config for one start of the node. An error names its path, such as `config.url`.
 
         Raises `TemplateError`; `TooLarge` if the config would be above `limit` bytes as JSON.
         """
@@ -322,16 +322,16 @@ class ConfigTemplate:
             containers.append(containers[parent][key].copy())
             containers[parent][key] = containers[-1]
         frame = None
-        rough = 0  # short values, counted as the most that JSON can make of them
+        rough = 0  # the largest possible size of short values
         get = scope.get
         for container, key, name, dotted, template, path in self._leaves:
-            # Most often a dotted path that is there: a config with one takes 1.3 µs on the 2-core
-            # machine this was written on, a plain one 0.1 µs. All else has to keep accounts.
+            # The usual case is a dotted path that exists: 1.3 µs for a config with one, 0.1 µs for
+            # a config without templates. Everything else needs a budget.
             if name is not None:
                 try:
                     value = get(name)
                 except KeyError:
-                    value = NOTHING  # what is wrong with it is told below
+                    value = NOTHING  # the error is raised below
             else:
                 value = dotted.read(get) if dotted is not None else NOTHING
             if value.__class__ is NodeValue:
@@ -380,14 +380,14 @@ class ConfigTemplate:
 
 
 def compile_config(config: Mapping[str, Any]) -> ConfigTemplate:
-    """Find and compile every template in a validated config, in the order they are written."""
+    """Find and compile all templates of a valid config, in their order."""
     raw = dict(config)
     templates: list[tuple[Place, Template]] = []
     stack: list[tuple[Place, Any]] = [((), raw)]
     while stack:
         path, value = stack.pop()
         if isinstance(value, str):
-            # The size was checked with the definition, by the limit that was set then.
+            # The size was checked when the definition was, by the limit of that time.
             template = parse_template(value, max_size=sys.maxsize)
             if template is not None:
                 templates.append((path, template))
@@ -399,7 +399,7 @@ def compile_config(config: Mapping[str, Any]) -> ConfigTemplate:
 
 
 def secrets_read(deferred: Sequence[Deferred]) -> frozenset[str]:
-    """Names of the secrets that these strings have."""
+    """The names of the secrets in these strings."""
     parsed = [parse_template(one.source, max_size=sys.maxsize) for one in deferred]
     return frozenset(name for one in parsed if one is not None for name in one.secrets)
 
@@ -413,11 +413,11 @@ def render_deferred(
     handler: str = "",
     fields: SecretFields | None = True,
 ) -> dict[str, Any]:
-    """The config with its deferred strings rendered: what the handler gets. Copies, as `render`.
+    """The config for the handler, with its deferred strings rendered. Copies, as `render` does.
 
-    Raises `TemplateForbidden` for a secret where the handler takes none (`fields`), or one that
-    is more than named. Messages name keys and kinds, never a value; still, redact them like
-    everything else.
+    Raises `TemplateForbidden` for a secret in a field where the handler takes none (`fields`), or
+    in an expression that does more than name it. Messages have keys and kinds, never values; redact
+    them all the same.
     """
     if not deferred:
         return config
@@ -438,7 +438,7 @@ def render_deferred(
             if template is not None and template.uses_secrets:
                 _check_secret(template, handler, fields, path)
             value = each.source if template is None else template.evaluate(frame)
-        except TemplateRefused as refused:  # no definition of ours: the task came from elsewhere
+        except TemplateRefused as refused:  # a forged task: no valid definition has this template
             kind = TemplateForbidden if refused.code == TemplateForbidden.type else TemplateError
             raise kind(f"{_named(path)}: {refused}") from None
         except TemplateError as error:
@@ -460,7 +460,7 @@ def _check_secret(
 
 
 class _Handed:
-    """What a worker can read: the values that came with the task, and its own secrets."""
+    """The scope of a worker: the values that came with the task, and its own secrets."""
 
     __slots__ = ("_secrets", "_values")
 

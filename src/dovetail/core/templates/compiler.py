@@ -1,16 +1,9 @@
-"""Turn the tree of an expression into a function, if everything in it is allowed.
+"""Compiles one expression into a function, if everything in it is allowed.
 
-The allowlist is the table at the end: a construct without a row cannot be compiled, so it cannot
-run. Jinja's code generator, optimiser and runtime are never involved; the function is made of
-plain closures over `operations` and `filters`, so nothing is evaluated, not even a constant,
-before a node is about to run.
-
-What this file must not know: text around expressions, configs, stores.
-
-One `{{ … }}` as an object: what it reads, and its value in a scope.
-
-A plain dotted path is recognised from its tokens; everything else is parsed and compiled.
-What this file must not know: text around expressions, configs, stores.
+The allowlist is the table of constructs: one without a row cannot be compiled, so it cannot run.
+Jinja's code generator, optimiser and runtime are never used. The function is made of plain
+closures over `operations` and `filters`; nothing is evaluated before a node is about to run, not
+even a constant. A plain dotted path is recognised from its tokens and needs no parsing.
 """
 
 from __future__ import annotations
@@ -66,10 +59,10 @@ _FORBIDDEN: dict[type[nodes.Node], str] = {
 
 
 class Read(NamedTuple):
-    """A name that an expression looks up.
+    """A name that an expression reads.
 
-    Guarded: it says itself what happens if the node was skipped: it stands under `default`, a
-    test `is defined` or `is none`, or reads the `status`; or it stands behind such a test.
+    `guarded`: the expression handles a skipped node: the name is under `default` or a test
+    `is defined` or `is none`, reads the `status`, or comes after such a test.
     """
 
     name: str
@@ -77,7 +70,7 @@ class Read(NamedTuple):
 
 
 def check_name(name: str, offset: int) -> None:
-    if name.startswith("_"):  # the other characters that Python takes for `_` begin no token
+    if name.startswith("_"):  # other characters that Python takes for `_` cannot begin a token
         hint = "" if name.startswith("__") else f"a key is read in brackets: [{shown(name)}]"
         raise _forbid(f"the underscored name {shown(name)}", offset, hint)
 
@@ -101,14 +94,14 @@ def settled(loose: Evaluate) -> Evaluate:
 class Compiler:
     """Compiles one expression and notes what it reads.
 
-    Two kinds of functions: a *value* is JSON and raises for what is missing; a *loose* one may
-    also give `Missing`, `NOTHING` or a `NodeValue`, so that what stands around it can look first.
+    Two kinds of functions: a *value* gives JSON and raises if something is missing. A *loose* one
+    may also give `Missing`, `NOTHING` or a `NodeValue`, for `default` and tests around it.
     """
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.secret_at: int | None = None
-        """Where it first does something with a secret beyond naming it."""
+        """The offset where it first does more with a secret than name it."""
         self._guarded = False  # inside `default(…)` or a test
         self._guarded_names: frozenset[str] = frozenset()  # behind a test of the name
 
@@ -128,7 +121,7 @@ class Compiler:
     # --- names, attributes, items ---
 
     def path(self, node: nodes.Expr, depth: int) -> Evaluate:
-        """A name, or anything else, and any number of steps: one function, so without depth."""
+        """A name or another expression with any number of steps, as one function."""
         steps: list[str | int] = []
         start = node
         while True:
@@ -174,7 +167,7 @@ class Compiler:
                 raise TemplateError(f"a key is text or a whole number, not {kind(at)}")
             found = step(value, at)
             if found is ABSENT:
-                # The key may be a secret: only the kind of its owner is told.
+                # The key may be a secret: the message has only the kind of its owner.
                 return Missing(partial(_lacks, None, value))
             return found
 
@@ -333,7 +326,7 @@ class Compiler:
         *,
         loose: bool = False,
     ) -> list[Evaluate]:
-        """A filter's arguments in its own order, the missing ones by their defaults."""
+        """A filter's arguments in its own order, missing ones by their defaults."""
         names = [name for name, _ in takes]
         listed = f"it takes ({', '.join(names)})"
         given: dict[str, nodes.Expr] = dict(zip(names, node.args, strict=False))
@@ -375,14 +368,14 @@ class Compiler:
             self._guarded_names = before
 
     def _testing(self, node: nodes.Expr, depth: int) -> tuple[Evaluate, frozenset[str]]:
-        """An operand that decides, and the names whose absence it has looked at."""
+        """A deciding operand, and the names whose absence it tests."""
         already = len(self.reads)
         run = self.value(node, depth)
         return run, frozenset(read.name for read in self.reads[already:] if read.guarded)
 
 
 def _fixed_key(node: nodes.Expr) -> str | int | None:
-    """The key in `a['b']`, `a[0]` or `a[-1]`; none if it must be calculated."""
+    """The key in `a['b']`, `a[0]` or `a[-1]`; None if it must be calculated."""
     negative = isinstance(node, nodes.Neg)
     inner = node.node if isinstance(node, nodes.Neg) else node
     if not isinstance(inner, nodes.Const):
@@ -400,7 +393,7 @@ def _is_text(node: nodes.Expr) -> bool:
 
 
 def _stepping(start: Evaluate, steps: list[str | int]) -> Evaluate:
-    """Steps from something that is no name, such as `(a if b else c).d`."""
+    """Steps from an expression that is not a name, such as `(a if b else c).d`."""
 
     def run(frame: Frame) -> Any:
         value = start(frame)
@@ -500,7 +493,7 @@ class Expression:
         self.secret = secret
         """The secret's name, if the expression is `secrets.NAME` and nothing else."""
         self.secret_at = secret_at
-        """Where it does more with a secret than that, which no definition may do."""
+        """The offset where it does more with a secret than that, which is forbidden."""
 
     def as_text(self) -> Expression:
         """The same expression between other text."""
@@ -524,7 +517,7 @@ class Expression:
 
 
 def compile_expression(span: Span) -> Expression:
-    """Raises `TemplateRefused` for everything that is not on the list."""
+    """Raises `TemplateRefused` for everything that is not on the allowlist."""
     compiler = Compiler()
     path = _plain_path(span.tokens)
     secret = None
@@ -547,12 +540,12 @@ def compile_expression(span: Span) -> Expression:
     )
 
 
-# Almost every template there is: `{{ node.key }}`, without a leading underscore anywhere.
+# Most templates: `{{ node.key }}`, without leading underscores.
 _DOTTED = re.compile(r"\{\{(\s*([A-Za-z]\w*)((?:\.[A-Za-z]\w*)+)\s*)\}\}", re.ASCII)
 
 
 def dotted_path(template: str) -> Expression | None:
-    """The expression of a text that is one plain dotted path, without making tokens of it."""
+    """The expression of a text that is one plain dotted path, without a tokenizer."""
     found = _DOTTED.fullmatch(template)
     if found is None or found[2] in KEYWORDS:
         return None

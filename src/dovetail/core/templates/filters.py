@@ -1,10 +1,8 @@
-"""The filters and tests that expressions may use, each a row of a table.
+"""The filters and tests of expressions, each a row of a table.
 
-They do what Jinja's of the same name do, with the same arguments, on plain JSON; where they give
-something else it is said at the filter. Each pays before it acts (see `operations`).
-
-What this file must not know: how a filter is written in a template, and `default`, which must
-decide before its value is there and is therefore part of `compiler`.
+They do on plain JSON what Jinja's filters of the same name do, with the same arguments; each
+difference is noted at its filter. Each pays before it acts (see `operations`). `default` is part of
+`compiler`, because it must decide before its value is read.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Filter:
 
 
 def items(frame: Frame, value: Any, steps: int = 1) -> list[Any] | str | dict[str, Any]:
-    """What a filter goes through one by one, `steps` operations each: of a mapping its keys."""
+    """The items that a filter iterates over, `steps` operations each: of a mapping its keys."""
     if not isinstance(value, WITH_ITEMS):
         raise TemplateError(f"needs a list, a mapping or text, not {kind(value)}")
     frame.work(frame.weigh(value) + ITEM * steps * len(value))
@@ -67,7 +65,7 @@ def _on_text(change: Callable[[str], str], price: int = 1) -> Filter:
     def apply(frame: Frame, value: Any) -> str:
         whole = text(frame, value)
         frame.grow(len(whole))
-        # Beyond ASCII Python looks up each character, and one may become three.
+        # Beyond ASCII Python looks up each character, and one character may become three.
         frame.work(len(whole) * (price if whole.isascii() else ITEM))
         return change(whole)
 
@@ -82,7 +80,7 @@ def _trim(frame: Frame, value: Any, chars: Any) -> str:
     whole = text(frame, value)
     if not (chars is None or isinstance(chars, str)):
         raise TemplateError(f"trim takes the characters as text, not {kind(chars)}")
-    # Python looks through `chars` for every character that it strips.
+    # Python searches `chars` for each character that it strips.
     frame.work(len(whole) * (1 + len(chars or "") // 8))
     return whole.strip(chars)
 
@@ -109,7 +107,7 @@ def _join(frame: Frame, value: Any, separator: Any, attribute: Any) -> str:
 
 
 def _tojson(frame: Frame, value: Any, indent: Any) -> str:
-    """Plain JSON with sorted keys, not escaped for HTML as Jinja does: nothing here is a page."""
+    """Plain JSON with sorted keys; not escaped for HTML, as Jinja does."""
     if indent is None:
         return to_json(frame, value)
     if not isinstance(indent, int) or not 0 <= indent <= _MAX_INDENT:
@@ -156,7 +154,7 @@ def _float(frame: Frame, value: Any, default: Any) -> Any:
 
 
 def _endless(value: Any, default: Any) -> Any:
-    """'inf' and 'nan' are no numbers to us; '1e999' is one, which must not turn into 0."""
+    """'inf' and 'nan' are not numbers here; '1e999' is one and must not become 0."""
     if any(char.isdigit() for char in value):
         raise TemplateError("the number is too large")
     return default
@@ -293,7 +291,7 @@ def _keys(frame: Frame, value: Any, case_sensitive: Any, attribute: Any) -> list
 
 
 def _picked(frame: Frame, value: Any, attribute: Any) -> list[Any]:
-    """The items, or of each what the dotted `attribute` names in it."""
+    """The items, or the value of the dotted `attribute` of each."""
     if attribute is None:
         return list(items(frame, value))
     if isinstance(attribute, bool) or not isinstance(attribute, (str, int)):
@@ -344,7 +342,7 @@ FILTERS: dict[str, Filter] = {
     "tojson": Filter(_tojson, (("indent", None),)),
 }
 
-# `defined` and `undefined` are asked before the value is settled: see `compiler`.
+# `compiler` handles `defined` and `undefined`, before the value is settled.
 TESTS: dict[str, Callable[[Any], bool]] = {
     "none": lambda value: value is None,
     "string": lambda value: isinstance(value, str),

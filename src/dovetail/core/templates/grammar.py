@@ -1,13 +1,9 @@
-"""Cut a template's text into plain text and expressions, and parse an expression.
+"""Cuts a template's text into plain text and expressions, and parses an expression.
 
-The grammar is Jinja's own: its `Parser` builds every tree. The tokens are cut here, because
-Jinja's lexer converts literals before anyone can refuse them (a number of 5,000 digits is an
-exception, `'\\d'` a warning), rewrites the line ends of plain text, and knows lines but not
-columns. A token's `lineno` therefore carries its offset in the text, so every node of the tree,
-and every error, knows where it stands.
-
-What this file must not know: which constructs are allowed (that is `compiler`), and what
-anything evaluates to.
+The grammar is Jinja's own: its `Parser` builds the trees. The tokens are made here. Jinja's lexer
+converts literals before they can be refused (a number of 5,000 digits is an exception, `'\\d'` a
+warning), rewrites the line ends of plain text, and has lines but no columns. A token's `lineno` is
+its offset in the text. So each node of the tree and each error has its position.
 """
 
 from __future__ import annotations
@@ -24,10 +20,10 @@ from jinja2.lexer import Token, TokenStream, operators
 from jinja2.nodes import Expr
 from jinja2.parser import Parser
 
-from dovetail.core.values import LARGEST_INT
+from dovetail.core.values import MAX_INT
 
-# A bracket costs Jinja's recursive parser some fourteen frames, a prefix one: together they stay
-# far from Python's limit of 1,000, so what is refused does not depend on who calls.
+# A bracket costs Jinja's recursive parser some fourteen frames, a prefix one. Together they stay
+# far from Python's limit of 1,000, so that refusal does not depend on the caller's depth.
 MAX_BRACKETS = 24
 MAX_PREFIXES = 100
 # Jinja's parser takes some ten microseconds for a token: 16 KiB of `a~a~a~…` would be 0.1 s.
@@ -37,7 +33,7 @@ KEYWORDS = frozenset(
     "true false none True False None and or not in is if else".split()  # noqa: SIM905
 )
 
-# A parser to copy, because a new one first cuts its own empty text into tokens.
+# A parser to copy, because a new one first tokenizes its own empty text.
 _PARSER = Parser(Environment(autoescape=False), "")  # noqa: S701 - it parses, nothing is rendered
 
 _OPENING = re.compile(r"\{[{%#]")
@@ -74,10 +70,10 @@ _WORD = re.compile(
 
 
 class TemplateRefused(Exception):
-    """A template that may not be part of a definition.
+    """A template that is not allowed in a definition.
 
-    `code` is the contract's: `template_syntax`, `template_forbidden` or `too_large`.
-    `offset` is the character of the text it is about, counted from 0, where one is known.
+    `code` is `template_syntax`, `template_forbidden` or `too_large`. `offset` is the character in
+    the text, from 0, if it is known.
     """
 
     def __init__(self, code: str, message: str, offset: int | None = None) -> None:
@@ -89,7 +85,7 @@ class TemplateRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One `{{ … }}` of a text: what stands inside, and its tokens."""
+    """One `{{ … }}` of a text: its content and its tokens."""
 
     source: str
     offset: int
@@ -98,7 +94,7 @@ class Span:
 
 
 def cut(text: str) -> list[str | Span]:
-    """The text's parts in order. Empty text is left out; text is kept to the last character."""
+    """The text's parts in order. Empty text is left out; all other text is kept unchanged."""
     parts: list[str | Span] = []
     at = tokens = 0
     strip = False  # the expression before ended in `-}}`
@@ -110,7 +106,7 @@ def cut(text: str) -> list[str | Span]:
         plain = text[at:start]
         if strip:
             plain = plain.lstrip()
-        if text.startswith(("-", "+"), inside):  # `+` keeps whitespace, which we do anyway
+        if text.startswith(("-", "+"), inside):  # `+` keeps whitespace, which is the default here
             if text[inside] == "-":
                 plain = plain.rstrip()
             inside += 1
@@ -128,13 +124,13 @@ def cut(text: str) -> list[str | Span]:
 
 
 def weigh(text: str) -> int:
-    """About how many words and signs its expressions have, at a hundredth of what parsing takes."""
+    """About how many words and signs its expressions have; a hundred times faster than parsing."""
     spans = [piece.partition("}}")[0] for piece in text.split("{{")[1:]]
     return 4 * len(spans) + sum(len(_WORD.findall(span)) for span in spans)
 
 
 def parse(span: Span) -> Expr:
-    """The tree of one expression, built by Jinja's parser. Nothing in it has been evaluated."""
+    """The tree of one expression, built by Jinja's parser. Nothing is evaluated."""
     parser = copy(_PARSER)
     end = Token(span.end, "variable_end", "}}")
     try:
@@ -162,7 +158,7 @@ def too_long(offset: int) -> TemplateRefused:
 
 
 def place(text: str, offset: int) -> str:
-    """Where in a text, for a person: `at character 4`, or with its line if there are several."""
+    """A position for people: `at character 4`, with the line if there are several."""
     before = text[:offset]
     column = offset - (before.rfind("\n") + 1) + 1
     if "\n" not in text.rstrip("\n"):
@@ -171,7 +167,7 @@ def place(text: str, offset: int) -> str:
 
 
 def _expression(text: str, start: int, at: int) -> tuple[Span, int, bool]:
-    """One expression from `at`; also where the text goes on, and whether to strip it there."""
+    """One expression from `at`; also the offset after it, and whether to strip the text there."""
     inside = at
     tokens: list[Token] = []
     brackets: list[str] = []
@@ -221,7 +217,7 @@ def _close(brackets: list[str], found: str, at: int) -> None:
 
 
 def _stuck(text: str, start: int, at: int) -> TemplateRefused:
-    """No token begins here: the text ended, or a string did not, or the character is foreign."""
+    """No token begins here: the text ends, a string is not closed, or a character is unknown."""
     if at >= len(text):
         return TemplateRefused("template_syntax", "'{{' is never closed with '}}'", start)
     if text[at] in "'\"":
@@ -258,8 +254,8 @@ def _integer(digits: str, at: int) -> int:
     if decimal and digits[0] == "0" and digits.strip("0"):
         raise TemplateRefused("template_syntax", "a number may not begin with 0", at)
     # 66 characters hold any 64-bit number in base 2; Python itself refuses 4,300 decimal digits.
-    number = int(digits, 10 if decimal else 0) if len(digits) <= 66 else LARGEST_INT + 1
-    if number > LARGEST_INT:
+    number = int(digits, 10 if decimal else 0) if len(digits) <= 66 else MAX_INT + 1
+    if number > MAX_INT:
         raise TemplateRefused("template_forbidden", "the number does not fit in 64 bits", at)
     return number
 

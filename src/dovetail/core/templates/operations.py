@@ -1,13 +1,11 @@
-"""What an expression can do to values: read them, compare them, calculate, make text.
+"""The operations of expressions: read values, compare, calculate, make text.
 
 Values are plain JSON. Reading is a look-up in a dictionary or a list, never Python's `getattr`.
-Every operation pays before it acts: `Frame.grow` for what it would produce, `Frame.work` for what
-it must look at. Rendering happens in the orchestrator, so a template that could be expensive
-would stop every run; here the price of each operation is at most linear in what it is given, and
-the sum over one rendering is bounded.
+Each operation pays before it acts: `Frame.grow` for what it would produce, `Frame.work` for what
+it must read. The orchestrator renders, so an expensive template would stop all runs. The price of
+an operation is at most linear in its operands, and the sum over one rendering is bounded.
 
-Messages name kinds and keys, never values: a value may be a secret.
-What this file must not know: syntax, and which operation an expression may use.
+Messages have kinds and keys, never values: a value may be a secret.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from dovetail.core.errors import MissingValue, TemplateError, TooLarge, shown
-from dovetail.core.values import LARGEST_INT, SMALLEST_INT
+from dovetail.core.values import MAX_INT, MIN_INT
 
 SKIPPED = "SKIPPED"
 
@@ -42,7 +40,7 @@ WITH_ITEMS = (list, str, dict)
 
 
 class Scope(Protocol):
-    """Where names are looked up: a run, or what a worker was handed of one."""
+    """Where names are looked up: a run, or the part of one that was sent to a worker."""
 
     def get(self, name: str) -> Any:
         """A node id gives a `NodeValue`; params, run and secrets give JSON. Else `KeyError`."""
@@ -50,7 +48,7 @@ class Scope(Protocol):
 
 
 class NodeValue(NamedTuple):
-    """An ancestor as templates see it. Of a SKIPPED one every key reads as none."""
+    """An ancestor as templates read it. Every key of a SKIPPED one reads as none."""
 
     id: str
     status: str
@@ -59,9 +57,9 @@ class NodeValue(NamedTuple):
 
 
 class Missing:
-    """Something that is not there. `default` and `is defined` accept it, all else raises.
+    """A value that does not exist. `default` and `is defined` accept it, everything else raises.
 
-    Why it is not there completes a sentence that begins with the expression: "has no 'body'".
+    The reason completes a sentence that begins with the expression: "has no 'body'".
     """
 
     __slots__ = ("_why",)
@@ -74,7 +72,7 @@ class Missing:
 
 
 class _Nothing:
-    """Below a skipped node: none, yet not defined, so that `default` replaces it."""
+    """A value below a skipped node: none, but not defined, so that `default` replaces it."""
 
     __slots__ = ()
 
@@ -84,7 +82,7 @@ ABSENT = object()
 
 
 class Frame:
-    """One rendering: where it reads, and what it may still spend."""
+    """One rendering: its scope and its remaining budget."""
 
     __slots__ = ("_room", "_weights", "get", "limit")
 
@@ -96,7 +94,7 @@ class Frame:
         self._weights: dict[int, tuple[Any, int]] = {}
 
     def work(self, amount: int) -> None:
-        """Pay for looking at this much."""
+        """Pay for reading this much."""
         self._room -= amount
         if self._room < 0:
             raise TooLarge("takes too much work for values of this size; do it in a handler")
@@ -135,7 +133,7 @@ def json_size(value: Any) -> int:
 
 
 def kind(value: Any) -> str:
-    """What a value is, for a person; never what is in it."""
+    """The kind of a value for people; never its content."""
     match value:
         case None:
             return "none"
@@ -156,7 +154,7 @@ def kind(value: Any) -> str:
 
 
 UNSETTLED = frozenset({Missing, NodeValue, _Nothing})
-"""The classes of what a reading may give that is not yet a value."""
+"""The classes of results of a read that are not yet values."""
 
 
 def settle(value: Any) -> Any:
@@ -199,7 +197,7 @@ def _step_node(node: NodeValue, key: str | int) -> Any:
 
 
 class Path:
-    """`a.b[0].c`: a name and the steps from it, all known before anything is read."""
+    """`a.b[0].c`: a name and fixed steps from it."""
 
     __slots__ = ("root", "steps")
 
@@ -230,7 +228,7 @@ class Path:
         return value
 
     def text(self, length: int) -> str:
-        """The first `length` steps of it, as they would be written."""
+        """The name and its first `length` steps, as written in a template."""
         text = self.root
         for key in self.steps[:length]:
             if isinstance(key, str) and key.isidentifier():
@@ -275,8 +273,7 @@ def _holding(verb: str, value: Any) -> str:
 def text(frame: Frame, value: Any) -> str:
     """A value inside text. None is empty; lists and mappings are JSON.
 
-    JSON, because it is what the text is for: a prompt, a body, a header. Python's own notation,
-    which Jinja would give, is read by nothing else.
+    JSON, because the text is a prompt, a body or a header; Jinja would give Python's notation.
     """
     if value.__class__ is str:
         return value
@@ -313,11 +310,11 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any) -> Any:
-    """A calculated number, if it is one that JSON and the stores can hold."""
+    """A calculated number; an error if JSON or a store cannot hold it."""
     if isinstance(value, float):
         if not isfinite(value):
             raise TemplateError("the result is not a finite number")
-    elif not SMALLEST_INT <= value <= LARGEST_INT:
+    elif not MIN_INT <= value <= MAX_INT:
         raise TemplateError("the result does not fit in 64 bits")
     return value
 

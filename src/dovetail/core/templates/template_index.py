@@ -1,14 +1,10 @@
-"""What the templates of a definition read, and whether they are well formed, at the price of few.
+"""Checks all templates of a definition and finds what they read, with few of them parsed.
 
-The templates of a large definition mostly differ in names, numbers and quoted texts only. So an
-expression is reduced to its shape (`n17.total > 5` to `v0.k > 1`), every shape is parsed once, and
-what it reads is translated back. A plain path is not parsed at all. Whatever decides if a template
-is allowed (words of the language, escapes, braces, underscores) stays in the shape, or keeps it
-from having one; and what is refused is parsed as it is written, so that a message always is about
-the real text.
-
-What this file must not know: what an expression may contain (`grammar` and `compiler` decide), or
-what may be read where.
+The templates of a large definition mostly differ only in names, numbers and quoted texts. So an
+expression is reduced to its shape (`n17.total > 5` to `v0.k > 1`), each shape is parsed once, and
+the names are put back. A plain path is not parsed at all. Everything that decides whether a
+template is allowed (keywords, escapes, braces, underscores) stays in the shape, or the expression
+has none. A refused template is parsed as it is written, so that messages are about the real text.
 """
 
 from __future__ import annotations
@@ -49,37 +45,37 @@ _FIXED = (
     | {name for known in FILTERS.values() for name, _ in known.takes}
     | {name for name, _ in DEFAULT}
 )
-"""The words that mean something, and so belong to a shape."""
+"""The keywords; they belong to a shape."""
 
 
 class _Shape(NamedTuple):
-    """What is known of all expressions of one shape."""
+    """What all expressions of one shape have in common."""
 
     reads: tuple[Read, ...]
     is_plain: bool
-    """It may stand beside a secret, or is one as it may be."""
+    """Whether it is allowed beside a secret, or is a plain secret itself."""
 
 
 class _Outline(NamedTuple):
-    """What is left of a template once what does not matter is gone."""
+    """A template reduced to its reads, or to its shapes."""
 
     reads: tuple[Read, ...] = ()
-    """Of the expressions that are plain paths, if all are."""
+    """If all expressions are plain paths."""
     shapes: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Else the shape of each expression, with the names to put back in."""
+    """Else the shape of each expression, with the names to put back."""
 
 
 class TemplateIndex:
-    """The different templates of one definition, and what they take together."""
+    """The different templates of one definition, and their sizes."""
 
     def __init__(self, max_size: int = MAX_TEMPLATE_SIZE) -> None:
         self.words = 0
-        """About how many words and signs all of them have."""
+        """About how many words and signs all templates have."""
         self.parsed_words = 0
-        """The same of what alone has to be parsed; grows with what is refused."""
+        """The same for what must be parsed; grows with each refused template."""
         self._max_size = max_size
         self._outlines: dict[str, _Outline | None] = {}
-        """None: it has to be parsed as it is written."""
+        """None: the template must be parsed as it is written."""
         self._weights: dict[str, int] = {}
         self._parsed: dict[str, _Shape | None] = {}
 
@@ -90,12 +86,12 @@ class TemplateIndex:
         return text in self._outlines
 
     def add(self, text: str) -> None:
-        """Note a template, at a hundredth of what parsing it takes."""
+        """Add a template; a hundred times faster than parsing it."""
         outline = None
-        if len(text) <= self._max_size:  # else it is refused by its size
+        if len(text) <= self._max_size:  # else it is refused for its size
             outline = _of_paths(text) or _of_expressions(text)
             if outline is None:
-                weight = min(weigh(text), MAX_TOKENS)  # more of one template are not parsed
+                weight = min(weigh(text), MAX_TOKENS)  # a longer template is not parsed
                 self.words += weight
                 self.parsed_words += weight
             else:
@@ -133,7 +129,7 @@ class TemplateIndex:
                 Read(put_back.get(read.name, read.name), read.guarded) for read in known.reads
             ]
         if not all_plain and any(read.name == "secrets" for read in found):
-            return None  # what is wrong with it is said of the real text
+            return None  # parsing the real text finds the error
         return tuple(dict.fromkeys(found))
 
     def _fits(self, text: str) -> bool:
@@ -168,7 +164,7 @@ def _is_no_condition(text: str, reads: tuple[Read, ...]) -> bool:
 
 
 def _of_paths(text: str) -> _Outline | None:
-    """If every expression in the text is a plain path such as `{{ node.key }}`."""
+    """The outline if all expressions are plain paths such as `{{ node.key }}`."""
     if not _PATHS.fullmatch(text):
         return None
     reads = []
@@ -184,7 +180,7 @@ def _of_paths(text: str) -> _Outline | None:
 
 
 def _of_expressions(text: str) -> _Outline | None:
-    """If every expression in the text is simple enough to have a shape."""
+    """The outline if all expressions are simple enough to have a shape."""
     if not _EXPRESSIONS.fullmatch(text):
         return None
     found = _WHOLE.findall(text)

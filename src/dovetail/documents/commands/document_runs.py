@@ -59,8 +59,7 @@ from dovetail.documents.reviews import Review, Reviews
 if TYPE_CHECKING:
     from dovetail.config import Settings
     from dovetail.core.definition.validation import Checked
-    from dovetail.core.run import RunState
-    from dovetail.engine.commands import Commands
+    from dovetail.engine.api import EngineApi
     from dovetail.handlers.registry import Registry
 
 COMPLETED, CACHED, FAILED, CANCELLED = "completed", "cached", "failed", "cancelled"
@@ -255,7 +254,7 @@ class DocumentRuns:
 
     # ── driving ──────────────────────────────────────────────────────────────────────────
 
-    async def _drive(self, commands: Commands, stopping: Stopping) -> None:
+    async def _drive(self, commands: EngineApi, stopping: Stopping) -> None:
         await commands.learn_handlers()
         checked = commands.validate(self.work.definition)
         await self._say_who_works(commands)
@@ -320,7 +319,7 @@ class DocumentRuns:
 
     async def _slot(
         self,
-        commands: Commands,
+        commands: EngineApi,
         pool: RunPool,
         checked: Checked,
         queue: asyncio.Queue[Queued | None],
@@ -337,7 +336,7 @@ class DocumentRuns:
                 self._add(outcome)
 
     async def _process(
-        self, commands: Commands, pool: RunPool, checked: Checked, entry: Queued
+        self, commands: EngineApi, pool: RunPool, checked: Checked, entry: Queued
     ) -> DocumentOutcome | None:
         """Its outcome; None if another process drives the run to its end."""
         document = entry.document
@@ -355,24 +354,24 @@ class DocumentRuns:
                     continue  # what it wrote is gone, or has been overwritten: once more
                 if before["finished_at"] is not None:
                     with suppress(Conflict):  # another process does the same
-                        await commands.retry(run_id)
+                        await commands.retry_run(run_id)
             self._at_work[document.path] = run_id
             run = await pool.follow(run_id, just_made=is_new)
             if run is None:
                 return None
             await asyncio.to_thread(self._count, document, run)
-            return _outcome(entry, commands.view(run))
+            return _outcome(entry, run)
         raise AssertionError("there is always another turn")
 
-    def _count(self, document: SourceDocument, run: RunState) -> None:
+    def _count(self, document: SourceDocument, run: Mapping[str, Any]) -> None:
         """Settle the document by how its run ended. Where services process it, its folder may be
         on another machine: nothing is made here then."""
-        if self.shared and self._reviews.measured(document.id, run.id) is None:
+        if self.shared and self._reviews.measured(document.id, run["run_id"]) is None:
             return
-        run_ended(self.work.params(document), run.id, run.status.value, count=False)
+        run_ended(self.work.params(document), run["run_id"], run["status"], count=False)
 
     async def _trigger(
-        self, commands: Commands, checked: Checked, document: SourceDocument, turn: int
+        self, commands: EngineApi, checked: Checked, document: SourceDocument, turn: int
     ) -> tuple[str, bool]:
         """The run of this content, made now or by an earlier process."""
         params = self.work.params(document)
@@ -394,7 +393,7 @@ class DocumentRuns:
         self.outcomes.append(outcome)
         self.tally.add(outcome.state, before=before)
 
-    async def _look_around(self, commands: Commands) -> None:
+    async def _look_around(self, commands: EngineApi) -> None:
         """For the view only: errors here are reported by the slots themselves."""
         while True:
             if self.work.tag is not None:
@@ -407,8 +406,9 @@ class DocumentRuns:
 
     # ── words ────────────────────────────────────────────────────────────────────────────
 
-    async def _say_who_works(self, commands: Commands) -> None:
-        if commands.serving is None or HANDLER in await commands.serving():
+    async def _say_who_works(self, commands: EngineApi) -> None:
+        served = await commands.served_handlers()
+        if served is None or HANDLER in served:
             return
         worker = f"dovetail worker --handlers {MODULE}"
         streams.complain(

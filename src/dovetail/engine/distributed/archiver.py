@@ -1,15 +1,11 @@
-"""A run as the hot state and the archive hand it to each other.
+"""Copies runs from Redis, the hot state, to the archive, and drops from Redis what is safe there.
 
-States, outputs and events are what the hot store keeps, byte for byte: only the stores understand
-them. What is decided here is whether the two still tell the same story. What it must not know:
-where either of them is.
+It runs in every orchestrator. Any number of archivers side by side do no harm: each writes what it
+has read, as late and as often as it likes. No run waits for it. While the archive is away the queue
+grows and runs go on.
 
-Brings what happens to runs into the archive, and lets go of what is safe there.
-
-It runs in every orchestrator, and any number of them side by side do no harm: each writes what it
-saw, as late and as often as it likes. Nothing waits for it. While the archive is away hints pile
-up, runs go on, and nothing is forgotten. What it must not know: any rule, or how either store
-keeps a run.
+States, outputs and events are handed over byte for byte. What is decided here is whether hot state
+and archive still have the same log.
 """
 
 from __future__ import annotations
@@ -110,10 +106,9 @@ class SyncAction(Enum):
     RENUMBER = auto()
     """The hot state came back without its end: it goes on under the next generation."""
     REPLACE = auto()
-    """The same, of a run that is finished in the archive: what is finished is not undone."""
+    """The same, of a run that is finished in the archive: what is finished is not lost_retries."""
     RESUME = auto()
-    """The hot state has lost that a finished run was retried, so nobody goes on with it: it is made
-    as it is archived."""
+    """The hot state has lost the retry of a finished run: the run is restored from the archive."""
 
 
 def sync_action(head: ArchiveHead | None, reading: HotReading) -> SyncAction:
@@ -140,8 +135,8 @@ def sync_action(head: ArchiveHead | None, reading: HotReading) -> SyncAction:
 
 BATCH_SIZE = 200
 """Runs that one turn takes."""
-READ_TOGETHER = 50
-WRITTEN_BYTES = 8 << 20
+READ_BATCH_SIZE = 50
+MAX_TRANSACTION_BYTES = 8 << 20
 """About so much goes into one transaction; runs may be large."""
 PAUSE_SECONDS = 0.2
 """Between two turns."""
@@ -149,7 +144,7 @@ REST_SECONDS = 0.4
 """So long what moved is left alone: a short run is written once, a busy one twice a second."""
 RETIRE_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.25, 2.0
-MOST_HEADS = 10_000
+MAX_HEADS = 10_000
 KEEP_SECONDS = 1.0
 ALL_EVENTS = 1 << 53
 
@@ -165,8 +160,7 @@ class ArchiveClaim(NamedTuple):
 
 
 class ArchiveEntry(NamedTuple):
-    """A finished run that is archived, and since when it need not be hot any more but for
-    somebody who looks."""
+    """A finished run that is archived, and since when only readers need it in Redis."""
 
     run_id: str
     since: float
@@ -177,10 +171,10 @@ class ArchiveQueue(Protocol):
 
     async def moved(self, run_ids: Sequence[str], turned: Sequence[str] = ()) -> None: ...
     async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
-        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        """Some runs that changed so many seconds ago, oldest first, for this archiver alone."""
         ...
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """Strike these out, but for those that moved since they were claimed."""
         ...
 
@@ -204,12 +198,12 @@ class HotRuns(Protocol):
 
     def read(self, heads: Mapping[str, ArchiveHead | None]) -> AsyncIterator[dict[str, HotReading]]:
         """What each run has beyond a head, or everything; without those that are not there. Some
-        runs at a time, so that nobody need have all of it at once."""
+        runs at a time, so that memory holds only these."""
         ...
 
     async def definition(self, snapshot: RunSnapshot) -> bytes: ...
     async def renumber(self, run_id: str, was: int, generation: int) -> None:
-        """Its log goes on under another generation, unless somebody else saw to that."""
+        """Its log goes on under another generation, unless another archiver has done that."""
         ...
 
     async def put_back(
@@ -241,118 +235,70 @@ class Archive(Protocol):
     async def read(self, run_id: str) -> RunSnapshot | None: ...
 
 
-class Archiver:
-    def __init__(
-        self,
-        hot: HotRuns,
-        hints: ArchiveQueue,
-        archive: Archive,
-        clock: Clock,
-        *,
-        checkpoint_interval: float,
-        retention_seconds: float,
-        restore: Callable[[Sequence[str]], Awaitable[object]],
-        rest_seconds: float = REST_SECONDS,
-    ) -> None:
-        """`restore` makes those runs hot again that are not."""
-        self._restore = restore
-        self._hot = hot
-        self._hints = hints
-        self._archive = archive
-        self._clock = clock
-        self._checkpoint_interval = checkpoint_interval
-        self._retention_seconds = retention_seconds
-        self._rest_seconds = rest_seconds
-        self._heads: OrderedDict[str, ArchiveHead] = OrderedDict()
-        """Where we left some runs; whoever else wrote them since is noticed at the write."""
-        self._keeping = asyncio.Lock()
-        self._unkept: dict[str, None] = {}
+class Brought(NamedTuple):
+    """What became of runs that were to be archived."""
 
-    async def run(self) -> None:
-        """Every duty, for ever."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(in_spite_of_outages(self.archive_what_moved, PAUSE_SECONDS))
-            # So often that there is time left for an archiver to die over what was found.
-            group.create_task(in_spite_of_outages(self.sweep, self._checkpoint_interval / 3))
-            group.create_task(in_spite_of_outages(self.retire, RETIRE_SECONDS))
+    complete: set[str]
+    """The archive has everything of these."""
+    lost_retries: list[RunSnapshot]
+    """Redis has lost the retry of these: the archive is ahead."""
 
-    # ── what moved is archived ───────────────────────────────────────────────────────────
 
-    async def archive_what_moved(self) -> None:
-        while True:
-            claims = await self._hints.claim(BATCH_SIZE, self._rest_seconds)
-            if claims:
-                await self._take(claims)
-            if len(claims) < BATCH_SIZE:
-                return
+class ArchiveWriter:
+    """Writes what runs have in Redis, and the archive lacks, to the archive."""
 
-    async def keep(self, run_ids: Sequence[str]) -> None:
-        """Now: somebody is about to be told that they moved. If that takes long, or the archive is
-        away, it comes with all others."""
-        self._unkept.update(dict.fromkeys(run_ids))
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(KEEP_SECONDS), self._keeping:
-                # Whoever waited meanwhile goes along: those of a batch are retried side by side.
-                together, self._unkept = self._unkept, {}
-                await self._bring([*together])
+    def __init__(self, hot: HotRuns, hints: ArchiveQueue, archive: Archive, clock: Clock) -> None:
+        self.hot = hot
+        self.hints = hints
+        self.archive = archive
+        self.clock = clock
+        self.heads: OrderedDict[str, ArchiveHead] = OrderedDict()
+        """Where the last write of some runs ended. The next write notices if another process has
+        written since."""
 
     async def record(self, run_ids: Sequence[str]) -> bool:
-        """Bring the archive up to these now; False if it is away, or that takes long."""
+        """Bring the archive up to these runs now; False if it is away or takes too long."""
         try:
             async with asyncio.timeout(KEEP_SECONDS):
-                return set(run_ids) <= await self._bring(run_ids)
+                return set(run_ids) <= (await self.bring(run_ids)).complete
         except (StoreError, TimeoutError):
             return False
 
-    async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
-        try:
-            await bisect_failures(self._taken, claims, self._leave)
-        except StoreError:
-            await self._hints.give_back(claims)
-            raise
-
-    async def _taken(self, claims: Sequence[ArchiveClaim]) -> Sequence[ArchiveClaim]:
-        done = await self._bring([claim.run_id for claim in claims])
-        # What is not done comes again when its claim lapses.
-        settled = [claim for claim in claims if claim.run_id in done]
-        await self._hints.settle(settled)
-        return settled
-
-    async def _leave(self, claim: ArchiveClaim, problem: Exception) -> Sequence[ArchiveClaim]:
-        log.error("run %s cannot be archived: %s", claim.run_id, describe_error(problem))
-        return ()
-
-    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
-        """Bring the archive up to these; those of which it has everything now."""
+    async def bring(self, run_ids: Sequence[str]) -> Brought:
+        """Bring the archive up to these runs."""
         heads = await self._heads_of(run_ids)
         done: set[str] = set()
+        lost_retries: list[RunSnapshot] = []
         group: list[RunSnapshot] = []
-        for first in range(0, len(run_ids), READ_TOGETHER):
-            some = run_ids[first : first + READ_TOGETHER]
+        for first in range(0, len(run_ids), READ_BATCH_SIZE):
+            some = run_ids[first : first + READ_BATCH_SIZE]
             lacking: set[str] = set()
-            async for snapshots in self._look(some, heads):
+            async for snapshots in self._look(some, heads, lost_retries):
                 lacking |= {snapshot.run_id for snapshot in snapshots}
                 group += snapshots
-                if sum(map(_weight, group)) >= WRITTEN_BYTES:
+                if sum(map(_weight, group)) >= MAX_TRANSACTION_BYTES:
                     done |= await self._write(group)
                     group = []
             done |= {run_id for run_id in some if run_id not in lacking}
-        return done | await self._write(group)
+        return Brought(done | await self._write(group), lost_retries)
 
     async def _heads_of(self, run_ids: Sequence[str]) -> dict[str, ArchiveHead]:
-        found = {one: self._heads[one] for one in run_ids if one in self._heads}
+        found = {one: self.heads[one] for one in run_ids if one in self.heads}
         if unknown := [one for one in run_ids if one not in found]:
-            found |= await self._archive.heads(unknown)
+            found |= await self.archive.heads(unknown)
         return found
 
     async def _look(
-        self, run_ids: Sequence[str], heads: Mapping[str, ArchiveHead]
+        self,
+        run_ids: Sequence[str],
+        heads: Mapping[str, ArchiveHead],
+        lost_retries: list[RunSnapshot],
     ) -> AsyncIterator[list[RunSnapshot]]:
-        """What the archive lacks of these, some at a time; nothing of those of which it knew
-        better."""
-        remembered = {run_id for run_id in run_ids if self._heads.pop(run_id, None) is not None}
+        """What the archive lacks of these runs, some at a time. Runs whose retry Redis has lost are
+        added to `lost_retries`."""
+        remembered = {run_id for run_id in run_ids if self.heads.pop(run_id, None) is not None}
         unsure: list[str] = []
-        async for readings in self._hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
+        async for readings in self.hot.read({run_id: heads.get(run_id) for run_id in run_ids}):
             lacking: list[RunSnapshot] = []
             complete: list[RunSnapshot] = []
             for run_id, reading in readings.items():
@@ -365,23 +311,23 @@ class Archiver:
                     case SyncAction.WRITE:
                         lacking.append(reading.snapshot)
                     case _ if run_id in remembered:
-                        unsure.append(run_id)  # somebody else may have put it right since
+                        unsure.append(run_id)  # another archiver may have repaired it since
                     case SyncAction.REPLACE:
                         await self._replace(reading.snapshot)
                     case SyncAction.RESUME:
-                        await self._resume(reading.snapshot)
+                        lost_retries.append(reading.snapshot)
                     case SyncAction.RENUMBER:
                         assert head is not None  # noqa: S101
                         lacking += await self._renumber(reading.snapshot, head)
             await self._let_go(complete)
             yield lacking
         if unsure:
-            async for lacking in self._look(unsure, await self._archive.heads(unsure)):
+            async for lacking in self._look(unsure, await self.archive.heads(unsure), lost_retries):
                 yield lacking
 
     async def _let_go(self, snapshots: Iterable[RunSnapshot]) -> None:
-        """Those of these that are finished need not be hot for ever."""
-        await self._hints.archived(
+        """The finished runs of these need not stay in Redis for ever."""
+        await self.hints.archived(
             [ArchiveEntry(s.run_id, s.finished_at) for s in snapshots if s.finished_at is not None]
         )
 
@@ -389,36 +335,28 @@ class Archiver:
         """The whole run, under a generation that neither side has used."""
         log.warning("run %s has lost the end of its log, and goes on from there", here.run_id)
         following = max(here.generation, head.kept.generation) + 1
-        await self._hot.renumber(here.run_id, here.generation, following)
-        whole = self._hot.read({here.run_id: None})
+        await self.hot.renumber(here.run_id, here.generation, following)
+        whole = self.hot.read({here.run_id: None})
         return [reading.snapshot async for some in whole for reading in some.values()]
 
     async def _replace(self, here: RunSnapshot) -> None:
-        kept = await self._archive.read(here.run_id)
+        kept = await self.archive.read(here.run_id)
         if kept is None or not kept.finished:
-            return  # it was retried meanwhile; whoever did that tells of it
+            return  # it was retried meanwhile, and is queued again by that
         log.warning("run %s was finished before the end of its log was lost", here.run_id)
         following = replace(kept, generation=max(here.generation, kept.generation) + 1)
-        await self._hints.archived([ArchiveEntry(here.run_id, self._clock())])
-        await self._hot.put_back(following, 0.0, replacing=here.generation)
-
-    async def _resume(self, here: RunSnapshot) -> None:
-        log.warning("run %s was retried before the end of its log was lost", here.run_id)
-        as_it_is = ArchiveHead(
-            ArchiveState(here.generation, ALL_EVENTS, finished=True), here.epoch, None
-        )
-        if await self._hot.drop(here.run_id, as_it_is) == 1:
-            await self._restore([here.run_id])
+        await self.hints.archived([ArchiveEntry(here.run_id, self.clock())])
+        await self.hot.put_back(following, 0.0, replacing=here.generation)
 
     async def _write(self, snapshots: Sequence[RunSnapshot]) -> set[str]:
         """Those that the archive has now."""
         if not snapshots:
             return set()
         try:
-            kept = await self._archive.write_many(snapshots)
+            kept = await self.archive.write_many(snapshots)
             if unknown := [one for one in snapshots if one.run_id not in kept]:
-                whole = [replace(s, content=await self._hot.definition(s)) for s in unknown]
-                kept |= await self._archive.write_many(whole)
+                whole = [replace(s, content=await self.hot.definition(s)) for s in unknown]
+                kept |= await self.archive.write_many(whole)
         except ArchiveDown:
             raise
         except (StoreError, LookupError) as error:
@@ -441,11 +379,100 @@ class Archiver:
         return taken
 
     def _remember(self, run_id: str, head: ArchiveHead) -> None:
-        self._heads[run_id] = head
-        if len(self._heads) > MOST_HEADS:
-            self._heads.popitem(last=False)
+        self.heads[run_id] = head
+        if len(self.heads) > MAX_HEADS:
+            self.heads.popitem(last=False)
 
-    # ── what no hint told of ─────────────────────────────────────────────────────────────
+
+class Archiver:
+    """The archive's duties in an orchestrator: write, sweep, retire."""
+
+    def __init__(
+        self,
+        writer: ArchiveWriter,
+        *,
+        checkpoint_interval: float,
+        retention_seconds: float,
+        restore: Callable[[Sequence[str]], Awaitable[object]],
+        rest_seconds: float = REST_SECONDS,
+    ) -> None:
+        """`restore` puts runs that Redis does not have back from the archive."""
+        self._writer = writer
+        self._hot = writer.hot
+        self._hints = writer.hints
+        self._archive = writer.archive
+        self._clock = writer.clock
+        self._heads = writer.heads
+        self._restore = restore
+        self._checkpoint_interval = checkpoint_interval
+        self._retention_seconds = retention_seconds
+        self._rest_seconds = rest_seconds
+        self._keeping = asyncio.Lock()
+        self._unkept: dict[str, None] = {}
+
+    async def run(self) -> None:
+        """Every duty, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(in_spite_of_outages(self.archive_what_moved, PAUSE_SECONDS))
+            # So often that there is time left for an archiver to die over what was found.
+            group.create_task(in_spite_of_outages(self.sweep, self._checkpoint_interval / 3))
+            group.create_task(in_spite_of_outages(self.retire, RETIRE_SECONDS))
+
+    # ── what moved is archived ───────────────────────────────────────────────────────────
+
+    async def archive_what_moved(self) -> None:
+        while True:
+            claims = await self._hints.claim(BATCH_SIZE, self._rest_seconds)
+            if claims:
+                await self._take(claims)
+            if len(claims) < BATCH_SIZE:
+                return
+
+    async def keep(self, run_ids: Sequence[str]) -> None:
+        """Archive these now, before a caller gets its reply. If that takes long, or the archive is
+        away, they are archived with all others."""
+        self._unkept.update(dict.fromkeys(run_ids))
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(KEEP_SECONDS), self._keeping:
+                # Together with those that waited meanwhile: the runs of a batch are retried side by
+                # side.
+                together, self._unkept = self._unkept, {}
+                await self._bring([*together])
+
+    async def _take(self, claims: Sequence[ArchiveClaim]) -> None:
+        try:
+            await bisect_failures(self._taken, claims, self._leave)
+        except StoreError:
+            await self._hints.give_back(claims)
+            raise
+
+    async def _taken(self, claims: Sequence[ArchiveClaim]) -> Sequence[ArchiveClaim]:
+        done = await self._bring([claim.run_id for claim in claims])
+        # What is not done comes again when its claim lapses.
+        settled = [claim for claim in claims if claim.run_id in done]
+        await self._hints.acknowledge(settled)
+        return settled
+
+    async def _leave(self, claim: ArchiveClaim, problem: Exception) -> Sequence[ArchiveClaim]:
+        log.error("run %s cannot be archived: %s", claim.run_id, describe_error(problem))
+        return ()
+
+    async def _bring(self, run_ids: Sequence[str]) -> set[str]:
+        """Bring the archive up to these runs; returns those of which it has everything."""
+        complete, lost_retries = await self._writer.bring(run_ids)
+        for snapshot in lost_retries:
+            await self._resume(snapshot)
+        return complete
+
+    async def _resume(self, here: RunSnapshot) -> None:
+        log.warning("run %s was retried before the end of its log was lost", here.run_id)
+        as_it_is = ArchiveHead(
+            ArchiveState(here.generation, ALL_EVENTS, finished=True), here.epoch, None
+        )
+        if await self._hot.drop(here.run_id, as_it_is) == 1:
+            await self._restore([here.run_id])
+
+    # ── what is not in the queue ──────────────────────────────────────────────────────────
 
     async def sweep(self) -> None:
         """Give a hint of every run with which the archive is not where it should be."""
@@ -463,7 +490,7 @@ class Archiver:
             ]
             await self._hints.moved(behind)
 
-    # ── what is safe there is let go ─────────────────────────────────────────────────────
+    # ── what is archived is dropped ──────────────────────────────────────────────────────
 
     async def retire(self) -> None:
         """Drop the hot state of runs that ended long ago and are in the archive."""
@@ -481,7 +508,7 @@ class Archiver:
         return entries
 
     async def _keep_hot(self, entry: ArchiveEntry, problem: Exception) -> Sequence[ArchiveEntry]:
-        log.error("run %s stays hot: %s", entry.run_id, describe_error(problem))
+        log.error("run %s stays in Redis: %s", entry.run_id, describe_error(problem))
         return ()
 
     async def _drop(self, run_id: str, head: ArchiveHead | None) -> None:

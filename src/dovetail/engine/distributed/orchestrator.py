@@ -1,19 +1,14 @@
-"""A node that killed every worker it was given to is told of where refused messages are.
+"""The orchestrator of a set-up with several processes: all its state is in the shared store.
 
-Only whoever decided that it is given up tells of it, so it is told once; one who dies before that
-leaves it to the run, which says so in any case. What it must not know: where it is told.
-
-The orchestrator of a set-up with many processes: what it must remember, all of them can see.
-
-Any number of them run side by side, all duties in each, and none knows of the others. Whatever
-one does twice, or two do at once, the rules refuse the second time. What it must not know: how a
-handler runs, or any rule.
+Any number of orchestrators run side by side, and none knows of the others. An action that one
+repeats, or that two take at once, is refused by the rules the second time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -50,10 +45,15 @@ from dovetail.engine.ports import (
 from dovetail.engine.supervisor import bisect_failures, describe_error, run_every
 
 Bury = Callable[[Start, str, str], Awaitable[None]]
-"""Takes a start that nobody will be given any more, its handler, and why."""
+"""Adds a dead letter: the start that is given up, its handler, and the reason."""
 
 
 class CrashLimit:
+    """Adds a dead letter for a node that crashed as many workers as it may.
+
+    Only the orchestrator that gives the node up does it, so there is one dead letter at most.
+    """
+
     def __init__(self, store: Store, bury: Bury, *, max_crashes: int) -> None:
         self._store = store
         self._bury = bury
@@ -62,7 +62,7 @@ class CrashLimit:
     async def reaped(self, start: Start, decision: Decision) -> None:
         lost = decision.events[0].data or {}
         if lost["crashes"] < self._max_crashes:
-            return  # it is tried again, or may start but once: that proves nothing
+            return  # it is retried, or starts at most once: that proves nothing
         try:
             graph = (await self._store.load(start[0], outputs=False)).graph
         except NotFound:
@@ -73,118 +73,117 @@ class CrashLimit:
 
 WAKE_SECONDS = 0.1
 PUNCTUAL_SECONDS = (0.001, 0.006)
-"""How late a node is woken on purpose."""
+"""How late a node is woken, so that not all orchestrators wake it at once."""
 REAP_SECONDS = 1.0
-MISSED_LOOKS = 4
-"""Who comes so late to look at leases was away."""
+MISSED_REAPS = 4
+"""An orchestrator that missed so many reaps was away."""
 SWEEP_SECONDS = 2.0
 BATCH_SIZE = 500
-MOST_NAMED = 5
-"""So many lost nodes are named in a line of the log."""
-TOGETHER = 500
+MAX_NODES_LOGGED = 5
+"""Lost nodes that one log line names."""
+SUBMIT_BATCH_SIZE = 500
 NODE_BATCH_SIZE = 64
-"""Results that are taken in before what follows from them is sent out."""
-MOST_OF_A_RUN = 256
-"""Results of one run in one part. A store has its bounds, beyond which it takes its time."""
-LOOKED_AFTER = 16
-"""Runs at once."""
-MOST_NOTED = 10_000
-EVER, EVERYBODY = float("inf"), 1_000_000
+"""Results that are applied before their effects are dispatched."""
+MAX_RESULTS_PER_RUN = 256
+"""Results of one run per batch: above that, the store does not take its fast path."""
+MAX_RECONCILES = 16
+MAX_NOTED_RUNS = 10_000
+ALL_RUNS = 1_000_000
 BACKLOG_SECONDS = 5.0
-"""Beyond its lease a run may be silent for so long before somebody looks whether it is stuck."""
+"""A run that is silent for so long beyond a lease is reconciled."""
 HEARD_SECONDS = 1.0
-"""What was told so long ago should be known everywhere, by clocks that are nearly the same."""
-MOST_SKEW_SECONDS = 5.0
-"""So far apart the clocks of two machines may be, at the very most."""
+"""A message this old has reached every process, though their clocks differ a little."""
+MAX_SKEW_SECONDS = 5.0
+"""How far apart the clocks of two machines may be."""
 
 log = logging.getLogger("dovetail.orchestrator")
 
 
 class DistributedOrchestrator:
-    """Applies what happened and sends out what follows, with timers that outlive it."""
+    """Applies transitions and dispatches their effects; its timers outlive it."""
 
     def __init__(
         self,
         store: SharedStore,
         transport: Transport,
-        agenda: TimerIndex,
+        timers: TimerIndex,
         traffic: QueueInspector,
         clock: Clock,
         *,
         lease_seconds: float,
         max_crashes: int,
-        notices: RunObserver | None = None,
+        observer: RunObserver | None = None,
         reaped: Callable[[Start, Decision], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
-        self.agenda = agenda
+        self.timers = timers
         self._traffic = traffic
-        self.notices = notices
+        self.observer = observer
         self._reaped = reaped
         self._clock = clock
         self._lease_seconds = lease_seconds
         self._max_crashes = max_crashes
         self._noted: dict[str, float] = {}
-        """When the agenda was last told that a run has moved."""
-        self._following: set[asyncio.Task[None]] = set()
+        """When a run's activity was last written to the timers."""
+        self._dispatching: set[asyncio.Task[None]] = set()
         self._looked_at: float | None = None
-        """When leases were last looked at, by a clock that nobody sets."""
+        """When leases were last read, by the monotonic clock."""
         self._patient_until = 0.0
 
     async def submit(self, submit: Submit, now: float | None = None) -> None:
         await self.submit_many([submit], now)
 
     async def submit_many(self, submits: Sequence[Submit], now: float | None = None) -> None:
-        """`now` is when they were accepted, if that was somewhere else."""
+        """`now` is when they were accepted, if another process did that."""
         accepted = self._clock() if now is None else now
         before: asyncio.Task[None] | None = None
-        for at in range(0, len(submits), TOGETHER):
-            part = submits[at : at + TOGETHER]
+        for at in range(0, len(submits), SUBMIT_BATCH_SIZE):
+            part = submits[at : at + SUBMIT_BATCH_SIZE]
             run_ids = [submit.run_id for submit in part]
-            # Before the runs: if we die in between, the sweep looks for a run that is not there.
+            # Before the runs: if this process dies in between, the sweep finds no run, and no harm.
             noted = self._clock()
             _, decisions = await asyncio.gather(
-                self.agenda.moved(run_ids, noted, is_new=True),
+                self.timers.moved(run_ids, noted, is_new=True),
                 self._store.create_many(part, accepted),
             )
-            if len(self._noted) >= MOST_NOTED:
+            if len(self._noted) >= MAX_NOTED_RUNS:
                 self._noted.clear()
             self._noted.update(dict.fromkeys(run_ids, noted))
             if before is not None:
                 await before
-            before = asyncio.create_task(self._follow_made(part, decisions, accepted))
-            # What is made is followed, also if what comes after it cannot be.
-            self._following.add(before)
-            before.add_done_callback(self._followed)
+            before = asyncio.create_task(self._dispatch_created(part, decisions, accepted))
+            # Runs that are created are dispatched, even if the next batch fails.
+            self._dispatching.add(before)
+            before.add_done_callback(self._dispatched)
         if before is not None:
             await before
 
-    def _followed(self, following: asyncio.Task[None]) -> None:
-        self._following.discard(following)
+    def _dispatched(self, following: asyncio.Task[None]) -> None:
+        self._dispatching.discard(following)
         if not following.cancelled():
-            following.exception()  # who waits for it is told
+            following.exception()  # the caller that awaits it gets it
 
-    async def _follow_made(
+    async def _dispatch_created(
         self, submits: Sequence[Submit], decisions: Sequence[Decision], accepted: float
     ) -> None:
         made = list(zip(submits, decisions, strict=True))
         begun = [submit for submit, decision in made if decision and not decision.ended]
         decided = [(submit.run_id, decision) for submit, decision in made]
-        work: list[Awaitable[object]] = [self._follow(decided, are_new=True)]
-        if self.notices is not None:
+        work: list[Awaitable[object]] = [self._dispatch(decided, are_new=True)]
+        if self.observer is not None:
             if begun:
-                work.append(self.notices.begun(begun, accepted))
-            # Made by somebody else, who may be dead by now and have told nobody.
+                work.append(self.observer.begun(begun, accepted))
+            # Created by another process, which may have died before it notified the observer.
             if others := [submit.run_id for submit, decision in made if not decision]:
-                work.append(self.notices.moved(others, others))
+                work.append(self.observer.moved(others, others))
         await asyncio.gather(*work)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
         return await self._apply(moves, durable=durable)
 
     async def apply_each(self, moves: Sequence[Transition]) -> list[Decision]:
-        """The same; of one that cannot be applied nothing is decided, and the others are."""
+        """The same, each by itself: a transition that cannot be applied decides nothing."""
         again = False
 
         async def apply(some: Sequence[Transition]) -> Sequence[Decision]:
@@ -199,29 +198,30 @@ class DistributedOrchestrator:
     ) -> list[Decision]:
         now = self._clock()
         if reopened := [move.run_id for move in moves if isinstance(move, Retry)]:
-            # Before it is done: a run that has ended is in no index, and if we die over it nobody
-            # would know. Ahead, so that nobody whose clock is ahead takes its end for the last.
-            await self.agenda.moved(reopened, now + MOST_SKEW_SECONDS)
+            # Before the retry: a run that has ended is in no index, so if this process died nobody
+            # would find it. Ahead in time, for processes whose clock is ahead.
+            await self.timers.moved(reopened, now + MAX_SKEW_SECONDS)
         breaks = self._store.breaks
         decisions = await self._store.apply(moves, now, durable=durable)
         decided = list(zip([move.run_id for move in moves], decisions, strict=True))
-        await self._follow(decided, now)
+        await self._dispatch(decided, now)
         if again or self._store.breaks != breaks:
-            await self._look_after_refused(decided)
+            await self._reconcile_refused(decided)
         return decisions
 
-    async def follow(self, decisions: Iterable[Decision]) -> None:
-        await self._follow([("", decision) for decision in decisions])
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
+        await self._dispatch([("", decision) for decision in decisions])
 
-    async def _follow(
+    async def _dispatch(
         self,
         decided: Sequence[tuple[str, Decision]],
         since: float | None = None,
         *,
         are_new: bool = False,
     ) -> None:
-        """`since` is from before it was decided: what moves a run later than that is not ours.
-        Of runs that `are_new`, only what has ended already is told here."""
+        """Dispatch the effects of decisions. `since` is a time before they were made: any later
+        activity of a run is another process's. Of runs that
+        `are_new`, the observer gets only ends."""
         now = self._clock()
         dispatches: list[Dispatch] = []
         wakes: list[tuple[float, Wake]] = []
@@ -238,86 +238,90 @@ class DistributedOrchestrator:
             work += [self._transport.stop(order) for order in decision.stop]
             if run_id and decision:
                 if decision.ended:
-                    # A run that failed at once ends without a word when its last node does.
+                    # A run that failed fast ends without an event when its last node does.
                     ended[run_id] = decision.events[-1] if decision.events else None
                     continue
                 moved[run_id] = None
                 if not are_new and any(event.node is None for event in decision.events):
                     turned[run_id] = None
         if wakes:
-            work.append(self.agenda.delay(wakes))
+            work.append(self.timers.delay(wakes))
         if still := [
             run_id for run_id in moved if run_id not in ended and self._is_news(run_id, now)
         ]:
-            work.append(self.agenda.moved(still, now))
-        every_move = self.notices is not None and self.notices.every_move and not are_new
-        if self.notices is not None and (turned or ended or (every_move and moved)):
-            work.append(self.notices.moved([*moved, *ended], [*turned], ended))
+            work.append(self.timers.moved(still, now))
+        every_move = self.observer is not None and self.observer.every_move and not are_new
+        if self.observer is not None and (turned or ended or (every_move and moved)):
+            work.append(self.observer.moved([*moved, *ended], [*turned], ended))
         if dispatches:
-            work.append(self._transport.publish(dispatches))
+            work.append(self._publish(dispatches))
         if len(work) == 1:
             await work[0]
         else:
             await asyncio.gather(*work)
         if ended:
-            # After the notices: whoever waited for the end then finds the run in the lists.
+            # After the observer: a caller that waits for the end then finds the run in the lists.
             seen = now if since is None else since
-            await asyncio.gather(self.agenda.ended(ended, seen), self._traffic.announce(ended))
+            await asyncio.gather(self.timers.ended(ended, seen), self._traffic.announce(ended))
         await self._store.sent()
 
+    async def _publish(self, dispatches: Sequence[Dispatch]) -> None:
+        if transitions := await self._transport.publish(dispatches):
+            await self.apply(transitions)
+
     def _is_news(self, run_id: str, now: float) -> bool:
-        """Whether the agenda should know that a run has moved: to the second is enough. Who made
-        it has noted it, too."""
+        """Whether the timers need a run's activity: once a second is enough, counted from its
+        creation."""
         noted = self._noted.get(run_id) or self._store.made_at(run_id) or 0.0
         if now - noted < HEARD_SECONDS:
             return False
-        if len(self._noted) >= MOST_NOTED:
+        if len(self._noted) >= MAX_NOTED_RUNS:
             self._noted.clear()
         self._noted[run_id] = now
         return True
 
     # ── duties ───────────────────────────────────────────────────────────────────────────
 
-    async def take_in(self, results: Sequence[Result], *, again: bool = False) -> bool:
-        """Results of handlers; whether anything followed from them but that they are noted.
+    async def apply_results(self, results: Sequence[Result], *, again: bool = False) -> bool:
+        """Apply results of handlers; returns whether more followed than their own completion.
 
-        `again`: somebody had them before, and may have died over them.
+        `again`: another orchestrator had read them, and may have died while applying them.
         """
         if len(results) <= NODE_BATCH_SIZE:
-            return await self._take_part(results, again=again)
+            return await self._apply_part(results, again=again)
         await self._store.look_up({result.run_id for result in results})
         parts = []
         for part in _parts(results):
-            parts.append(asyncio.create_task(self._take_part(part, again=again)))
-            await asyncio.sleep(0)  # it goes out, and others can begin with it
+            parts.append(asyncio.create_task(self._apply_part(part, again=again)))
+            await asyncio.sleep(0)  # it is sent, and workers can begin
         return any(await asyncio.gather(*parts))
 
-    async def _take_part(self, results: Sequence[Result], *, again: bool) -> bool:
+    async def _apply_part(self, results: Sequence[Result], *, again: bool) -> bool:
         now = self._clock()
         breaks = self._store.breaks
         decisions = await self._store.apply(results, now)
         decided = list(zip([result.run_id for result in results], decisions, strict=True))
-        await self._follow(decided, now)
+        await self._dispatch(decided, now)
         if again or self._store.breaks != breaks:
-            await self._look_after_refused(decided)
+            await self._reconcile_refused(decided)
         return any(decision.ended or len(decision.changed) > 1 for decision in decisions)
 
-    async def _look_after_refused(self, decided: Sequence[tuple[str, Decision]]) -> None:
-        """They may have been decided before, and nobody has followed."""
+    async def _reconcile_refused(self, decided: Sequence[tuple[str, Decision]]) -> None:
+        """A refused transition may have been decided before, by a process that died at once."""
         for run_id in {run_id for run_id, decision in decided if not decision}:
-            await self.look_after(run_id)
+            await self.reconcile_run(run_id)
 
     async def wake_due(self) -> None:
-        due = await self.agenda.due(self._clock(), BATCH_SIZE)
+        due = await self.timers.due(self._clock(), BATCH_SIZE)
         if due:
             await self.apply_each([wake for _, wake in due])
-            await self.agenda.woken(due)
+            await self.timers.woken(due)
 
     async def _wake_in_time(self) -> None:
-        """Each at its own time, for ever: those that wait for the tokens of a rate limit come one
-        after the other, and of two that came together one would be sent away, its token lost."""
+        """Wake each node at its own time, for ever. Nodes parked by a rate limit come one by one:
+        of two that came together, one would be parked again and its token lost."""
         while True:
-            _, soonest = await asyncio.gather(self.wake_due(), self.agenda.next_due())
+            _, soonest = await asyncio.gather(self.wake_due(), self.timers.next_due())
             pause = WAKE_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
             if soonest is not None:
                 # Not all orchestrators at the same moment: the first does it for all.
@@ -326,9 +330,9 @@ class DistributedOrchestrator:
             await asyncio.sleep(pause)
 
     async def reap(self) -> None:
-        """Nodes whose worker was not heard of for longer than its lease."""
-        now = self._clock()  # once: what is looked at is due later, so each run has its turn
-        run_ids = await self.agenda.expired(now, BATCH_SIZE)
+        """Reap nodes whose worker has not renewed its lease in time."""
+        now = self._clock()  # once: a run that is read is due later, so each run has its turn
+        run_ids = await self.timers.expired(now, BATCH_SIZE)
         if self._was_away():
             return
         while run_ids:
@@ -338,52 +342,52 @@ class DistributedOrchestrator:
                 await bisect_failures(
                     partial(self._reap_in, now=now), run_ids, self._leave_unreaped
                 )
-            except BaseException:  # we are stopped, or cannot go on: others need not wait that long
-                await self.agenda.lease(run_ids, now)
+            except BaseException:  # stopped, or failed: another orchestrator goes on at once
+                await self.timers.lease(run_ids, now)
                 raise
             self._looked_at = monotonic()
             if len(run_ids) < BATCH_SIZE:
                 return
-            run_ids = await self.agenda.expired(now, BATCH_SIZE)
+            run_ids = await self.timers.expired(now, BATCH_SIZE)
 
     def _was_away(self) -> bool:
-        """Whether the store could not be asked for long, or we were stopped, and it is not yet
-        over for long: workers that live could not say so either, and need a moment."""
+        """Whether the store was unreachable for long, or this process was stopped, until a moment
+        ago. Live workers could not renew their leases either, and need a moment."""
         before, self._looked_at = self._looked_at, monotonic()
-        long = max(self._lease_seconds / 2, MISSED_LOOKS * REAP_SECONDS)
+        long = max(self._lease_seconds / 2, MISSED_REAPS * REAP_SECONDS)
         if before is not None and self._looked_at - before > long:
             self._patient_until = self._looked_at + self._lease_seconds / 2
         return self._looked_at < self._patient_until
 
     async def _leave_unreaped(self, run_id: str, problem: Exception) -> Sequence[str]:
-        log.error("run %s cannot be asked for lost nodes: %s", run_id, describe_error(problem))
+        log.error("run %s: its lost nodes cannot be reaped: %s", run_id, describe_error(problem))
         return ()
 
     async def _reap_in(self, run_ids: Sequence[str], now: float) -> Sequence[str]:
-        """Reap what was lost in these runs, and say when to look at them again.
+        """Reap the lost nodes of these runs, and set when to read their leases again.
 
-        The mark before the reading: who claims what we have not read says so before its claim, and
-        then the mark stands no more. (One who said so before the mark, and whose claim still came
-        after the reading, is found by the sweep.) Should we die after the mark, another looks two
+        The mark comes before the reading: a worker writes its lease before it claims, and that
+        removes the mark. (The sweep finds a lease that was written before the mark and claimed
+        after the reading.) If this process dies after the mark, another one reads the leases two
         leases later.
         """
         mark = now + 2 * self._lease_seconds
-        await self.agenda.put_off(run_ids, mark)
+        await self.timers.put_off(run_ids, mark)
         held = await self._store.running(run_ids)
         reaped = await self._reap([start for start, until in held if until <= now])
         looks: dict[str, float] = {}
         for start, until in held:
             if start not in reaped:
-                # What was refused, for whatever reason, is for the next time.
+                # A refused reap is tried again next time.
                 at = until if until > now else now + REAP_SECONDS / 2
-                looks[start[0]] = min(at, looks.get(start[0], EVER))
+                looks[start[0]] = min(at, looks.get(start[0], math.inf))
         for run_id, at in looks.items():
-            await self.agenda.lease([run_id], at)
-        await self.agenda.released([one for one in run_ids if one not in looks], mark)
+            await self.timers.lease([run_id], at)
+        await self.timers.released([one for one in run_ids if one not in looks], mark)
         return run_ids
 
     async def _reap(self, starts: Sequence[Start]) -> set[Start]:
-        """Which of these were lost; who was renewed or has ended meanwhile was not."""
+        """Which of these starts were lost. One that was renewed or has ended meanwhile was not."""
         reaped = set()
         lost: dict[str, list[Start]] = {}
         for at in range(0, len(starts), BATCH_SIZE):
@@ -401,69 +405,69 @@ class DistributedOrchestrator:
         return reaped
 
     async def _all_heard(self) -> bool:
-        """Whether everything that was told a while ago is taken in: a node shall not run again
-        because its result has to wait for an orchestrator."""
+        """Whether every result sent a while ago is applied: a node must not run again because its
+        result waits for an orchestrator."""
         oldest = await self._traffic.oldest_result()
         return oldest is None or oldest > self._clock() - HEARD_SECONDS
 
     async def sweep(self) -> None:
-        """Runs that nothing was heard of, or whose tasks are lost: is something missing?"""
+        """Reconcile runs that are silent, or whose tasks were lost."""
         now = self._clock()
         lost = await self._traffic.lost()
         if lost:
             await self.sweep_all(lost)
         waiting: dict[str, float | None] = {}
         before = now - self._lease_seconds - BACKLOG_SECONDS
-        while silent := await self.agenda.idle(before, BATCH_SIZE):
+        while silent := await self.timers.idle(before, BATCH_SIZE):
             for some in _some_at_a_time(silent):
-                await asyncio.gather(*(self._try_to_look_after(*run, waiting) for run in some))
+                await asyncio.gather(*(self._try_to_reconcile(*run, waiting) for run in some))
             if len(silent) < BATCH_SIZE:
                 return
 
     async def sweep_all(self, lost: Sequence[str] | None = None) -> None:
-        """Look after every run that has not ended; publish again what these handlers wait for,
-        or everything that is not known to wait."""
+        """Reconcile every run that has not ended. Publish again the tasks of these handlers, or all
+        tasks that are not known to wait."""
         known: dict[str, float | None] = {} if lost is None else dict.fromkeys(lost)
-        for some in _some_at_a_time(await self.agenda.idle(EVER, EVERYBODY)):
+        for some in _some_at_a_time(await self.timers.idle(math.inf, ALL_RUNS)):
             waiting = dict(known)
-            await asyncio.gather(*(self._try_to_look_after(*run, waiting) for run in some))
+            await asyncio.gather(*(self._try_to_reconcile(*run, waiting) for run in some))
 
-    async def _try_to_look_after(
+    async def _try_to_reconcile(
         self, run_id: str, since: float, waiting: dict[str, float | None]
     ) -> None:
-        """The same; what cannot be looked after has its next turn once it was silent again."""
+        """Reconcile a run; one that fails has its next turn once it was silent again."""
 
-        async def look(run_ids: Sequence[str]) -> Sequence[str]:
-            await self.look_after(run_id, since, waiting)
+        async def reconcile(run_ids: Sequence[str]) -> Sequence[str]:
+            await self.reconcile_run(run_id, since, waiting)
             return run_ids
 
         async def leave(run_id: str, problem: Exception) -> Sequence[str]:
-            log.error("run %s cannot be looked after: %s", run_id, describe_error(problem))
-            await self.agenda.moved([run_id], self._clock())
+            log.error("run %s cannot be reconciled: %s", run_id, describe_error(problem))
+            await self.timers.moved([run_id], self._clock())
             return ()
 
-        await bisect_failures(look, [run_id], leave)
+        await bisect_failures(reconcile, [run_id], leave)
 
-    async def look_after(
+    async def reconcile_run(
         self,
         run_id: str,
         since: float | None = None,
         waiting: dict[str, float | None] | None = None,
     ) -> None:
-        """Make everything that is outstanding of a run known again, from the run itself.
+        """Re-derive the outstanding work of a run from its state: tasks, timers, leases.
 
-        `since` is when it last moved, as the agenda has it; `waiting` keeps of each handler the
-        oldest task that waits. Without them every task is sent again.
+        `since` is the run's last activity, from the timers. `waiting` caches the oldest waiting
+        task of each handler. Without them every task is sent again.
         """
         now = self._clock()
         run = await self._find(run_id)
-        if run is not None and self.notices is not None:
-            await self.notices.moved([run_id], [run_id])
+        if run is not None and self.observer is not None:
+            await self.observer.moved([run_id], [run_id])
         if run is None or run.finished:
-            await self.agenda.ended([run_id], now if since is None else since)
+            await self.timers.ended([run_id], now if since is None else since)
             return
-        await self.agenda.moved([run_id], now)
-        await self._follow([(run_id, await self._store.settle_pending(run_id, now))], now)
+        await self.timers.moved([run_id], now)
+        await self._dispatch([(run_id, await self._store.settle_pending(run_id, now))], now)
         orders = Decision()
         wakes = []
         waits = []
@@ -479,17 +483,17 @@ class DistributedOrchestrator:
             elif node.status is NodeStatus.RUNNING and node.lease_until is not None:
                 leases.append(node.lease_until)
         if leases:
-            await self.agenda.lease([run_id], min(leases))
-        await self.agenda.line_up(waits)
+            await self.timers.lease([run_id], min(leases))
+        await self.timers.add_parked(waits)
         orders.wake = wakes
-        await self._follow([("", orders)])
+        await self._dispatch([("", orders)])
 
-    async def over(self, run_id: str) -> None:
-        """Tell of the end of a run that no rule has brought about."""
+    async def announce_end(self, run_id: str) -> None:
+        """Announce the end of a run that was ended by force."""
         ended: dict[str, Event | None] = {run_id: None}
-        if self.notices is not None:
-            await self.notices.moved([run_id], [run_id])
-        await self.agenda.ended(ended, self._clock())
+        if self.observer is not None:
+            await self.observer.moved([run_id], [run_id])
+        await self.timers.ended(ended, self._clock())
         await self._traffic.announce(ended)
 
     async def _is_lost(
@@ -497,8 +501,8 @@ class DistributedOrchestrator:
     ) -> bool:
         """Whether no message of a node that was published before `since` can still wait.
 
-        Workers read in order: if all that waits is younger, its own was read or is lost. To send
-        it twice is harmless; to send a long backlog again and again would make it longer.
+        Workers read in order: if every waiting task is younger, this one was read or is lost. To
+        send it twice is harmless; to send a long backlog repeatedly would make it longer.
         """
         if since is None or waiting is None:
             return True
@@ -515,8 +519,8 @@ class DistributedOrchestrator:
 
     async def run(self) -> None:
         """Every duty but the results, for ever."""
-        # A store that has just started was away before, for how long nobody here can say.
-        missing = self._lease_seconds / 2 - await self.agenda.age()
+        # A store that has just started was away before, for an unknown time.
+        missing = self._lease_seconds / 2 - await self.timers.age()
         self._patient_until = max(self._patient_until, monotonic() + missing)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wake_in_time())
@@ -533,14 +537,14 @@ async def _left_alone(move: Transition, problem: Exception) -> Sequence[Decision
 
 
 def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
-    """Those of a run in as few as can be: what follows from them together is seen at once."""
+    """Batches of results, with those of one run together: their effects are then seen at once."""
     by_run: dict[str, list[Result]] = {}
     for result in results:
         by_run.setdefault(result.run_id, []).append(result)
     part: list[Result] = []
     for own in by_run.values():
-        for at in range(0, len(own), MOST_OF_A_RUN):
-            part += own[at : at + MOST_OF_A_RUN]
+        for at in range(0, len(own), MAX_RESULTS_PER_RUN):
+            part += own[at : at + MAX_RESULTS_PER_RUN]
             if len(part) >= NODE_BATCH_SIZE:
                 yield part
                 part = []
@@ -550,12 +554,12 @@ def _parts(results: Sequence[Result]) -> Iterator[list[Result]]:
 
 def lost_nodes(starts: Sequence[Start]) -> str:
     """`its lease on 2 nodes ran out: a of run 12ab34, b of run 12ab34`."""
-    first = sorted(starts)[:MOST_NAMED]
+    first = sorted(starts)[:MAX_NODES_LOGGED]
     named = ", ".join(f"{node} of run {run_id[:6]}" for run_id, node, _ in first)
-    more = f" and {len(starts) - MOST_NAMED:,} more" if len(starts) > MOST_NAMED else ""
+    more = f" and {len(starts) - MAX_NODES_LOGGED:,} more" if len(starts) > MAX_NODES_LOGGED else ""
     return f"its lease on {counted(len(starts), 'node')} ran out: {named}{more}"
 
 
 def _some_at_a_time(runs: Sequence[tuple[str, float]]) -> Iterator[Sequence[tuple[str, float]]]:
-    """To look after one takes several roundtrips, and all of it in memory."""
-    return (runs[at : at + LOOKED_AFTER] for at in range(0, len(runs), LOOKED_AFTER))
+    """A reconcile takes several roundtrips and has the run in memory."""
+    return (runs[at : at + MAX_RECONCILES] for at in range(0, len(runs), MAX_RECONCILES))

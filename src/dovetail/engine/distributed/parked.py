@@ -1,9 +1,8 @@
-"""Those that wait for a rate limit that many share wait no longer than they must.
+"""Nodes parked by a shared rate limit. When nodes ahead of them are cancelled, or the limit is
+raised, they are rescheduled earlier, in the same order.
 
-Each was given a time of its own when it was parked. If others before it were cancelled meanwhile,
-or the limit was raised, that time is too late: whoever is still there is given another one, in the
-same order. Nothing here takes a token, so no mistake of it starts a node too early. Any number of
-processes may do it at once. What it must not know: any rule, or how a bucket counts.
+Nothing here takes a token, so no mistake starts a node too early. Any number of processes may do it
+at once.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ LOOK_SECONDS = 1.0
 MOST_OF_THE_TIME = 0.1
 """A look at a line of a hundred thousand takes its time: so much of ours, and no more."""
 LATE_SECONDS, LATE_SHARE = 1.0, 0.1
-"""So much too late, and by such a share of its wait, is a time before it is worth another one: it
-is an event in the log of its run."""
+"""A node is rescheduled if it would start so many seconds too late, and by such a share of its
+wait: it is an event in the log of its run."""
 BATCH_SIZE = 500
 IN_LINE = (Phase.PARKED, Phase.PUBLISHED)
-"""Who was woken, and has not asked for its token yet, is before all the others."""
+"""A node that was woken and has not asked for its token yet comes before the others."""
 
 
 class StartPhases(Protocol):
@@ -49,13 +48,13 @@ class Buckets(Protocol):
 class ParkedRescheduler:
     def __init__(
         self,
-        lines: ParkedIndex,
+        parked: ParkedIndex,
         store: StartPhases,
         buckets: Buckets,
         clock: Clock,
         apply: Callable[[Sequence[Transition]], Awaitable[object]],
     ) -> None:
-        self._lines = lines
+        self._parked = parked
         self._store = store
         self._buckets = buckets
         self._clock = clock
@@ -70,8 +69,8 @@ class ParkedRescheduler:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def look(self) -> None:
-        """Let everybody move up who stands behind somebody who is gone, or behind nobody."""
-        waits = await self._lines.line(self._clock(), LATE_SECONDS)
+        """Reschedule the nodes whose time is later than their place in the queue needs."""
+        waits = await self._parked.parked(self._clock(), LATE_SECONDS)
         if not waits:
             return
         phases = await bisect_failures(
@@ -83,8 +82,10 @@ class ParkedRescheduler:
         for tag, line in lines.items():
             await self._move_up(tag, [one for one in line if one[1] in IN_LINE])
         gone = [wait for wait, phase in zip(waits, phases, strict=True) if phase not in IN_LINE]
-        for at in range(0, len(gone), BATCH_SIZE):  # last: if we die, another finds them again
-            await self._lines.leave_line(gone[at : at + BATCH_SIZE])
+        for at in range(
+            0, len(gone), BATCH_SIZE
+        ):  # last: if this process dies, another one finds them again
+            await self._parked.remove_parked(gone[at : at + BATCH_SIZE])
 
     async def _move_up(self, tag: str, line: Sequence[tuple[ParkedNode, Phase | None]]) -> None:
         now = self._clock()
@@ -101,10 +102,10 @@ class ParkedRescheduler:
         ]
         for first in range(0, len(late), BATCH_SIZE):
             some = late[first : first + BATCH_SIZE]
-            await self._lines.line_up(some)
+            await self._parked.add_parked(some)
             await self._apply([Park(*wait.wake, wait.at) for wait in some])
 
 
 async def _taken_for_gone(wake: Wake, problem: Exception) -> Sequence[Phase | None]:
-    log.error("run %s, node %s waits in no line any more: %s", *wake[:2], describe_error(problem))
+    log.error("run %s, node %s cannot be rescheduled: %s", *wake[:2], describe_error(problem))
     return [None]

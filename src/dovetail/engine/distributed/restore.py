@@ -1,9 +1,8 @@
-"""Puts back from the archive what the hot state has lost.
+"""Puts runs that Redis has lost back from the archive.
 
-A run that was accepted and is not finished, and that Redis does not know, is made as it was
-archived, or for the first time if whoever accepted it died before that. Any number of processes
-may do it at once: a run that is there is left alone. What it must not know: how either store
-keeps a run.
+An unfinished run that Redis does not know is restored as it was archived, or created for the first
+time if its process died after it was accepted. Any number of processes may do it at once: a run
+that Redis has is left alone.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Restorer:
         await in_spite_of_outages(self.restore, RESTORE_SECONDS)
 
     async def restore_after_loss(self) -> None:
-        """Redis has just come back, perhaps without what it was told last: those that are old
+        """Redis has just come back, perhaps without its last writes. Restore runs that are old
         enough now, and later those that were young at that moment."""
         for pause in (0.0, self._recovery_timeout + 1.0):
             await asyncio.sleep(pause)
@@ -134,14 +133,14 @@ class Restorer:
         if not snapshot.finished:
             await self._put_back(snapshot)
             return
-        # From now on, not from its end: it may go again if nobody moves it.
+        # From now on, not from its end: it is dropped again if it is not retried.
         await self._hints.archived([ArchiveEntry(run_id, self._clock())])
         await self._hot.put_back(_following(snapshot), 0.0)
 
     async def _restore(self, run_id: str) -> bool:
         snapshot = await self._archive.read(run_id)
         if snapshot is None or snapshot.finished:
-            return False  # somebody wrote its end meanwhile
+            return False  # another process wrote its end meanwhile
         try:
             return await self._put_back(snapshot)
         except (ValueError, LookupError, BrokenRun) as problem:
@@ -149,18 +148,18 @@ class Restorer:
             return False
 
     async def _put_back(self, snapshot: RunSnapshot) -> bool:
-        """Whether it was us who did."""
+        """Put it back; returns whether this process did it."""
         run_id = snapshot.run_id
         if "status" not in snapshot.meta:
             accepted_at = float(snapshot.meta["created_at"])
             await self._orchestrator.submit(self._archive.submission(snapshot), accepted_at)
             return True
         now = self._clock()
-        # Before the run: if we die in between, the sweep looks for a run that is not there.
-        await self._orchestrator.agenda.moved([run_id], now)
+        # Before the run: if this process dies in between, the sweep finds no run, and no harm.
+        await self._orchestrator.timers.moved([run_id], now)
         lease_until = now + self._lease_seconds
         ours = await self._hot.put_back(_following(snapshot), lease_until, now=now)
-        await self._orchestrator.look_after(run_id)
+        await self._orchestrator.reconcile_run(run_id)
         return ours
 
     async def restore_limits(self) -> None:
@@ -174,5 +173,5 @@ class Restorer:
 
 
 def _following(snapshot: RunSnapshot) -> RunSnapshot:
-    """Under the next generation: whoever still writes the one before does no harm."""
+    """Under the next generation: a process that still writes the one before does no harm."""
     return replace(snapshot, generation=snapshot.generation + 1)

@@ -1,16 +1,12 @@
-"""Outputs of parents, and params, that did not travel with their task: read from the store by any
-thread.
-
-A handler asks for an input in the middle of its own code, in a thread or in the worker's event
-loop, so the read has to block, and must not need that loop. It is made in a thread with a loop and
-a connection of its own. What it must not know: which store it is.
-
-Where a worker gets its work if the orchestrators are other processes.
+"""Where a worker gets its tasks if the orchestrators are other processes.
 
 Messages are hints: a node is started only after its claim was granted, and its lease is renewed
-while it runs. A message is settled once the run's own state has taken it over, so whatever dies
-in between, somebody else reads it again or the lease runs out. What it must not know: any rule,
-or how a handler is called.
+while it runs. A message is acknowledged once the run's own state has taken it over. If a process
+dies in between, another one reads the message again, or the lease runs out.
+
+Outputs and params that are too large for a message are read by a handler in the middle of its own
+code. The read blocks, and must not need the worker's event loop: it has a thread with a loop and a
+connection of its own.
 """
 
 from __future__ import annotations
@@ -126,7 +122,7 @@ class StoreReader:
         return waited_for(self._done(work), self._loop)
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Stop the thread."""
         with self._first:
             if self._loop is not None:
                 loop, self._loop = self._loop, None
@@ -175,7 +171,7 @@ class TaskInbox(Protocol):
     """The workers' end of a transport between processes."""
 
     async def tasks(self, limit: int) -> list[tuple[Any, Task]]:
-        """Wait a moment for work; each task with what settles its message."""
+        """Wait a moment for tasks; each comes with the message to acknowledge."""
         ...
 
     @property
@@ -184,17 +180,17 @@ class TaskInbox(Protocol):
         ...
 
     async def open_more(self) -> None:
-        """Make ready what will be asked for next, for who has to wait anyway."""
+        """Decode messages for the next call, while this worker waits anyway."""
         ...
 
-    async def settle(self, messages: Sequence[Any]) -> None: ...
+    async def acknowledge(self, messages: Sequence[Any]) -> None: ...
     async def send(self, results: Sequence[Result]) -> None: ...
     def put_back(self, found: Sequence[tuple[Any, Task]]) -> None:
-        """Nobody here wants these."""
+        """This worker does not take these."""
         ...
 
     async def close(self) -> None:
-        """Everything that was sent has arrived, and others may have what was put back."""
+        """Every result that was sent has arrived, and other workers may have what was put back."""
         ...
 
 
@@ -203,7 +199,7 @@ class QueueTaskSource:
         self,
         inbox: TaskInbox,
         store: SharedStore,
-        agenda: TimerIndex,
+        timers: TimerIndex,
         limits: RateLimiter,
         clock: Clock,
         apply: Callable[[Sequence[Transition]], Awaitable[object]],
@@ -213,12 +209,12 @@ class QueueTaskSource:
         secrets: Mapping[str, str] | None = None,
         held: HeldStarts | None = None,
     ) -> None:
-        """`apply` follows what is decided; `secrets` are the worker's, for the node cache; `held`
-        has what is claimed here and not reported."""
+        """`apply` also dispatches effects. `secrets` are the worker's, for the node cache. `held`
+        has the starts that are claimed here and not reported."""
         self._secrets = secrets or {}
         self._inbox = inbox
         self._store = store
-        self._agenda = agenda
+        self._timers = timers
         self._limits = limits
         self._clock = clock
         self._apply = apply
@@ -229,12 +225,12 @@ class QueueTaskSource:
         self._taking: asyncio.Task[list[Task]] | None = None
         self._is_claiming = False
         self._leaving = False
-        """Nobody asks for more any longer: what is read is for others."""
+        """This worker takes no more tasks: what it reads is for other workers."""
 
     async def take(self, limit: int) -> list[Task]:
         self._leaving = False
         while True:
-            # What is read and claimed is ours, also if whoever asked for it is cancelled.
+            # Tasks that are claimed stay claimed, even if the caller is cancelled.
             if self._taking is None:
                 self._taking = asyncio.ensure_future(self._take(limit))
             granted = await _kept(self._taking)
@@ -256,7 +252,7 @@ class QueueTaskSource:
             self._is_claiming = False
 
     async def start(self, found: Sequence[tuple[Any, Task]]) -> list[Task]:
-        """Claim those that may start now, and be done with all of their messages."""
+        """Claim the tasks that may start now, and acknowledge all messages."""
         messages, tasks = [message for message, _ in found], [task for _, task in found]
         if any(task.resource_tag is not None for task in tasks):
             # What was doubled on the way shall not use up a limit.
@@ -270,17 +266,18 @@ class QueueTaskSource:
             ]
             tasks = [task for task, at in zip(tasks, times, strict=True) if at is None]
             if waits:
-                await self._agenda.line_up(waits)  # first: who is in no line never moves up
+                # First: a node that is not in the index is never rescheduled.
+                await self._timers.add_parked(waits)
                 await self._apply([Park(*wait.wake, wait.at) for wait in waits])
         if not tasks:
-            await self._inbox.settle(messages)
+            await self._inbox.acknowledge(messages)
             return []
         now = self._clock()
         until = now + self._lease_seconds
-        # In this order: a claim in a run that is on nobody's list would be reaped late, and a
-        # message that is settled before its claim would have to be sent again.
-        await self._agenda.lease({task.run_id for task in tasks}, until)
-        # The same question again, if one of them fails: what was granted then is granted again.
+        # In this order: a claim without a lease in the timers would be reaped late, and a message
+        # that is acknowledged before its claim would have to be sent again.
+        await self._timers.lease({task.run_id for task in tasks}, until)
+        # Repeated if one of them fails: a claim that was granted is granted again.
         claiming = bisect_failures(partial(self._claim, until=until, now=now), tasks, _left_alone)
         if self._inbox.has_more:
             claims = asyncio.ensure_future(claiming)
@@ -288,30 +285,30 @@ class QueueTaskSource:
                 await asyncio.sleep(0)
             try:
                 await self._inbox.open_more()
-            except StoreError as error:  # what is claimed is ours all the same
-                log.warning("what was read is left to others: %s", error)
+            except StoreError as error:  # the claims hold all the same
+                log.warning("tasks that were read are left to other workers: %s", error)
             granted = await claims
         else:
             granted = await claiming
         mine = [task for task, is_mine in zip(tasks, granted, strict=True) if is_mine]
         if self._holds:
-            self._held.add(mine)  # first: what follows may take longer than a lease
-        await self._inbox.settle(messages)
+            self._held.add(mine)  # first: the next calls may take longer than a lease
+        await self._inbox.acknowledge(messages)
         if any(task.cache is not None and task.cache.facts is not None for task in mine):
             mine = await self._unanswered(mine)
         return mine
 
     async def _unanswered(self, tasks: Sequence[Task]) -> list[Task]:
-        """Those of these whose handlers have to be called. The outputs of others are in the node
-        cache, under keys with digests of secrets: these are known to workers alone."""
+        """The tasks whose handlers have to be called. The outputs of the others are in the node
+        cache, under keys with digests of secrets, which only workers know."""
         left: list[Task] = []
         for task in tasks:
             found = None
             if task.cache is not None and task.cache.facts is not None:
                 try:
                     found = await answer(self._store, task.cache, self._secrets, self._clock())
-                except StoreError as error:  # it is ours all the same
-                    log.warning("the node cache was not asked: %s", error)
+                except StoreError as error:  # the claim holds all the same
+                    log.warning("the node cache was not read: %s", error)
             if found is None:
                 left.append(task)
             else:
@@ -330,45 +327,44 @@ class QueueTaskSource:
             return None
         return await self._limits.book(task.resource_tag, now)
 
-    async def report(self, told: Sequence[Result | Progress]) -> None:
-        progress = [one for one in told if isinstance(one, Progress)]
-        results = [one for one in told if not isinstance(one, Progress)]
+    async def report(self, reports: Sequence[Result | Progress]) -> None:
+        progress = [one for one in reports if isinstance(one, Progress)]
+        results = [one for one in reports if not isinstance(one, Progress)]
         if progress:
             try:
                 await self._store.apply(progress, self._clock())
             except StoreError as error:  # nothing follows from it, and handlers shall go on
-                log.warning("progress is not told: %s", error)
+                log.warning("progress is not reported: %s", error)
         while results:
             try:
                 await self._inbox.send(results)
                 self._held.drop([(one.run_id, one.node, one.token) for one in results])
                 return
-            except StoreError as error:  # they are all there is of the work that was done
+            except StoreError as error:  # they are all that is left of the work
                 log.warning("results are kept until they can be sent: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def hand_back(self, tasks: Sequence[Task]) -> None:
-        """Let go of starts that will not finish here: they are queued again at once.
+        """Give back starts that will not finish here: they are queued again at once.
 
-        Such a start is a lost one, but no crash: however often workers are replaced, a node does
-        not fail by it.
+        Such a start is lost, but is no crash: a node does not fail because workers are replaced.
         """
         self._leaving = True
         left: list[Task] = []
         if self._taking is not None and (self._is_claiming or self._taking.done()):
-            left = await _kept(self._taking)  # also what was granted, and nobody came for
+            left = await _kept(self._taking)  # also claims that were granted and not returned
             self._taking = None
         starts = [_start_of(task) for task in (*tasks, *left)]
-        self._held.drop(starts)  # first: what is renewed could not be reaped
+        self._held.drop(starts)  # first: a lease that is renewed cannot be reaped
         if starts:
             now = self._clock()
             await self._renew(starts, now)
-            # Should we die before they are queued again, the next reaper does it.
-            await self._agenda.lease({run_id for run_id, _, _ in starts}, now)
+            # If this process dies before they are queued again, the next reap does it.
+            await self._timers.lease({run_id for run_id, _, _ in starts}, now)
             await self._apply([Reap(*start, max_crashes=NO_LIMIT) for start in starts])
 
     async def close(self) -> None:
-        """Give back what was read and never claimed."""
+        """Give back tasks that were read and not claimed."""
         self._leaving = True
         if self._taking is not None:
             await self._taking
@@ -376,16 +372,17 @@ class QueueTaskSource:
         await self._inbox.close()
 
     async def slow(self, tag: str, until: float) -> None:
-        """If that can be told: who is too early will be sent away by the service itself."""
+        """If the store is away, the service itself refuses a call that comes too early."""
         try:
             await self._limits.slow(tag, until)
         except StoreError as error:
             log.warning("the rate of %s stays as it is: %s", tag, error)
 
     async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
-        """Say that these still run; what must stop, because it is ours no longer.
+        """Renew the leases of these starts; returns those to stop, which this worker no longer
+        holds.
 
-        The list of leases is not told: who looks at a run there finds the lease as it is by then.
+        The timers are not changed: a reap reads the lease from the run.
         """
         starts = [_start_of(task) for task in tasks]
         kept = await self._renew(starts, self._clock() + self._lease_seconds)
@@ -436,7 +433,7 @@ class LeaseRenewer(Protocol):
 
 
 async def keep_leases(
-    desk: LeaseRenewer,
+    task_source: LeaseRenewer,
     holding: Callable[[], Sequence[Task]],
     stop: Callable[[Stop], None],
     lease_seconds: float,
@@ -445,7 +442,7 @@ async def keep_leases(
     pause = lease_seconds / 3
     while True:
         asked_at = time.monotonic()
-        for order in await desk.renew(holding()):
+        for order in await task_source.renew(holding()):
             stop(order)
         if (now := time.monotonic()) - asked_at > pause:
             continue  # the store was away: until when we asked to have them is soon, or over

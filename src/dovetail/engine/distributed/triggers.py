@@ -1,7 +1,7 @@
-"""Runs that are asked for where many processes make them: kept first, then made.
+"""Triggers runs where several processes create them: a run is accepted first, then created.
 
-Between the two a process may die. What was accepted by then is made by whoever is asked for it
-again, or by an orchestrator that finds it. What it must not know: where that is kept.
+A process may die between the two. The accepted run is then created by a caller that repeats its
+request, or by an orchestrator that finds it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dovetail.engine.distributed.orchestrator import DistributedOrchestrator
 from dovetail.engine.ports import Key, KeyUsed
 
 MAKING_SECONDS, MAKING_SECONDS_EACH = 5.0, 0.01
-"""So long whoever asked waits for the hot store, once the run is kept in another one."""
+"""A caller waits so long for Redis, once the run is accepted in PostgreSQL."""
 AGE_SECONDS = 10.0
-"""What was accepted so long ago and is not there has lost its maker."""
+"""A run that was accepted so long ago and is not created has lost its process."""
 
 
 def making_seconds(runs: int) -> float:
@@ -27,14 +27,14 @@ def making_seconds(runs: int) -> float:
 
 
 class PendingRun(NamedTuple):
-    """Something that was accepted, with its runs that are not there."""
+    """An accepted run or batch, with its runs that are not created yet."""
 
     name: Any
-    """Of what was accepted, for whoever keeps it."""
+    """What its store calls it."""
     submits: list[Submit]
     created_at: float
     there: Sequence[str] = ()
-    """Its other runs: whoever made them may have come no further."""
+    """Its runs that are created: their process may have died before it dispatched them."""
 
 
 class AcceptedRuns(Protocol):
@@ -73,10 +73,7 @@ class AcceptedRuns(Protocol):
 
 
 class TriggerService:
-    """The driver of a process that asks for runs and leaves driving them to others."""
-
-    refused: StoreError | None = None
-    """Why this process must not ask for any: what it sent, no service would see."""
+    """Triggers runs, and leaves their nodes to workers."""
 
     def __init__(
         self,
@@ -84,12 +81,15 @@ class TriggerService:
         orchestrator: DistributedOrchestrator,
         clock: Clock,
         on_delay: Callable[[DovetailError], None],
+        refused: StoreError | None = None,
     ) -> None:
-        """`on_delay` is told why something that was accepted could not be made at once."""
+        """`on_delay` gets the reason when an accepted run cannot be created at once. `refused` is
+        why this process must not trigger runs: no service would receive its messages."""
         self._acceptance = acceptance
         self._orchestrator = orchestrator
         self._clock = clock
         self._on_delay = on_delay
+        self._refused = refused
 
     async def submit(self, submit: Submit) -> None:
         self._check()
@@ -107,7 +107,7 @@ class TriggerService:
         try:
             accepted = await self._acceptance.accept_batch(batch_id, submits, key, now)
         except KeyUsed as known:
-            await self._make_up_for(key, known)
+            await self._recover(key, known)
             raise
         if await self._made_in_time(accepted, now):
             await self._acceptance.batch_made(batch_id)
@@ -115,7 +115,7 @@ class TriggerService:
     async def made_under(self, key: Key) -> KeyUsed | None:
         known = await self._acceptance.known(key)
         if known is not None:
-            await self._make_up_for(key, known)
+            await self._recover(key, known)
         return known
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
@@ -124,30 +124,30 @@ class TriggerService:
         return await self._orchestrator.apply(moves, durable=durable)
 
     def _check(self) -> None:
-        if self.refused is not None:
-            raise self.refused
+        if self._refused is not None:
+            raise self._refused
 
-    async def follow(self, decisions: Iterable[Decision]) -> None:
-        await self._orchestrator.follow(decisions)
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
+        await self._orchestrator.dispatch_effects(decisions)
 
     def now(self) -> float:
         return self._clock()
 
-    async def look_after(self, run_id: str) -> None:
-        """Send out again whatever is outstanding of a run."""
-        await self._orchestrator.look_after(run_id)
+    async def reconcile_run(self, run_id: str) -> None:
+        """Re-derive the outstanding work of a run."""
+        await self._orchestrator.reconcile_run(run_id)
 
-    async def over(self, run_id: str) -> None:
-        """A run was ended by force: whoever waits for that or lists it is told."""
-        await self._orchestrator.over(run_id)
+    async def announce_end(self, run_id: str) -> None:
+        """Announce the end of a run that was ended by force."""
+        await self._orchestrator.announce_end(run_id)
 
-    async def make_up(self) -> None:
-        """A duty of orchestrators: make what others have accepted and then died over."""
+    async def recover_accepted(self) -> None:
+        """A duty of orchestrators: create runs whose process died after it accepted them."""
         for left in await self._acceptance.unmade(self._clock() - AGE_SECONDS):
             await self._make(left)
 
-    async def _make_up_for(self, key: Key | None, known: KeyUsed) -> None:
-        """Whoever asks again makes what it was asked for first and is not there."""
+    async def _recover(self, key: Key | None, known: KeyUsed) -> None:
+        """A caller that repeats its request creates the runs that its first one did not."""
         if key is not None and known.same_body:
             left = await self._acceptance.unmade_under(key, known.made)
             if left is not None:

@@ -1,7 +1,6 @@
-"""Applies what happened and sends out what follows: the hub of the loop.
+"""Applies transitions and dispatches their effects, inside one process.
 
-It holds no state of its own but timers: everything it knows can be read from the store
-again. What it must not know: how a handler runs (that is the worker), or any rule.
+It holds no state but timers: everything else can be read from the store again.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ class LocalOrchestrator:
         self._order = count()
         self._alarm: asyncio.TimerHandle | None = None
         self._waking: asyncio.Task[None] | None = None
-        self._following: set[asyncio.Task[None]] = set()
+        self._dispatching: set[asyncio.Task[None]] = set()
 
     async def submit(self, submit: Submit) -> None:
-        """Create the run; returns when it cannot be lost any more."""
+        """Create the run; returns when it is durable."""
         decision = await self._store.create(submit, self._clock())
-        if decision.dispatch:
-            await self._transport.publish(decision.dispatch)
+        if decision.dispatch and (rest := await self._transport.publish(decision.dispatch)):
+            await self.apply(rest)
 
     async def apply(self, moves: Sequence[Transition], *, durable: bool = False) -> list[Decision]:
-        """Step runs by these transitions and send out what follows."""
+        """Apply these transitions and dispatch their effects."""
         decisions = await self._store.apply(moves, self._clock(), durable=durable)
-        await self.follow(decisions)
+        await self.dispatch_effects(decisions)
         return decisions
 
-    async def follow(self, decisions: Iterable[Decision]) -> None:
-        """Send out what follows from these decisions."""
+    async def dispatch_effects(self, decisions: Iterable[Decision]) -> None:
+        """Dispatch the effects of these decisions."""
         dispatches: list[Dispatch] = []
         for decision in decisions:
             if decision.dispatch:
@@ -57,17 +56,17 @@ class LocalOrchestrator:
             if decision.stop:
                 for stop in decision.stop:
                     await self._transport.stop(stop)
-        if dispatches:
-            await self._transport.publish(dispatches)
+        if dispatches and (rest := await self._transport.publish(dispatches)):
+            await self.apply(rest)
 
-    def follow_soon(self, orders: Decision) -> None:
-        """The same, from where nothing can be awaited: a run was moved by somebody else."""
-        following = asyncio.create_task(self.follow([orders]))
-        self._following.add(following)
-        following.add_done_callback(self._followed)
+    def dispatch_effects_soon(self, orders: Decision) -> None:
+        """The same, from a plain function: another process stepped a run that this one owns."""
+        following = asyncio.create_task(self.dispatch_effects([orders]))
+        self._dispatching.add(following)
+        following.add_done_callback(self._dispatched)
 
-    def _followed(self, following: asyncio.Task[None]) -> None:
-        self._following.discard(following)
+    def _dispatched(self, following: asyncio.Task[None]) -> None:
+        self._dispatching.discard(following)
         self._woken(following)
 
     async def wake_due(self) -> None:
@@ -81,12 +80,12 @@ class LocalOrchestrator:
         self._arm()
 
     async def close(self) -> None:
-        """Ring no more."""
+        """Cancel all timers."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._waking is not None:
             self._waking.cancel()
-        for following in self._following:
+        for following in self._dispatching:
             following.cancel()
 
     def _set_timers(self, wakes: Iterable[tuple[float, Wake]]) -> None:

@@ -7,6 +7,7 @@ nodes must not hold a thousand rendered configs.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any, Protocol
@@ -24,9 +25,8 @@ from dovetail.engine.limits import TokenBucket
 from dovetail.engine.local.orchestrator import LocalOrchestrator
 from dovetail.engine.ports import Cached, RateLimiter, Result, Store, Task
 
-FOREVER = float("inf")
 LONG_WAIT = 1.0
-"""Whoever would be parked longer first makes sure that those before it are still there."""
+"""A node that would be parked longer first checks that the nodes before it still wait."""
 
 
 class PublishedQueue(Protocol):
@@ -38,7 +38,7 @@ class PublishedQueue(Protocol):
 
 
 class LocalTaskSource:
-    """The desk of a worker that lives in the orchestrator's own process."""
+    """The task source of a worker in the orchestrator's own process."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class LocalTaskSource:
             if tasks:
                 me = self._worker_id
                 claims = [
-                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, FOREVER))
+                    new_tuple(Claim, (task.run_id, task.node_id, task.token, me, math.inf))
                     for task in tasks
                 ]
                 try:
                     decisions = await self._store.apply(claims, self._clock(), durable=True)
                 except asyncio.CancelledError:
                     # A handler cancelled the task that it had once run in, and that is us. What
-                    # was claimed is ours all the same, for whoever takes next.
+                    # was claimed stays claimed, for the next `take`.
                     self._left_behind += tasks
                     raise
                 granted = [decision.changed for decision in decisions]
@@ -183,7 +183,7 @@ class LocalTaskSource:
         return False
 
     async def retime(self, tag: str, bucket: TokenBucket) -> None:
-        """The bucket of this tag is another: whoever waits for it waits no longer than by that."""
+        """The bucket of this tag was replaced: nodes parked by it are rescheduled earlier."""
         now = self._clock()
         await self._sweep(now)
         waiting = [
@@ -197,7 +197,7 @@ class LocalTaskSource:
             waiting, bucket.rebook(len(waiting), now), strict=True
         ):
             if time < at:
-                # Before it is told: it may be woken at once.
+                # Before it is parked again: it may be woken at once.
                 self._booked[key] = (dispatch, time)
                 run, place, token = dispatch
                 sooner.append(Park(run.id, run.graph.nodes[place].id, token, time))

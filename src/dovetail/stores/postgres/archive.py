@@ -1,13 +1,13 @@
-"""The archive: what became of every run, for good, in PostgreSQL.
+"""The archive: every run, for good, in PostgreSQL.
 
-A run is archived as Redis keeps it, byte for byte, so that it can be put back there. Any number of
-archivers may write the same run, late and repeatedly: a snapshot that is older than what is kept
-changes nothing. What it must not know: any rule, or when to archive.
+A run is archived as Redis stores it, byte for byte, so that it can be restored. Any number of
+archivers may write the same run, late and repeatedly: a snapshot that is older than the stored one
+changes nothing.
 
-Redis may come back without the end of its log. Then numbers of events are used a second time, and
-who notices that, or restores a run from here, goes on under the next *generation*. A generation
-replaces the log of those before it from its first event on, unless the run was finished: what is
-finished here stays so until a retry opens a new epoch.
+Redis may come back without the end of its log. Then event numbers are used a second time, and the
+process that notices it, or restores a run, continues under the next *generation*. A generation
+replaces the log of earlier ones from its first event on, unless the run was finished: a finished
+run stays so until a retry opens a new epoch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from dovetail.core.errors import NotFound, StoreError
+from dovetail.core.errors import StoreError
 from dovetail.core.events import Event
 from dovetail.core.outputs import ONLY_SIZES, OutputReference, ReadBudget
 from dovetail.core.run import RunState
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.archiver import ArchiveHead, ArchiveState, RunSnapshot
 from dovetail.stores.postgres.pool import PostgresConnection, PostgresPool, statements
-from dovetail.stores.records import Definitions
+from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.redis.codec import event_of, run_of, time_text
 
 PIECE_BYTES = 4 << 20
@@ -91,12 +91,12 @@ class PostgresArchive:
         return await self._pool.look(lambda connection: _read(connection, run_id))
 
     async def kept(self, run_ids: Iterable[str]) -> dict[str, ArchiveState]:
-        """How far it is with these; those that it does not know are not among them."""
+        """How far these runs are archived; unknown ones are missing."""
         rows = await self._pool.rows("kept", list(run_ids))
         return {run_id: ArchiveState(*rest) for run_id, *rest in rows}
 
     async def heads(self, run_ids: Iterable[str]) -> dict[str, ArchiveHead]:
-        """The same, with what is needed to tell whether a log goes on from there."""
+        """The same, with the last event, to see whether a log goes on from there."""
         rows = await self._pool.rows("heads", list(run_ids))
         return {
             run_id: ArchiveHead(ArchiveState(*kept), epoch, event)
@@ -109,7 +109,7 @@ class PostgresArchive:
         """The run as far as it is archived, to read. Raises `NotFound`."""
         wanted = (room or ALL_OUTPUTS) if outputs else ONLY_SIZES
         if not await self.kept([run_id]):
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         snapshot, left_out = await self._pool.look(lambda one: _look(one, run_id, wanted))
         given, meta = self.submission(snapshot), snapshot.meta
         created_at = float(meta["created_at"])
@@ -144,14 +144,11 @@ class PostgresArchive:
         """Its events as far as they are archived. Raises `NotFound`."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
         rows = await self._pool.rows("read_events", number, after, None)
         return [event_of(text, seq, graph) for seq, text in rows]
-
-    def _no_run(self, run_id: str) -> NotFound:
-        return NotFound(f"no run '{run_id}' in {self._pool.where}")
 
     def submission(self, snapshot: RunSnapshot) -> Submit:
         """What was asked for, of a run that was read from here."""
@@ -193,8 +190,8 @@ async def _write(
     accepted = [(row, snapshot) for row, snapshot in newer if _follows(row, snapshot)]
     # One that leaves a gap comes again, whole. One that is refused is history all the same.
     gaps = {snapshot.run_id for row, snapshot in newer if not _follows(row, snapshot)}
-    told = [pair for pair in pairs if pair[1].run_id not in gaps]
-    await _add_events(connection, told, accepted)
+    logged = [pair for pair in pairs if pair[1].run_id not in gaps]
+    await _add_events(connection, logged, accepted)
     await _begin_generations(connection, accepted)
     await _save_nodes(connection, accepted)
     await _project(connection, accepted)
@@ -281,7 +278,7 @@ def _logs(pairs: _Accepted, *, known: bool) -> Iterator[tuple[int, int, int, str
     """Run, generation, number of the first event, and events, one on each line.
 
     An event is JSON, which has no line breaks. A column of single events would take longer to
-    send than to store. Those that are `known` are not left out.
+    send than to store. `known` events are included on request.
     """
     for row, snapshot in pairs:
         skipped = 0 if known else max(0, row.last_seq + 1 - snapshot.first_seq)
@@ -345,7 +342,7 @@ async def _project(connection: PostgresConnection, accepted: _Accepted) -> None:
 
 
 async def _names(connection: PostgresConnection, accepted: _Accepted) -> dict[int, list[str]]:
-    """The nodes of those definitions that an error is to be told of."""
+    """Node names of the definitions of runs with an error."""
     wanted = {row.definition for row, snapshot in accepted if snapshot.meta.get("error")}
     if not wanted:
         return {}
@@ -354,11 +351,11 @@ async def _names(connection: PostgresConnection, accepted: _Accepted) -> dict[in
 
 
 def _error(snapshot: RunSnapshot, names: Sequence[str]) -> bytes | None:
-    """As everybody sees it: with the name of its node, which Redis knows by its place."""
+    """As views show it: with the name of its node, which Redis stores as an index."""
     if not snapshot.meta.get("error"):
         return None
-    told = orjson.loads(snapshot.meta["error"])
-    return orjson.dumps({**told["error"], "node": names[told["at"]]})
+    kept = orjson.loads(snapshot.meta["error"])
+    return orjson.dumps({**kept["error"], "node": names[kept["at"]]})
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
@@ -409,65 +406,59 @@ def _meta(
     }
 
 
-async def _look(
-    connection: PostgresConnection, run_id: str, room: ReadBudget
-) -> tuple[RunSnapshot, dict[int, OutputReference]]:
-    """A run without its log, and with the outputs that there is room for; and the others."""
-    sql = statements()
-    row = await connection.fetchrow(sql["look_at_run"], run_id)
-    number, workflow, version, retries, params, created_at, *rest = row
-    generation, last_seq, meta, sha256, content = rest
-    snapshot = RunSnapshot(
+def _snapshot(run_id: str, row: Sequence[Any], **rest: Any) -> RunSnapshot:
+    """From a run's row without number and result; its nodes and events are added later."""
+    workflow, version, retries, params, created_at, generation, meta, sha256, content = row
+    return RunSnapshot(
         run_id=run_id,
         generation=generation,
         meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
         nodes={},
         outputs={},
         ends={},
-        first_seq=last_seq + 1,
-        events=[],
         content=content,
+        **rest,
     )
+
+
+def _add_node(
+    snapshot: RunSnapshot, index: int, state: bytes, output: bytes | None, ends: bytes | None
+) -> None:
+    snapshot.nodes[index] = state.decode()
+    if output is not None:
+        snapshot.outputs[index] = output
+    if ends is not None:
+        snapshot.ends[index] = ends
+
+
+async def _look(
+    connection: PostgresConnection, run_id: str, room: ReadBudget
+) -> tuple[RunSnapshot, dict[int, OutputReference]]:
+    """A run without its log, with the outputs that there is room for; and references to others."""
+    sql = statements()
+    number, *columns, last_seq, meta, sha256, content = await connection.fetchrow(
+        sql["look_at_run"], run_id
+    )
+    row = (*columns, meta, sha256, content)
+    snapshot = _snapshot(run_id, row, first_seq=last_seq + 1, events=[])
     left_out: dict[int, OutputReference] = {}
     nodes = await connection.fetch(sql["look_at_nodes"], number, *room)
-    for place, state, ends, size, output in nodes:
-        snapshot.nodes[place] = state.decode()
-        if output is not None:
-            snapshot.outputs[place] = output
-        elif size is not None:
-            left_out[place] = OutputReference(size, StoredOutput(number, place))
-        if ends is not None:
-            snapshot.ends[place] = ends
+    for index, state, ends, size, output in nodes:
+        _add_node(snapshot, index, state, output, ends)
+        if output is None and size is not None:
+            left_out[index] = OutputReference(size, StoredOutput(number, index))
     return snapshot, left_out
 
 
 async def _read(connection: PostgresConnection, run_id: str) -> RunSnapshot:
     sql = statements()
-    row = await connection.fetchrow(sql["read_run"], run_id)
-    number, workflow, version, retries, params, created_at, *rest = row
-    generation, result, meta, sha256, content = rest
-    snapshot = RunSnapshot(
-        run_id=run_id,
-        generation=generation,
-        meta=_meta(workflow, version, retries, params, created_at, sha256, meta),
-        nodes={},
-        outputs={},
-        ends={},
-        first_seq=1,
-        events=[
-            event
-            for place, (seq, event) in enumerate(
-                await connection.fetch(sql["read_events"], number, 0, None), 1
-            )
-            if seq == place
-        ],
-        result=result,
-        content=content,
+    number, *columns, result, meta, sha256, content = await connection.fetchrow(
+        sql["read_run"], run_id
     )
-    for place, state, output, ends in await connection.fetch(sql["read_nodes"], number):
-        snapshot.nodes[place] = state.decode()
-        if output is not None:
-            snapshot.outputs[place] = output
-        if ends is not None:
-            snapshot.ends[place] = ends
+    log = await connection.fetch(sql["read_events"], number, 0, None)
+    events = [event for place, (seq, event) in enumerate(log, 1) if seq == place]
+    row = (*columns, meta, sha256, content)
+    snapshot = _snapshot(run_id, row, first_seq=1, events=events, result=result)
+    for index, state, output, ends in await connection.fetch(sql["read_nodes"], number):
+        _add_node(snapshot, index, state, output, ends)
     return snapshot

@@ -1,11 +1,10 @@
-"""The PostgreSQL database itself: reached, brought to this version, and its failures in words.
+"""The PostgreSQL database: connections, migrations, and its errors explained.
 
-Nothing is opened before it is needed, and nothing is given up because the database was away: the
-next call tries again. What it must not know: what any table is for.
+Connections are opened at first use. A database that was away is tried again with the next call.
 
-Between this process and the server there may be a pooler, such as PgBouncer. It may give each
-transaction another session, so behind one nothing of a session is relied on: no named prepared
-statement, no setting, and every statement runs in a transaction that pins its session.
+A pooler such as PgBouncer may give each transaction another session. Behind one, nothing of a
+session is used: no named prepared statement, no setting, and every statement runs in a transaction
+that pins its session.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STATEMENT_SECONDS = 10.0
 ANSWER_SECONDS = 12.0
 """After the server's own time-out: only a server that says nothing at all gets here."""
 SOON_SECONDS = 5.0
-"""For what one statement does: somebody waits for it, and wants to hear that it cannot be had."""
+"""For one statement: its caller waits, and wants to know soon that it fails."""
 IDLE_TRANSACTION_SECONDS = 15.0
 """A process that was stopped amid a transaction must not hold its locks for longer."""
 MIGRATION_SECONDS = 60.0
@@ -126,7 +125,7 @@ class PostgresPool:
     async def transact(
         self, work: Callable[[PostgresConnection], Awaitable[T]], *, within: float | None = None
     ) -> T:
-        """All of it or nothing, for somebody who waits no longer than `within` seconds.
+        """All of it or nothing, within so many seconds.
 
         The work is done again if the connection broke, even at the commit: then it may find
         its own traces, and must take them for what they are.
@@ -217,7 +216,7 @@ class PostgresPool:
                     continue
                 raise self._told_of(error) from error
             except asyncio.CancelledError:
-                self._break(connection)  # it may never answer, and nobody waits for it
+                self._break(connection)  # it may never answer, and no caller waits
                 raise
             finally:
                 await self._give_back(connection)
@@ -269,7 +268,7 @@ class PostgresPool:
     def _opened(self, task: asyncio.Task[None]) -> None:
         self._opening = None
         if not task.cancelled():
-            task.exception()  # told to whoever waits; nobody may, any more
+            task.exception()  # retrieved, so that asyncio does not warn
 
     async def _reach(self) -> None:
         asyncpg = _library()
@@ -339,7 +338,7 @@ class PostgresPool:
             await connection.execute(f"SET LOCAL lock_timeout = {limit}")
             patience = MIGRATION_SECONDS + ANSWER_SECONDS
             await connection.execute(sql["lock_schema"], _LOCK, timeout=patience)
-            version = await self._version(connection)  # somebody else may have done it meanwhile
+            version = await self._version(connection)  # another process may have migrated meanwhile
             has_schema, _ = await connection.fetchrow(sql["has_schema"])
             if not has_schema:
                 await connection.execute("CREATE SCHEMA dovetail")
@@ -405,7 +404,7 @@ class _NeverWritten(StoreError):
     """A value that PostgreSQL cannot hold: nothing with it can ever have been stored."""
 
 
-# For anybody, by SQLSTATE or its beginning.
+# Public reasons, by SQLSTATE or its beginning.
 _PUBLIC = (
     (READ_ONLY, "PostgreSQL accepts no writes: it is read-only"),
     ("53100", "PostgreSQL accepts no writes: its disk is full"),
@@ -505,7 +504,7 @@ def _is_passing(error: Exception) -> bool:
 
 
 def _library() -> Any:
-    """asyncpg, when a database is first used: who has none need not install it."""
+    """asyncpg, imported at first use: without a database it need not be installed."""
     try:
         import asyncpg  # type: ignore[import-untyped]
     except ImportError:

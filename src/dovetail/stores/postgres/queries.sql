@@ -169,7 +169,7 @@ ON CONFLICT DO NOTHING RETURNING run_id;
 SELECT run_id FROM dovetail.runs WHERE batch = $1 AND place = $2;
 
 -- name: add_key
--- Waits for whoever is about to use the key, and adds nothing if it is used.
+-- Waits for a transaction that is about to use the key, and adds nothing if it is used.
 INSERT INTO dovetail.keys (scope, key, body, made) VALUES ($1, $2, $3, $4)
 ON CONFLICT DO NOTHING RETURNING made;
 
@@ -199,19 +199,19 @@ SELECT place, run_id, status FROM dovetail.runs
 WHERE batch = $1 AND place >= $2 ORDER BY place LIMIT $3;
 
 -- name: statuses_in_batch
--- Of these runs, those that are in the batch.
+-- Which of these runs are in the batch.
 SELECT run_id, status, finished_at FROM dovetail.runs
 WHERE batch = $1 AND run_id = ANY ($2::TEXT[]);
 
 -- ── runs are archived ───────────────────────────────────────────────────────────────────
 
 -- name: lock_runs
--- In one order for everybody, so that two archivers never wait for each other.
+-- In one order, so that two archivers never wait for each other.
 SELECT number, run_id, definition, generation, last_seq, epoch, finished_at FROM dovetail.runs
 WHERE run_id = ANY ($1::TEXT[]) ORDER BY run_id FOR NO KEY UPDATE;
 
 -- name: add_events
--- They continue the log, under the lock of their run: nobody can have written them.
+-- They continue the log, under the lock of their run: no other archiver has written them.
 INSERT INTO dovetail.events (run, generation, seq, event)
 SELECT log.run, log.generation, log.first_seq + line.nth - 1, convert_to(line.event, 'UTF8')
 FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[])
@@ -219,7 +219,7 @@ FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[])
   unnest(string_to_array(log.events, E'\n')) WITH ORDINALITY AS line (event, nth);
 
 -- name: add_other_events
--- Of another generation than the one that is kept: somebody may have written them before.
+-- Of another generation than the stored one: another archiver may have written them before.
 INSERT INTO dovetail.events (run, generation, seq, event)
 SELECT log.run, log.generation, log.first_seq + line.nth - 1, convert_to(line.event, 'UTF8')
 FROM unnest($1::BIGINT[], $2::BIGINT[], $3::BIGINT[], $4::TEXT[])

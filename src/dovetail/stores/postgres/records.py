@@ -1,7 +1,8 @@
-"""What PostgreSQL keeps beside the state of runs: who asked for what, workflows, lists, limits.
+"""Records in PostgreSQL: accepted triggers, workflows, lists of runs, batches, limits, and the
+doctor.
 
-A trigger is here before it is answered, with its idempotency key, so that it survives the loss of
-Redis. Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+A trigger is stored before it is answered, with its idempotency key, so it survives the loss of
+Redis. Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations
@@ -12,9 +13,18 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.errors import Conflict, NotFound, StoreError
+from dovetail.core.errors import StoreError
 from dovetail.core.transitions import Submit
-from dovetail.engine.ports import DoctorFinding, Key, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    DoctorFinding,
+    Key,
+    KeyUsed,
+    Registered,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.postgres.pool import (
     MOST_CONNECTIONS,
@@ -28,16 +38,25 @@ from dovetail.stores.records import (
     PAGE_BYTES,
     Definitions,
     StoredDefinition,
+    batch_page,
+    batch_view,
     check_seen,
-    keep_latest,
+    conditions,
+    list_position,
     long_enough,
     no_alias,
+    no_batch,
+    no_run,
+    no_version,
+    no_workflow,
     page_size,
-    place_in_list,
+    refuse_active,
+    refuse_latest,
     run_meant,
     summary_of,
     until_cut,
     version_meant,
+    workflow_view,
 )
 from dovetail.stores.redis.codec import event_of
 
@@ -45,7 +64,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 OLDEST_SERVER = 120000
 MOST_APART_SECONDS = 5.0
 ACCEPT_SECONDS = 4.0
-"""Whoever triggers a run is told soon that the database is away."""
+"""A trigger fails soon if the database is away."""
 
 
 class PostgresRecords:
@@ -129,8 +148,7 @@ class PostgresRecords:
         number = await self.version_of(name, version)
         row = await self._pool.row("read_version", name, number)
         if row is None:
-            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
-            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+            raise no_version(name, version, await self.versions(name))
         return Registered(
             name, row["version"], row["definition"], row["content"], row["created_at"]
         )
@@ -145,7 +163,7 @@ class PostgresRecords:
     async def _workflow(self, name: str) -> Any:
         row = await self._pool.row("read_workflow", name)
         if row is None:
-            raise NotFound(f"no workflow '{name}' is registered in {self._pool.where}")
+            raise no_workflow(name, self._pool.where)
         return row
 
     async def _aliases(self, name: str, latest: int) -> dict[str, int]:
@@ -157,13 +175,7 @@ class PostgresRecords:
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         found = await self.registered(name, version)
         latest = (await self._workflow(name))["latest"]
-        return {
-            "name": name,
-            "version": found.version,
-            "definition": orjson.loads(found.content),
-            "aliases": await self._aliases(name, latest),
-            "created_at": timestamp(found.created_at),
-        }
+        return workflow_view(found, await self._aliases(name, latest))
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -203,16 +215,12 @@ class PostgresRecords:
                     await connection.execute(sql[statement], name)
             return active
 
-        active = await self._pool.transact(write)
-        if active:
-            runs = "1 run" if active == 1 else f"{active} runs"
-            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+        refuse_active(name, await self._pool.transact(write))
 
     async def set_alias(
         self, name: str, alias: str, version: int, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if alias == LATEST:
-            raise Conflict("'latest' always names the newest version and cannot be set")
+        refuse_latest(alias, "set")
         found = await self.registered(name, version)
 
         async def write(connection: PostgresConnection) -> None:
@@ -227,7 +235,7 @@ class PostgresRecords:
         return {"name": name, "alias": alias, "version": found.version}
 
     async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        keep_latest(alias)
+        refuse_latest(alias, "deleted")
         await self._workflow(name)
 
         async def write(connection: PostgresConnection) -> None:
@@ -250,28 +258,18 @@ class PostgresRecords:
         found = [str(row[0]) for row in rows]
         return run_meant(prefix, found, self._pool.where)
 
-    def _no_run(self, run_id: str) -> NotFound:
-        return NotFound(f"no run '{run_id}' in {self._pool.where}")
-
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        number = None if batch is None else (await self._batch(batch))["number"]
-        wanted = {"status": status, "workflow": workflow, "batch": number}
-        given = {column: value for column, value in wanted.items() if value is not None}
-        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = await self._summaries(before, limit + 1, most, given)
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        limit = page_size(query.limit)
+        given = await self._conditions(query)
+        before = list_position(query.cursor, LARGEST_NUMBER)
+        rows = await self._summaries(before, limit + 1, query.max_result_bytes, given)
         found = until_cut(rows)[:limit]
         more = str(found[-1][0]) if len(rows) > len(found) else None
         return {"items": [summary_of(row) for row in found], "next_cursor": more}
+
+    async def _conditions(self, query: RunQuery) -> dict[str, Any]:
+        number = None if query.batch is None else (await self._batch(query.batch))["number"]
+        return conditions(query, number)
 
     async def _summaries(
         self, before: int, limit: int, most: int | None, given: dict[str, Any]
@@ -283,7 +281,7 @@ class PostgresRecords:
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = await self._pool.row("summary", run_id, most)
         if row is None:
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         return summary_of(row)
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
@@ -300,7 +298,7 @@ class PostgresRecords:
         """As far as they are archived."""
         row = await self._pool.row("definition_of_run", run_id)
         if row is None:
-            raise self._no_run(run_id)
+            raise no_run(run_id, self._pool.where)
         number, definition, retries, content = row
         graph = self._definitions.graph(definition, retries, lambda: content)
         rows = await self._pool.rows("read_events", number, after, limit)
@@ -311,7 +309,7 @@ class PostgresRecords:
     async def _batch(self, batch_id: str) -> Any:
         row = await self._pool.row("read_batch", batch_id)
         if row is None:
-            raise NotFound(f"no batch '{batch_id}' in {self._pool.where}")
+            raise no_batch(batch_id, self._pool.where)
         return row
 
     async def open_batch(
@@ -332,10 +330,8 @@ class PostgresRecords:
         self, *, limit: int = 50, cursor: str | None = None
     ) -> tuple[list[str], str | None]:
         limit = page_size(limit)
-        before = LARGEST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = await self._pool.rows("list_batches", before, limit + 1)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return [str(row[1]) for row in rows[:limit]], more
+        before = list_position(cursor, LARGEST_NUMBER)
+        return batch_page(await self._pool.rows("list_batches", before, limit + 1), limit)
 
     async def batch_number(self, batch_id: str) -> int:
         return int((await self._batch(batch_id))["number"])
@@ -344,7 +340,7 @@ class PostgresRecords:
         self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
     ) -> dict[str, Any]:
         limit = page_size(limit)
-        first = 0 if cursor is None else place_in_list(cursor)
+        first = list_position(cursor, 0)
         number, batch_id, workflow, count, created_at = await self._batch(batch_id)
         by_status: dict[str, int] = {}
         finished, ended = 0, 0.0
@@ -355,19 +351,13 @@ class PostgresRecords:
             finished += done
             ended = max(ended, last or 0.0)
         rows = await self._pool.rows("batch_runs", number, first, limit + 1)
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": by_status,
-            "created_at": timestamp(created_at),
-            "finished_at": timestamp(ended or created_at) if finished == count else None,
-            "runs": [
-                {"index": index, "run_id": run_id, "status": status}
-                for index, run_id, status in rows[:limit]
-            ],
-            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
-        }
+        return batch_view(
+            (batch_id, workflow, count, timestamp(created_at)),
+            by_status,
+            timestamp(ended or created_at) if finished == count else None,
+            rows[:limit],
+            rows[limit][0] if len(rows) > limit else None,
+        )
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
 
@@ -436,7 +426,7 @@ def _durability(fsync: bool, synchronous_commit: str) -> DoctorFinding:
 
 
 async def _take_key(connection: PostgresConnection, key: Key, made: str) -> bool:
-    """False if it was us who took it, before the connection broke. Raises `KeyUsed`."""
+    """False if this request took it, before the connection broke. Raises `KeyUsed`."""
     scope, name, body = key
     sql = statements()
     if await connection.fetchval(sql["add_key"], scope, name.encode(), body, made) is not None:

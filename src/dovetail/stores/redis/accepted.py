@@ -1,10 +1,8 @@
-"""What was asked for and is not made yet: idempotency keys, places in batches, whole batches.
+"""Accepted runs that are not created yet: idempotency keys, places in batches, whole batches.
 
-A key, a place and a run are in different slots, so they cannot be written together. Whatever is
-claimed first keeps all that is needed to make the rest, with the ids it was given: if its maker
-dies, whoever asks again makes the same runs, and so does an orchestrator that finds them `unmade`.
-
-What it must not know: how a run is made.
+A key, a place and a run are in different slots and cannot be written together. The first of them
+stores everything that is needed to create the rest, ids included. If its process dies, a repeated
+request creates the same runs, and so does an orchestrator that finds them pending.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from dovetail.engine.idempotency import is_for_a_batch
 from dovetail.engine.ports import Key, KeyUsed
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
+from dovetail.stores.redis.codec import source
 from dovetail.stores.redis.definitions import ACCEPTED, definition, definition_key
 from dovetail.stores.redis.run_index import (
     ALL_BATCHES,
@@ -31,21 +30,20 @@ from dovetail.stores.redis.run_index import (
     batch_key,
     batch_number,
     batch_of,
-    source,
 )
 from dovetail.stores.redis.store import keys_of
 
-OPENED = "wf:opened"
-"""Batches that were made before their runs, by time: whoever asked may never ask for any."""
-WORDS_AT_ONCE = 2000
-"""Of one command: so that a large batch keeps nobody waiting."""
+OPEN_BATCHES = "wf:opened"
+"""Batches that were opened before their runs, by time: the caller may never trigger any."""
+MAX_WORDS_PER_COMMAND = 2000
+"""A larger command would block other clients of Redis."""
 BATCH_SIZE = 100
 """Runs of a batch that are looked for together."""
 
 
 class RedisAcceptedRuns:
-    def __init__(self, pipe: PipelinedRedis, definitions: Definitions) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, definitions: Definitions) -> None:
+        self._redis = redis
         self._definitions = definitions
 
     # ── runs ─────────────────────────────────────────────────────────────────────────────
@@ -72,10 +70,12 @@ class RedisAcceptedRuns:
         known = await self.known(key)
         if known is None:
             todo = await self._todo([submit], None, now)
-            # Together, so that nobody finds the one for long without the other.
+            # In one roundtrip, so that no reader finds one for long without the other.
             _, (body, made) = await asyncio.gather(
-                self._pipe.call("ZADD", ACCEPTED, "NX", repr(now), name),
-                self._pipe.script(source("records_claim"), [name], [key[2], submit.run_id, todo]),
+                self._redis.call("ZADD", ACCEPTED, "NX", repr(now), name),
+                self._redis.call_script(
+                    source("records_claim"), [name], [key[2], submit.run_id, todo]
+                ),
             )
             known = KeyUsed(made.decode(), same_body=body.decode() == key[2])
         if not known.same_body:
@@ -84,14 +84,14 @@ class RedisAcceptedRuns:
             submit = await self._first_asked(key, submit._replace(run_id=known.made))
         if await self._is_there(submit.run_id):
             raise known
-        # So that whoever forgets the run forgets the key with it.
-        await self._pipe.call("HSET", keys_of(submit.run_id)[0], "key", name)
+        # The key is deleted with the run.
+        await self._redis.call("HSET", keys_of(submit.run_id)[0], "key", name)
         return submit
 
     async def known(self, key: Key) -> KeyUsed | None:
         """What was accepted under a key, without accepting anything."""
         name = _key_name(key)
-        body, made = await self._pipe.call("HMGET", name, "body", "made")
+        body, made = await self._redis.call("HMGET", name, "body", "made")
         if made is None:
             return None
         if await self._is_forgotten(made.decode()):
@@ -100,9 +100,9 @@ class RedisAcceptedRuns:
         return KeyUsed(made.decode(), same_body=body.decode() == key[2])
 
     async def _first_asked(self, key: Key, submit: Submit) -> Submit:
-        """The run as it was accepted, as long as it is not there: the workflow of that name may
-        be another by now, and two who make it shall make the same."""
-        todo = await self._pipe.call("HGET", _key_name(key), "todo")
+        """The run as it was accepted, while it is not created: the workflow may have changed, and
+        two processes that create it must create the same."""
+        todo = await self._redis.call("HGET", _key_name(key), "todo")
         if todo is None:
             return submit
         with suppress(NotFound):
@@ -112,8 +112,8 @@ class RedisAcceptedRuns:
     async def _claim_place(self, submit: Submit, place: tuple[int, int]) -> Submit:
         batch_id, index = batch_of(place[0]), place[1]
         places = f"{batch_key(batch_id)}:places"
-        await self._pipe.call("HSETNX", places, index, submit.run_id)
-        made = (await self._pipe.call("HGET", places, index)).decode()
+        await self._redis.call("HSETNX", places, index, submit.run_id)
+        made = (await self._redis.call("HGET", places, index)).decode()
         if made != submit.run_id:
             if submit.key is not None:  # it is for a run that will never be
                 await self._release(_key_name(submit.key), submit.run_id)
@@ -124,19 +124,19 @@ class RedisAcceptedRuns:
 
     async def _release(self, name: str, run_id: str) -> None:
         await self.unclaim(name, run_id)
-        await self._pipe.call("DEL", keys_of(run_id)[0])
-        await self._pipe.call("ZREM", ACCEPTED, name)
+        await self._redis.call("DEL", keys_of(run_id)[0])
+        await self._redis.call("ZREM", ACCEPTED, name)
 
     async def unclaim(self, name: str, made: str) -> None:
         """The key is free again, if it is for that run or batch."""
-        await self._pipe.script(source("records_unclaim"), [name], [made])
+        await self._redis.call_script(source("records_unclaim"), [name], [made])
 
     async def _is_forgotten(self, run_id: str) -> bool:
-        """It ended long ago, and somebody is about to take it off the lists."""
-        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "dropped"))
+        """It ended long ago, and a process is about to remove it from the lists."""
+        return bool(await self._redis.call("HEXISTS", keys_of(run_id)[0], "dropped"))
 
     async def _is_there(self, run_id: str) -> bool:
-        return bool(await self._pipe.call("HEXISTS", keys_of(run_id)[0], "status"))
+        return bool(await self._redis.call("HEXISTS", keys_of(run_id)[0], "status"))
 
     # ── batches ──────────────────────────────────────────────────────────────────────────
 
@@ -152,17 +152,17 @@ class RedisAcceptedRuns:
     ) -> list[Submit]:
         """Make a batch; from now on all its runs will be made. Raises `KeyUsed`.
 
-        Returns them with their places. `batch_made` is to be told once they are there.
+        Returns them with their places. The caller calls `batch_made` once they are created.
         """
         number = batch_number(batch_id)
         placed = [one._replace(place=(number, index)) for index, one in enumerate(submits)]
         todo = await self._todo(placed, batch_id, now)
         workflow = placed[0].graph.name
-        # Nobody else has other runs for these places: whoever makes them reads their ids in `todo`.
+        # Safe: every process that creates these runs reads their ids in `todo`.
         taken = [word for index, one in enumerate(placed) for word in (index, one.run_id)]
         places: list[Command] = [
-            ("HSET", f"{batch_key(batch_id)}:places", *taken[first : first + WORDS_AT_ONCE])
-            for first in range(0, len(taken), WORDS_AT_ONCE)
+            ("HSET", f"{batch_key(batch_id)}:places", *taken[first : first + MAX_WORDS_PER_COMMAND])
+            for first in range(0, len(taken), MAX_WORDS_PER_COMMAND)
         ]
         await self._write_batch(batch_id, workflow, len(placed), key, now, todo, places)
         await self._claim_for_batch(batch_id, key)
@@ -195,8 +195,8 @@ class RedisAcceptedRuns:
             fields += ["todo", todo]
             commands.append(("ZADD", ACCEPTED, repr(now), name))
         else:
-            commands.append(("ZADD", OPENED, repr(now), batch_id))
-        await self._pipe.many([*commands, ("HSET", name, *fields), *places])
+            commands.append(("ZADD", OPEN_BATCHES, repr(now), batch_id))
+        await self._redis.call_many([*commands, ("HSET", name, *fields), *places])
 
     async def _claim_for_batch(self, batch_id: str, key: Key | None) -> None:
         if key is None:
@@ -207,7 +207,9 @@ class RedisAcceptedRuns:
             raise known
 
     async def _claimed(self, name: str, body: str, batch_id: str) -> KeyUsed | None:
-        kept, made = await self._pipe.script(source("records_claim"), [name], [body, batch_id, ""])
+        kept, made = await self._redis.call_script(
+            source("records_claim"), [name], [body, batch_id, ""]
+        )
         if made.decode() == batch_id:
             return None
         return KeyUsed(made.decode(), same_body=kept.decode() == body)
@@ -215,36 +217,36 @@ class RedisAcceptedRuns:
     async def _forget_batch(self, batch_id: str) -> None:
         name = batch_key(batch_id)
         await self.drop_batch(batch_id)
-        await self._pipe.call("ZREM", ACCEPTED, name)
+        await self._redis.call("ZREM", ACCEPTED, name)
         await self.no_longer_opened(batch_id)
 
     async def drop_batch(self, batch_id: str) -> None:
         """The batch itself and where it is listed. Safe to repeat: a crash on the way leaves the
         batch, and so it is dropped again."""
         name = batch_key(batch_id)
-        created_at = await self._pipe.call("HGET", name, "created_at")
+        created_at = await self._redis.call("HGET", name, "created_at")
         commands: list[Command] = [("ZREM", BATCH_IDS, batch_id)]
         if created_at is not None:
             commands.append(("ZREM", ALL_BATCHES, batch_entry(batch_id, float(created_at))))
-        await self._pipe.many(commands)
-        await self._pipe.call("DEL", name, f"{name}:places")
+        await self._redis.call_many(commands)
+        await self._redis.call("DEL", name, f"{name}:places")
 
     async def opened(self, before: float, limit: int) -> list[str]:
         """Batches that were opened before that time."""
-        found = await self._pipe.call(
-            "ZRANGEBYSCORE", OPENED, "-inf", repr(before), "LIMIT", 0, limit
+        found = await self._redis.call(
+            "ZRANGEBYSCORE", OPEN_BATCHES, "-inf", repr(before), "LIMIT", 0, limit
         )
         return [batch_id.decode() for batch_id in found]
 
     async def no_longer_opened(self, batch_id: str) -> None:
         """It goes with its runs from now on, or is gone."""
-        await self._pipe.call("ZREM", OPENED, batch_id)
+        await self._redis.call("ZREM", OPEN_BATCHES, batch_id)
 
     # ── what a maker left behind ─────────────────────────────────────────────────────────
 
     async def unmade(self, accepted_before: float, limit: int = 100) -> list[PendingRun]:
         """What was accepted before that time and has runs that are not there."""
-        names = await self._pipe.call(
+        names = await self._redis.call(
             "ZRANGEBYSCORE", ACCEPTED, "-inf", repr(accepted_before), "LIMIT", 0, limit
         )
         found = [await self._left(name.decode()) for name in names]
@@ -257,13 +259,13 @@ class RedisAcceptedRuns:
         try:
             left = await self._left_of(name)
         except NotFound:
-            left = None  # half of it was deleted: nobody can make it, and others wait
+            left = None  # half of it was deleted: it cannot be created, and others wait
         if left is None:
-            await self._pipe.call("ZREM", ACCEPTED, name)
+            await self._redis.call("ZREM", ACCEPTED, name)
         return left
 
     async def _left_of(self, name: str) -> PendingRun | None:
-        todo, key, body = await self._pipe.call("HMGET", name, "todo", "key", "body")
+        todo, key, body = await self._redis.call("HMGET", name, "todo", "key", "body")
         if todo is None:
             return None
         kept = orjson.loads(todo)
@@ -293,7 +295,7 @@ class RedisAcceptedRuns:
 
     async def _kept(self, todo: dict[str, Any], key: Key | None) -> list[Submit]:
         """What `_todo` has written down. Raises `NotFound`."""
-        content = await definition(self._pipe, todo["definition"])
+        content = await definition(self._redis, todo["definition"])
         if content is None:
             raise NotFound(f"the definition {todo['definition']} is not in Redis any more")
         graph = self._definitions.graph(
@@ -312,12 +314,12 @@ class RedisAcceptedRuns:
         ]
 
     async def settle(self, name: str) -> None:
-        await self._pipe.many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
+        await self._redis.call_many([("HDEL", name, "todo"), ("ZREM", ACCEPTED, name)])
 
     async def _todo(self, submits: Sequence[Submit], batch_id: str | None, now: float) -> bytes:
         first = submits[0]
         stored = self._definitions.stored(first.graph)
-        await self._pipe.call("SET", definition_key(stored.sha256), stored.content, "NX")
+        await self._redis.call("SET", definition_key(stored.sha256), stored.content, "NX")
         kept: dict[str, Any] = {
             "version": first.version,
             "definition": stored.sha256,

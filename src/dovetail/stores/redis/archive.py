@@ -1,15 +1,9 @@
-"""Which runs the archive may be behind with, and which ones it has for good.
+"""The archive's view of Redis: runs to archive, archived runs, and snapshots.
 
-Hints, not truth: one too many costs a look at a run, one too few is found by the archiver's
-sweep. They have keys of their own, outside every run's slot. What it must not know: what a
-run is, or how it is archived.
-
-Whole runs out of Redis and into it: as the archive gets them, and gives them back.
-
-A snapshot is read by one script, at one moment, but for two things that cannot change under it:
-outputs, which may be large and stay the same within an epoch, and what the definition says. A run
-is put back beside its place first, in as many pieces as it takes, and then moved there at once.
-What it must not know: when a run is archived or restored.
+The queue has hints, not the truth: one too many costs a read, a missing one is found by the
+archiver's sweep. A snapshot is read by one script at one moment, except outputs, which stay the
+same within an epoch, and the definition. A restored run is written to staging keys first, in many
+pieces, and then renamed at once.
 """
 
 from __future__ import annotations
@@ -24,7 +18,7 @@ import orjson
 
 from dovetail.core.dag import Graph
 from dovetail.core.events import Event
-from dovetail.core.restore import STARTED, UNKNOWN_WORKER, counts_as_started
+from dovetail.core.step import STARTED, UNKNOWN_WORKER, counts_as_started
 from dovetail.core.transitions import Submit
 from dovetail.engine.clock import Clock
 from dovetail.engine.distributed.archiver import (
@@ -40,13 +34,15 @@ from dovetail.stores.records import Definitions
 from dovetail.stores.redis.codec import (
     SEPARATOR,
     UNIT,
+    new_nonce,
     node_status,
+    pairs,
+    source,
     take_counts,
     time_text,
     weight_text,
 )
-from dovetail.stores.redis.definitions import definition, definition_key
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.scope import RedisOutputs, there
 from dovetail.stores.redis.store import PARTS, keys_of
 from dovetail.stores.redis.timers import ACTIVE
@@ -57,12 +53,12 @@ CLAIM_SECONDS = 5.0
 
 
 class RedisArchiveQueue:
-    """Is told what moves, as the `Notices` of an orchestrator."""
+    """Runs to archive; a `RunObserver` of an orchestrator."""
 
     every_move = True
 
-    def __init__(self, pipe: PipelinedRedis, clock: Clock) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, clock: Clock) -> None:
+        self._redis = redis
         self._clock = clock
 
     # ── what has moved ───────────────────────────────────────────────────────────────────
@@ -83,17 +79,18 @@ class RedisArchiveQueue:
         flat = [part for run_id, since in entries for part in (repr(since), run_id)]
         if flat:
             # LT: a claim is later than now, and gives way to what moved during it.
-            await self._pipe.call("ZADD", UNARCHIVED, "LT", *flat)
+            await self._redis.call("ZADD", UNARCHIVED, "LT", *flat)
 
     async def claim(self, limit: int, rested: float = 0.0) -> list[ArchiveClaim]:
-        """Some that moved so many seconds ago, longest first; nobody else gets them for a while."""
+        """Some that moved so many seconds ago, oldest first; other archivers skip them for a
+        while."""
         now = self._clock()
         until = now + CLAIM_SECONDS
         given: list[Argument] = [repr(now - rested), repr(until), limit]
-        flat = await self._pipe.script(source("hints_claim"), [UNARCHIVED], given)
-        return [ArchiveClaim(flat[at].decode(), float(flat[at + 1]), until) for at in _pairs(flat)]
+        flat = await self._redis.call_script(source("archive_claim"), [UNARCHIVED], given)
+        return [ArchiveClaim(name.decode(), float(since), until) for name, since in pairs(flat)]
 
-    async def settle(self, claims: Sequence[ArchiveClaim]) -> None:
+    async def acknowledge(self, claims: Sequence[ArchiveClaim]) -> None:
         """The archive has them, as they were when they were claimed."""
         await self._strike(
             UNARCHIVED, [ArchiveEntry(claim.run_id, claim.until) for claim in claims]
@@ -105,7 +102,7 @@ class RedisArchiveQueue:
 
     async def lag(self) -> float:
         """For how many seconds the archive has been behind."""
-        first = await self._pipe.call("ZRANGE", UNARCHIVED, 0, 0, "WITHSCORES")
+        first = await self._redis.call("ZRANGE", UNARCHIVED, 0, 0, "WITHSCORES")
         return max(0.0, self._clock() - float(first[1])) if first else 0.0
 
     # ── what is archived for good ────────────────────────────────────────────────────────
@@ -114,14 +111,14 @@ class RedisArchiveQueue:
         """These are finished and kept: their hot state need not be, some time from then on."""
         if flat := [part for run_id, since in entries for part in (repr(since), run_id)]:
             # GT: one that was brought back stays longer than its end alone would have it.
-            await self._pipe.call("ZADD", ARCHIVED, "GT", *flat)
+            await self._redis.call("ZADD", ARCHIVED, "GT", *flat)
 
     async def archived_before(self, before: float, limit: int) -> list[ArchiveEntry]:
-        flat = await self._pipe.call(
+        flat = await self._redis.call(
             *("ZRANGEBYSCORE", ARCHIVED, "-inf", repr(before)),
             *("WITHSCORES", "LIMIT", 0, limit),
         )
-        return [ArchiveEntry(flat[at].decode(), float(flat[at + 1])) for at in _pairs(flat)]
+        return [ArchiveEntry(name.decode(), float(since)) for name, since in pairs(flat)]
 
     async def forget(self, entries: Sequence[ArchiveEntry]) -> None:
         """They are not hot any more, or not finished; unless they were archived again since."""
@@ -129,37 +126,33 @@ class RedisArchiveQueue:
 
     async def _strike(self, key: str, entries: Sequence[ArchiveEntry]) -> None:
         if flat := [part for run_id, score in entries for part in (run_id, repr(score))]:
-            await self._pipe.script(source("hints_settle"), [key], flat)
+            await self._redis.call_script(source("remove_unchanged"), [key], flat)
 
 
-def _pairs(flat: Sequence[object]) -> range:
-    return range(0, len(flat), 2)
-
-
-PIECE = 1000
+PIECE_SIZE = 1000
 """Of a hash or a list, in one command."""
-FEW = 64
+OUTPUT_PIECE_SIZE = 64
 """Of outputs, which may be a megabyte each."""
-TOGETHER_BYTES = 8 << 20
+MAX_BATCH_BYTES = 8 << 20
 """Of outputs of several runs; what has more than its share of it is read by itself."""
 STAGED_SECONDS = 600
-"""What nobody finished putting back goes away by itself."""
+"""Staged keys of an unfinished restore expire."""
 STATE, EPOCH, ATTEMPT, TOKEN_ATTEMPT, NONCE, PHASE, UNTIL, LEASE, WORKER, BEGAN = (
     *(0, 1, 2, 4, 5, 8, 9, 10, 11, 12),
 )
-"""Of a node's fields, those that are looked at here."""
+"""Positions of a node's fields that are used here."""
 COUNTED_BY = {"events": "LLEN", "held": "ZCARD"}
 """The others are hashes."""
-MOST_TRIES = 5
+MAX_TRIES = 5
 JSON_NULL = b"null"
 NOTHING = ArchiveState(0, 0, False)
 
 
 class RedisSnapshots:
-    def __init__(self, pipe: PipelinedRedis) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis) -> None:
+        self._redis = redis
         self._definitions = Definitions()
-        self._outputs = RedisOutputs(pipe)
+        self._outputs = RedisOutputs(redis)
 
     # ── out of Redis ─────────────────────────────────────────────────────────────────────
 
@@ -167,25 +160,25 @@ class RedisSnapshots:
         """How many events each run on the agenda has, some runs at a time."""
         cursor = b"0"
         while True:
-            cursor, flat = await self._pipe.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE)
+            cursor, flat = await self._redis.call("ZSCAN", ACTIVE, cursor, "COUNT", PIECE_SIZE)
             run_ids = [name.decode() for name in flat[::2]]
             logs = [("LLEN", _keys(run_id)["events"]) for run_id in run_ids]
-            counts = zip(run_ids, await self._pipe.ask(logs) if logs else (), strict=True)
+            counts = zip(run_ids, await self._redis.send(logs) if logs else (), strict=True)
             # A log that is none says nothing of the others.
             yield {run_id: count for run_id, count in counts if isinstance(count, int)}
             if cursor == b"0":
                 return
 
     async def known(self, run_ids: Sequence[str]) -> set[str]:
-        """Those of these that Redis has."""
+        """Which of these runs Redis has."""
         asked = [("HEXISTS", _keys(run_id)["meta"], "status") for run_id in run_ids]
-        there = await self._pipe.many(asked)
+        there = await self._redis.call_many(asked)
         return {run_id for run_id, found in zip(run_ids, there, strict=True) if found}
 
     async def finished(self, run_ids: Sequence[str]) -> list[str]:
-        """Those of these that are there, and have ended."""
+        """Which of these runs are in Redis and have ended."""
         asked = [("HGET", _keys(run_id)["meta"], "finished_at") for run_id in run_ids]
-        ended = await self._pipe.many(asked)
+        ended = await self._redis.call_many(asked)
         return [run_id for run_id, at in zip(run_ids, ended, strict=True) if at]
 
     async def read(
@@ -213,22 +206,24 @@ class RedisSnapshots:
             names = [keys[part] for part in ("meta", "nodes", "ends", "events")]
             kept = NOTHING if head is None else head.kept
             asked.append(
-                self._pipe.evaluation(source("snapshot"), names, [kept.last_seq, kept.generation])
+                self._redis.script_command(
+                    source("snapshot"), names, [kept.last_seq, kept.generation]
+                )
             )
-        answers = zip(heads.items(), await self._pipe.many(asked), strict=True)
+        answers = zip(heads.items(), await self._redis.call_many(asked), strict=True)
         return {run_id: _reading(run_id, head, got) for (run_id, head), got in answers if got}
 
     async def _with_outputs(
         self, snapshots: Mapping[str, RunSnapshot]
     ) -> AsyncIterator[list[RunSnapshot]]:
-        """These with their outputs, but for those that were retried, or dropped, meanwhile."""
+        """These with their outputs, without runs that were retried or dropped meanwhile."""
         if not snapshots:
             return
         wanted = {
             run_id: [i for i, state in snapshot.nodes.items() if state.startswith("C|")]
             for run_id, snapshot in snapshots.items()
         }
-        parts = await self._outputs.first(wanted, TOGETHER_BYTES // len(wanted))
+        parts = await self._outputs.first(wanted, MAX_BATCH_BYTES // len(wanted))
         small: list[RunSnapshot] = []
         large: list[tuple[RunSnapshot, list[int]]] = []
         for run_id, part in parts.items():
@@ -262,7 +257,7 @@ class RedisSnapshots:
         try:
             graph = await self._graph(snapshot)
         except LookupError:
-            return JSON_NULL  # nobody can say any more which output it is
+            return JSON_NULL  # its definition is gone
         wanted = list(graph.exits) if graph.output_node is None else [graph.output_node]
         lacking = [place for place in wanted if place not in snapshot.outputs]
         more = await self._outputs.all(snapshot.run_id, lacking, _epoch(snapshot))
@@ -271,24 +266,25 @@ class RedisSnapshots:
         outputs = {**snapshot.outputs, **more}
         if graph.output_node is not None:
             return outputs.get(graph.output_node, JSON_NULL)
-        told = (
+        fields = (
             b'"%s":%s' % (graph.nodes[place].id.encode(), outputs.get(place, JSON_NULL))
             for place in wanted
         )
-        return b"{%s}" % b",".join(told)
+        return b"{%s}" % b",".join(fields)
 
     async def _graph(self, snapshot: RunSnapshot) -> Graph:
-        number = int(snapshot.meta["definition"], 16)
-        retries = snapshot.meta.get("retries", "{}").encode()
-        try:
-            return self._definitions.graph(number, retries, _not_compiled)
-        except LookupError:
-            content = snapshot.content or await self.definition(snapshot)
-            return self._definitions.graph(number, retries, lambda: content)
+        """Raises `LookupError` if its definition is gone."""
+        retries, digest = snapshot.meta.get("retries", "{}").encode(), snapshot.meta["definition"]
+        graph = await stored_graph(
+            self._redis, self._definitions, digest, retries, snapshot.content
+        )
+        if graph is None:
+            raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
+        return graph
 
     async def definition(self, snapshot: RunSnapshot) -> bytes:
         """The text of a run's definition."""
-        content = await definition(self._pipe, snapshot.meta["definition"])
+        content = await definition(self._redis, snapshot.meta["definition"])
         if content is None:
             raise LookupError(f"the definition of run {snapshot.run_id} is not in Redis")
         return content
@@ -296,9 +292,9 @@ class RedisSnapshots:
     # ── into Redis ───────────────────────────────────────────────────────────────────────
 
     async def renumber(self, run_id: str, was: int, generation: int) -> None:
-        """Its log goes on under another generation, unless somebody else saw to that."""
+        """Continue its log under another generation, unless another process did."""
         given: list[Argument] = [was, generation]
-        await self._pipe.script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
+        await self._redis.call_script(source("snapshot_generation"), [_keys(run_id)["meta"]], given)
 
     async def put_back(
         self,
@@ -310,7 +306,7 @@ class RedisSnapshots:
     ) -> bool:
         """Make the run as it was, its workers with a lease until then. False if it is there.
 
-        At `now` those of its nodes count as started that may be: see `core/restore.py`.
+        At `now` those of its nodes count as started that may be: see `core/step.py`.
 
         `replacing` is the generation of a run in Redis whose place it takes, unless that was
         retried since.
@@ -322,15 +318,15 @@ class RedisSnapshots:
         given: list[Argument] = ["" if replacing is None else replacing, snapshot.epoch]
         for part in keys:
             given += (COUNTED_BY.get(part, "HLEN"), len(parts[part]))
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             aside = f"wf:{{{snapshot.run_id}}}:restoring:{os.urandom(6).hex()}:"
             for commands in _writes(aside, parts):
-                await self._pipe.many(commands)
+                await self._redis.call_many(commands)
             # Last: what nothing refers to does not stay there for ever, and this may take long.
             key = definition_key(snapshot.meta["definition"])
-            await self._pipe.call("SET", key, content, "NX")
+            await self._redis.call("SET", key, content, "NX")
             both = [*keys.values(), *(aside + part for part in keys)]
-            answer = int(await self._pipe.script(source("snapshot_put_back"), both, given))
+            answer = int(await self._redis.call_script(source("snapshot_put_back"), both, given))
             if answer >= 0:  # else Redis was restarted meanwhile, and came back without some of it
                 return answer == 1
         raise RedisError(f"run {snapshot.run_id}: what is written of it does not stay in Redis")
@@ -340,14 +336,14 @@ class RedisSnapshots:
         keys = _keys(run_id)
         names = [keys.pop("meta"), keys.pop("events"), *keys.values()]
         given: list[Argument] = [head.epoch, head.kept.generation, head.kept.last_seq]
-        return int(await self._pipe.script(source("snapshot_drop"), names, given))
+        return int(await self._redis.call_script(source("snapshot_drop"), names, given))
 
 
 def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> HotReading:
     """What `snapshot.lua` answered; the outputs are read later."""
     flat, count, *rest = answer
     events, nodes, ends = rest or ([], [], [])
-    fields, states = dict(_field_pairs(flat)), dict(_field_pairs(nodes))
+    fields, states = dict(pairs(flat)), dict(pairs(nodes))
     if states:
         fields |= take_counts(states)
     meta = {name.decode(): value.decode() for name, value in fields.items()}
@@ -362,7 +358,7 @@ def _reading(run_id: str, head: ArchiveHead | None, answer: Sequence[Any]) -> Ho
         meta=meta,
         nodes={int(place): state.decode() for place, state in states.items()},
         outputs={},
-        ends={int(place): end for place, end in _field_pairs(ends)},
+        ends={int(place): end for place, end in pairs(ends)},
         first_seq=kept.last_seq + 1,
         events=events,
     )
@@ -377,13 +373,13 @@ def _parts(snapshot: RunSnapshot, graph: Graph, lease_until: float, now: float) 
 
     Some things move without an event, so the archive may not have heard: a lease is renewed, a
     node that was held back or waited is published. Counts are therefore made anew, and:
-    - a worker that is alive may hold a lease of which nobody knows, so each gets a new one;
+    - a live worker may hold a lease that is not archived, so each gets a new one;
     - whatever was published is offered again, and may run already: a new token makes that a
       start of which nothing counts any more;
     - but an at-most-once node that was queued is not: it counts as started, under its token, as
-      `core.restored.restore` has it.
+      `core.step.restore` has it.
     """
-    nonce = str(int.from_bytes(os.urandom(6), "big") | 1)
+    nonce = str(new_nonce())
     nodes = {place: text.split(SEPARATOR) for place, text in snapshot.nodes.items()}
     active, held, started = 0, [], []
     for place in sorted(nodes):
@@ -451,7 +447,7 @@ def _writes(aside: str, parts: dict[str, Any]) -> Iterator[list[Command]]:
     verbs = {"events": "RPUSH", "held": "ZADD"}
     for part, content in parts.items():
         key = aside + part
-        size = FEW if part == "out" else PIECE
+        size = OUTPUT_PIECE_SIZE if part == "out" else PIECE_SIZE
         for piece in _pieces(content if part == "events" else content.items(), size):
             flat = piece if part == "events" else [value for pair in piece for value in pair]
             yield [(verbs.get(part, "HSET"), key, *flat), ("EXPIRE", key, STAGED_SECONDS)]
@@ -469,11 +465,3 @@ def _epoch(snapshot: RunSnapshot) -> bytes:
 
 def _keys(run_id: str) -> dict[str, str]:
     return dict(zip(PARTS, keys_of(run_id), strict=True))
-
-
-def _field_pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
-
-
-def _not_compiled() -> bytes:
-    raise LookupError

@@ -1,7 +1,4 @@
-"""Starts of nodes in Redis, of many runs at once: claimed, still to be had, or somebody's.
-
-What it must not know: any rule, or how a message travels.
-"""
+"""Claims of nodes over many runs: take them, and see whether they are open or taken."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from dovetail.core.events import Token
 from dovetail.core.run import Phase
 from dovetail.engine.ports import Task
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
-from dovetail.stores.redis.codec import held_of, node_of
-from dovetail.stores.redis.fast_path import MOST_AT_ONCE, claim_args, claimed_token
+from dovetail.stores.redis.codec import held_of, node_of, source
+from dovetail.stores.redis.fast_path import MAX_NODES_PER_CALL, claim_args, claimed_token
 from dovetail.stores.redis.run_cache import RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 BATCH_SIZE = 64
 """Runs that are looked through in one go."""
@@ -22,9 +18,9 @@ Start = tuple[str, str, Token]
 
 
 class Claims:
-    def __init__(self, pipe: PipelinedRedis, shells: RunHeaderCache) -> None:
-        self._pipe = pipe
-        self._shells = shells
+    def __init__(self, redis: PipelinedRedis, headers: RunHeaderCache) -> None:
+        self._redis = redis
+        self._headers = headers
 
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
@@ -57,24 +53,24 @@ class Claims:
                     args += (place, token)
                     known.append(at)
                 if known:
-                    commands.append(self._pipe.evaluation(claims, keys, args))
+                    commands.append(self._redis.script_command(claims, keys, args))
                     asked.append(known)
         granted = [False] * len(tasks)
-        answers = await self._pipe.many(commands, now=True)
+        answers = await self._redis.call_many(commands, now=True)
         for mine, (_, *answer) in zip(asked, answers, strict=True):
             for at, flag in zip(mine, answer, strict=True):
                 granted[at] = bool(flag)
         return granted
 
     async def offered(self, tasks: Sequence[Task]) -> list[bool]:
-        """Which of these starts anybody may still claim."""
+        """Which of these starts a worker may still claim."""
         seen: set[Start] = set()
         commands: list[Command] = []
         for task in tasks:
             place = await self._place(task)
             commands.append(("HGET", _nodes_of(task.run_id), -1 if place is None else place))
         found = []
-        for task, state in zip(tasks, await self._pipe.many(commands), strict=True):
+        for task, state in zip(tasks, await self._redis.call_many(commands), strict=True):
             start = (task.run_id, task.node_id, task.token)
             node = None if state is None else node_of(state.decode())
             found.append(
@@ -95,17 +91,17 @@ class Claims:
         run_ids = list(by_run)
         for first in range(0, len(run_ids), BATCH_SIZE):
             part = run_ids[first : first + BATCH_SIZE]
-            await self._shells.look_for(part)
+            await self._headers.look_for(part)
             asked: list[tuple[Command, list[int]]] = []
             for run_id in part:
-                shell = self._shells.get(run_id) or await self._shells.find(run_id)
-                if shell is None:  # it is gone, and all that waited in it
+                header = self._headers.get(run_id) or await self._headers.find(run_id)
+                if header is None:  # it is gone, and all that waited in it
                     continue
-                index = shell.run.graph.index
+                index = header.run.graph.index
                 for some in _pieces(by_run[run_id]):
                     places = [index.get(starts[at][1], -1) for at in some]
                     asked.append((("HMGET", _nodes_of(run_id), *places), some))
-            answers = await self._pipe.many([command for command, _ in asked])
+            answers = await self._redis.call_many([command for command, _ in asked])
             for (_, some), states in zip(asked, answers, strict=True):
                 for at, state in zip(some, states, strict=True):
                     node = None if state is None else node_of(state.decode())
@@ -114,22 +110,22 @@ class Claims:
         return found
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[Start, float]]:
-        """What is somebody's in these runs, and until when."""
+        """The running nodes of these runs, and the ends of their leases."""
         held: dict[str, list[tuple[int, Token, float]]] = {}
         for at in range(0, len(run_ids), BATCH_SIZE):  # a run may be large
             part = run_ids[at : at + BATCH_SIZE]
             asked: list[Command] = [("HGETALL", _nodes_of(run_id)) for run_id in part]
-            for run_id, flat in zip(part, await self._pipe.many(asked), strict=True):
+            for run_id, flat in zip(part, await self._redis.call_many(asked), strict=True):
                 if own := held_of(flat):
                     held[run_id] = own
-        await self._shells.look_for(held)
+        await self._headers.look_for(held)
         found: list[tuple[Start, float]] = []
         for run_id, own in held.items():
             # One that had to make room for another of these is asked for again.
-            shell = self._shells.get(run_id) or await self._shells.find(run_id)
-            if shell is None:  # it was lost, or dropped, meanwhile
+            header = self._headers.get(run_id) or await self._headers.find(run_id)
+            if header is None:  # it was lost, or dropped, meanwhile
                 continue
-            nodes = shell.run.graph.nodes
+            nodes = header.run.graph.nodes
             found += [((run_id, nodes[place].id, token), until) for place, token, until in own]
         return found
 
@@ -137,8 +133,8 @@ class Claims:
         """Where the node is in its definition: the message says so, or the run does."""
         if task.place is not None:
             return task.place
-        shell = await self._shells.find(task.run_id)
-        return None if shell is None else shell.run.graph.index.get(task.node_id)
+        header = await self._headers.find(task.run_id)
+        return None if header is None else header.run.graph.index.get(task.node_id)
 
 
 def _nodes_of(run_id: str) -> str:
@@ -146,6 +142,8 @@ def _nodes_of(run_id: str) -> str:
 
 
 def _pieces(places: list[int]) -> list[list[int]]:
-    if len(places) <= MOST_AT_ONCE:
+    if len(places) <= MAX_NODES_PER_CALL:
         return [places]
-    return [places[at : at + MOST_AT_ONCE] for at in range(0, len(places), MOST_AT_ONCE)]
+    return [
+        places[at : at + MAX_NODES_PER_CALL] for at in range(0, len(places), MAX_NODES_PER_CALL)
+    ]

@@ -1,15 +1,17 @@
-"""Transitions as the scripts in `lua/` take them, and what the scripts answer as the core says it.
+"""Transitions as the scripts in `lua/` take them, and the scripts' replies as decisions of the
+core.
 
-A node is its place in the definition, and of the graph a transition carries what its rule needs:
-the children of a completed node, the retries of a failed one. What it must not know: how the
-request reaches Redis.
+A node is its index in the definition. A transition carries the part of the graph that its rule
+needs: the children of a completed node, the retries of a failed one.
 """
 
 from __future__ import annotations
 
+import math
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import orjson
@@ -38,9 +40,26 @@ from dovetail.core.transitions import (
     Transition,
     Wake,
 )
+from dovetail.redis_client.scripts import load_script
 
 Fields = dict[str, Any]
-FOREVER = float("inf")
+
+
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """The fields of a hash, or the members and scores of a sorted set, as Redis replies them."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def new_nonce() -> int:
+    """A random number that tells tokens apart."""
+    return int.from_bytes(os.urandom(6), "big") | 1
+
+
+@cache
+def source(*names: str) -> str:
+    """A script: these files of `lua/`, joined in this order."""
+    return load_script("dovetail.stores.redis", *(f"lua/{name}" for name in names))
+
 
 _STATUSES = {
     "W": NodeStatus.PENDING,
@@ -66,7 +85,7 @@ UNIT = 100_000
 PENDING = 6
 """Where a decision of the scripts says which nodes are left pending."""
 COUNTS = b"counts"
-"""Beside the states of the nodes: see consequences.lua."""
+"""Beside the states of the nodes: see effects.lua."""
 
 
 def _needs(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
@@ -90,8 +109,8 @@ def _asks(graph: Graph, spec: NodeSpec) -> tuple[int, ...]:
     return tuple(graph.index[name] for name in names if name in graph.index)
 
 
-FEW = 8
-NEARBY = 64
+WIDE = 8
+MAX_NODES_BELOW = 64
 """Nodes below those that are skipped of which Redis is told at once: that must not grow with the
 graph, and a skip that goes on beyond them is carried on from there."""
 
@@ -123,7 +142,7 @@ class GraphShape:
         self.needs = [_needs(graph, spec) for spec in graph.nodes]
         """Of each node, those whose outputs it takes to make its message."""
         self.asks = [_asks(graph, spec) for spec in graph.nodes]
-        """Of each node, those that its condition reads."""
+        """Of each node, the nodes that its condition reads."""
         plain = [_is_plain(graph, *both) for both in zip(graph.nodes, self.needs, strict=True)]
         self.foreseeable = [
             tuple((c, len(graph.nodes[c].parents)) for c in spec.children if plain[c])
@@ -131,7 +150,7 @@ class GraphShape:
         ]
         """Of each node, the children for which the outputs of their parents are enough to make
         their messages, and how many parents they have."""
-        self.is_wide = any(len(several) > FEW for several in (graph.roots, *self._children))
+        self.is_wide = any(len(several) > WIDE for several in (graph.roots, *self._children))
         self.roots_text = ",".join(map(str, graph.roots))
         self.conditional_root = any(conditional[root] for root in graph.roots)
         self.foreseeable_roots = [root for root in graph.roots if plain[root]]
@@ -145,7 +164,7 @@ class GraphShape:
         """What `settle.lua` has to know of the graph: of these nodes, and of those near below the
         ones that will be skipped, because a skip may go on there."""
         known = dict.fromkeys(ready)
-        todo, most = deque(skipped), len(known) + NEARBY
+        todo, most = deque(skipped), len(known) + MAX_NODES_BELOW
         while todo and len(known) < most:
             for child, *_ in self._children[todo.popleft()]:
                 if child not in known and len(known) < most:
@@ -179,7 +198,7 @@ class GraphShape:
 @lru_cache(64)
 def time_text(seconds: float) -> str:
     """What is moved together is moved at one time, so it is written many times over."""
-    return "1e999" if seconds == FOREVER else repr(float(seconds))
+    return "1e999" if seconds == math.inf else repr(float(seconds))
 
 
 def encode_transition(move: Transition, shape: GraphShape, now: float, nonce: int) -> Fields:

@@ -1,8 +1,4 @@
-"""What could keep a set-up with Redis from working, each with what to do about it.
-
-Asked of Redis alone: what it is, what it keeps through a crash, who is there, what lies about.
-What it must not know: how anybody is told.
-"""
+"""Checks of a deployment on Redis, each finding with its fix."""
 
 from __future__ import annotations
 
@@ -31,39 +27,39 @@ from dovetail.stores.redis.workers import (
 )
 
 OLDEST_VERSION = (6, 2)
-MOST_SKEW_SECONDS = 1.0
-FULLEST = 0.9
+MAX_SKEW_SECONDS = 1.0
+MAX_MEMORY_SHARE = 0.9
 OLDEST_RESULT_SECONDS = 30.0
 RESULTS, ORCHESTRATORS = "wf:stream:results", "wf:orchestrators"
-AT_BROKER = "wf:broker:waiting"
+BROKER_WAITING = "wf:broker:waiting"
 PATIENCE_SECONDS = 5.0
-MOST_LOOKED_AT, MOST_NAMED = 200, 20
-"""Runs that are looked at for damage, and told of; `runs verify --all` looks at everything."""
+MAX_EXAMINED_RUNS, MAX_REPORTED_RUNS = 200, 20
+"""Runs that are examined for damage, and reported; `runs verify --all` examines all."""
 WATCH_SECONDS = 30.0
 """Between two looks whether Redis evicts, while services run."""
 
 
 async def examine(
-    pipe: PipelinedRedis, settings: Settings, clock: Callable[[], float] = time.time
+    redis: PipelinedRedis, settings: Settings, clock: Callable[[], float] = time.time
 ) -> list[DoctorFinding]:
     """Everything there is to say about the Redis of this connection."""
-    nodes = pipe.nodes()
+    nodes = redis.nodes()
     parts = zip(*[await _node(node, settings) for node in nodes], strict=True)
     found = [_worst(nodes, list(part)) for part in parts]
-    found += await _sentinels(pipe.target, settings)
-    found += [await _cluster(pipe, settings), await _clock(pipe, clock)]
-    workers = await WorkerRegistry(pipe).workers()
-    backlog = await _backlog(pipe, workers, settings.max_backlog)
-    found += [await _orchestrators(pipe), _workers(workers), backlog, await _results(pipe)]
-    found += [await _dead_letters(pipe), await _transports(pipe, settings)]
-    return [*found, *await _damaged(pipe), *disagreements(settings)]
+    found += await _sentinels(redis.target, settings)
+    found += [await _cluster(redis, settings), await _clock(redis, clock)]
+    workers = await WorkerRegistry(redis).workers()
+    backlog = await _backlog(redis, workers, settings.max_backlog)
+    found += [await _orchestrators(redis), _workers(workers), backlog, await _results(redis)]
+    found += [await _dead_letters(redis), await _transports(redis, settings)]
+    return [*found, *await _damaged(redis), *disagreements(settings)]
 
 
-async def _node(pipe: PipelinedRedis, settings: Settings) -> list[DoctorFinding]:
+async def _node(redis: PipelinedRedis, settings: Settings) -> list[DoctorFinding]:
     """What every node of a cluster has to be."""
-    info = await pipe.info()
+    info = await redis.info()
     found = [_server(info)]
-    found += [await _persistence(pipe, settings, info), await _eviction(pipe, info)]
+    found += [await _persistence(redis, settings, info), await _eviction(redis, info)]
     return [*found, _memory(info), _role(info)]
 
 
@@ -78,13 +74,13 @@ def _worst(nodes: Sequence[PipelinedRedis], found: Sequence[DoctorFinding]) -> D
 
 
 async def reach(settings: Settings, clock: Callable[[], float] = time.time) -> list[DoctorFinding]:
-    """The same, of the Redis that the settings name; of one that cannot be reached, only that."""
+    """The findings of the Redis that the settings name; one finding if it cannot be reached."""
     if settings.redis_url is None:
         return []
     fix = f"start it, or correct {env_name('redis_url')}"
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS), PipelinedRedis(settings.redis_url) as pipe:
-            return await examine(pipe, settings, clock)
+        async with asyncio.timeout(PATIENCE_SECONDS), PipelinedRedis(settings.redis_url) as redis:
+            return await examine(redis, settings, clock)
     except RedisError as error:
         return [DoctorFinding("redis", False, str(error), fix)]
     except TimeoutError:
@@ -105,7 +101,7 @@ def _server(info: dict[str, str]) -> DoctorFinding:
 
 
 async def _persistence(
-    pipe: PipelinedRedis, settings: Settings, info: dict[str, str]
+    redis: PipelinedRedis, settings: Settings, info: dict[str, str]
 ) -> DoctorFinding:
     check = "persistence"
     if info.get("aof_enabled") != "1":
@@ -115,7 +111,7 @@ async def _persistence(
     if info.get("aof_last_write_status", "ok") != "ok":
         message = "the last write to its log failed"
         return DoctorFinding(check, False, message, "free some space on the disk of Redis")
-    fsync = await _setting(pipe, "appendfsync")
+    fsync = await _setting(redis, "appendfsync")
     alone = settings.database_url is None
     if fsync is None:
         if not alone:
@@ -134,8 +130,8 @@ async def _persistence(
     return DoctorFinding(check, True, f"logged, appendfsync {fsync}")
 
 
-async def _eviction(pipe: PipelinedRedis, info: dict[str, str]) -> DoctorFinding:
-    policy = info.get("maxmemory_policy") or await _setting(pipe, "maxmemory-policy")
+async def _eviction(redis: PipelinedRedis, info: dict[str, str]) -> DoctorFinding:
+    policy = info.get("maxmemory_policy") or await _setting(redis, "maxmemory-policy")
     if policy is None:
         return DoctorFinding(
             "eviction", False, POLICY_UNKNOWN, f"make sure that it is {NO_EVICTION}"
@@ -145,18 +141,18 @@ async def _eviction(pipe: PipelinedRedis, info: dict[str, str]) -> DoctorFinding
     return DoctorFinding("eviction", True, f"nothing is evicted ({NO_EVICTION})")
 
 
-async def _cluster(pipe: PipelinedRedis, settings: Settings) -> DoctorFinding:
-    if not await pipe.clustered():
+async def _cluster(redis: PipelinedRedis, settings: Settings) -> DoctorFinding:
+    if not await redis.is_clustered():
         return DoctorFinding("cluster", True, "a single server")
-    told = (await pipe.call("CLUSTER", "INFO")).decode()
-    state = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    reply = (await redis.call("CLUSTER", "INFO")).decode()
+    state = dict(line.split(":", 1) for line in reply.splitlines() if ":" in line)
     if state.get("cluster_state") != "ok":
         message = f"the cluster's state is {state.get('cluster_state')}"
         return DoctorFinding(
             "cluster", False, message, "redis-cli CLUSTER INFO says which slots lack"
         )
     size = f"a cluster of {state.get('cluster_size')}"
-    if settings.transport == "celery" and not pipe.keeps_order:
+    if settings.transport == "celery" and not redis.keeps_order:
         message = f"{size}: Celery's workers reach only one of them"
         fix = f"set {env_name('transport')}=streams, or let {env_name('redis_url')} name one server"
         return DoctorFinding("cluster", False, message, fix)
@@ -166,7 +162,7 @@ async def _cluster(pipe: PipelinedRedis, settings: Settings) -> DoctorFinding:
 def _memory(info: dict[str, str]) -> DoctorFinding:
     used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     shown = f"{used >> 20:,} MiB used"
-    if most and used > most * FULLEST:
+    if most and used > most * MAX_MEMORY_SHARE:
         message = f"{shown} of {most >> 20:,}: soon nothing can be written"
         fix = f"raise maxmemory, or keep finished runs for less long: {env_name('retention_days')}"
         return DoctorFinding("memory", False, message, fix)
@@ -186,47 +182,47 @@ async def _sentinels(target: RedisUrl, settings: Settings) -> list[DoctorFinding
     if not target.service:
         return []
     asking = (("SENTINEL", "MASTER", target.service),)
-    told = await asyncio.gather(
+    replies = await asyncio.gather(
         *(asyncio.to_thread(sentinel.ask, target, one, asking) for one in target.addresses),
         return_exceptions=True,
     )
     silent = [
         f"{host}:{port}: {answer}"
-        for (host, port), answer in zip(target.addresses, told, strict=True)
+        for (host, port), answer in zip(target.addresses, replies, strict=True)
         if isinstance(answer, BaseException)
     ]
     if silent:
-        message = f"{len(silent)} of {len(told)} do not answer: {'; '.join(silent)}"
+        message = f"{len(silent)} of {len(replies)} do not answer: {'; '.join(silent)}"
         fix = f"start them, or correct {env_name('redis_url')}"
         return [DoctorFinding("sentinels", False, message, fix)]
-    facts = [dict(zip(one[0][::2], one[0][1::2], strict=True)) for one in told]  # type: ignore[index]
+    facts = [dict(zip(one[0][::2], one[0][1::2], strict=True)) for one in replies]  # type: ignore[index]
     replicas = max(int(one.get(b"num-slaves", 0)) for one in facts)
     if not replicas:
-        message = f"{len(told)} answer, and know no replica: nobody could take over"
+        message = f"{len(replies)} answer, and know no replica: nobody could take over"
         return [DoctorFinding("sentinels", False, message, "start a replica: replicaof HOST PORT")]
-    message = f"{len(told)} answer, {counted(replicas, 'replica')}"
+    message = f"{len(replies)} answer, {counted(replicas, 'replica')}"
     if settings.database_url is None:
         fix = f"a failover loses what a replica has not got yet: set {env_name('database_url')}"
         return [DoctorFinding("sentinels", True, message, fix)]
     return [DoctorFinding("sentinels", True, message)]
 
 
-async def _clock(pipe: PipelinedRedis, clock: Callable[[], float]) -> DoctorFinding:
+async def _clock(redis: PipelinedRedis, clock: Callable[[], float]) -> DoctorFinding:
     before = clock()
-    seconds, micros = await pipe.call("TIME")
+    seconds, micros = await redis.call("TIME")
     there = int(seconds) + int(micros) / 1e6
     apart = there - (before + clock()) / 2
-    if abs(apart) > MOST_SKEW_SECONDS:
+    if abs(apart) > MAX_SKEW_SECONDS:
         way = "ahead of" if apart > 0 else "behind"
         message = f"the clock of Redis is {abs(apart):,.1f} s {way} the one here"
         return DoctorFinding("clock", False, message, "let both machines keep their time by NTP")
     return DoctorFinding("clock", True, f"{abs(apart) * 1000:,.0f} ms apart")
 
 
-async def _setting(pipe: PipelinedRedis, name: str) -> str | None:
+async def _setting(redis: PipelinedRedis, name: str) -> str | None:
     """None where the provider forbids to ask."""
     try:
-        found = await pipe.call("CONFIG", "GET", name)
+        found = await redis.call("CONFIG", "GET", name)
     except RedisError:
         return None
     return found[1].decode() if found else None
@@ -243,23 +239,23 @@ def _evicts(policy: str) -> str:
     return f"maxmemory-policy is {policy}: Redis may throw away runs that are not finished"
 
 
-async def eviction_policies(pipe: PipelinedRedis) -> dict[str, str | None]:
+async def eviction_policies(redis: PipelinedRedis) -> dict[str, str | None]:
     """By server: of a cluster every node. None where neither INFO nor CONFIG may be asked."""
-    return {node.where: await _policy(node) for node in pipe.nodes()}
+    return {node.where: await _policy(node) for node in redis.nodes()}
 
 
 async def _policy(node: PipelinedRedis) -> str | None:
     try:
-        told = (await node.info("memory")).get("maxmemory_policy")
+        policy = (await node.info("memory")).get("maxmemory_policy")
     except RedisUnreachable:
         raise
     except RedisError:
-        told = None
-    return told or await _setting(node, "maxmemory-policy")
+        policy = None
+    return policy or await _setting(node, "maxmemory-policy")
 
 
 async def refuse_eviction(
-    pipe: PipelinedRedis, settings: Settings, warn: Callable[[str], None]
+    redis: PipelinedRedis, settings: Settings, warn: Callable[[str], None]
 ) -> None:
     """Before anything is kept in this Redis. Raises `RedisError` where it evicts keys.
 
@@ -267,7 +263,7 @@ async def refuse_eviction(
     service. So the start is the last moment to say it. With PostgreSQL, too: half of a run that is
     gone is a run that makes no sense.
     """
-    refused, warnings = judge_eviction(await eviction_policies(pipe), settings.accept_data_loss)
+    refused, warnings = judge_eviction(await eviction_policies(redis), settings.accept_data_loss)
     if refused:
         raise RedisError(refused)
     for message in warnings:
@@ -290,12 +286,12 @@ def judge_eviction(
     if not evicting:
         return None, unknown
     if accept:
-        told = [
+        accepted = [
             f"Redis at {at}: {_evicts(str(policy))}; accepted by {override}. "
             f"To keep them: {FIX_EVICTION}"
             for at, policy in evicting
         ]
-        return None, [*unknown, *told]
+        return None, [*unknown, *accepted]
     where, policy = evicting[0]
     more = f" (and {len(evicting) - 1} more of its servers)" if len(evicting) > 1 else ""
     return (
@@ -305,30 +301,30 @@ def judge_eviction(
 
 
 async def warn_of_lost_writes(
-    pipe: PipelinedRedis, settings: Settings, warn: Callable[[str], None]
+    redis: PipelinedRedis, settings: Settings, warn: Callable[[str], None]
 ) -> None:
     """Without PostgreSQL what Redis does not write to its disk is lost with it."""
     if settings.database_url is not None:
         return
-    for node in pipe.nodes():
+    for node in redis.nodes():
         try:
             found = await _persistence(node, settings, await node.info("persistence"))
         except RedisUnreachable:
             raise
         except RedisError:
-            continue  # who may not ask is told so by the doctor
+            continue  # not allowed to ask: the doctor says so
         if not found.ok:
             warn(f"Redis at {node.where}: {found.message}. Set it right: {found.fix}")
 
 
 async def watch_eviction(
-    pipe: PipelinedRedis, warn: Callable[[str], None], pause: float = WATCH_SECONDS
+    redis: PipelinedRedis, warn: Callable[[str], None], pause: float = WATCH_SECONDS
 ) -> None:
-    """For ever: a policy that changes while services run is told, once per change."""
-    seen = await eviction_policies(pipe)
+    """For ever: warn of a policy that changes while services run, once per change."""
+    seen = await eviction_policies(redis)
     while True:
         await asyncio.sleep(pause)
-        policies = await eviction_policies(pipe)
+        policies = await eviction_policies(redis)
         for where, policy in policies.items():
             if policy is None or policy == seen.get(where, NO_EVICTION):  # a node may be new
                 continue
@@ -339,13 +335,13 @@ async def watch_eviction(
         seen = policies
 
 
-# ── who is there, and what lies about ────────────────────────────────────────────────────
+# ── services, tasks and results ──────────────────────────────────────────────────────────
 
 
-async def _orchestrators(pipe: PipelinedRedis) -> DoctorFinding:
+async def _orchestrators(redis: PipelinedRedis) -> DoctorFinding:
     """Each holds a lease of a few seconds, scored by its end."""
-    seconds, _ = await pipe.call("TIME")
-    alive = int(await pipe.call("ZCOUNT", ORCHESTRATORS, int(seconds), "+inf"))
+    seconds, _ = await redis.call("TIME")
+    alive = int(await redis.call("ZCOUNT", ORCHESTRATORS, int(seconds), "+inf"))
     if not alive:
         message = "none is alive: no run goes on"
         return DoctorFinding("orchestrators", False, message, "dovetail orchestrator")
@@ -365,15 +361,17 @@ def _workers(workers: list[dict[str, Any]]) -> DoctorFinding:
     )
 
 
-async def _backlog(pipe: PipelinedRedis, workers: list[dict[str, Any]], most: int) -> DoctorFinding:
+async def _backlog(
+    redis: PipelinedRedis, workers: list[dict[str, Any]], most: int
+) -> DoctorFinding:
     """Tasks that wait, by handler. One that was done has left its stream."""
     served = {name for one in workers if one["alive"] for name in one["handlers"]}
     handlers = [
-        key.removeprefix(TASKS) for key in await every_key(pipe, f"{TASKS}*", kind="stream")
+        key.removeprefix(TASKS) for key in await every_key(redis, f"{TASKS}*", kind="stream")
     ]
-    in_streams = await WorkerRegistry(pipe).waiting(handlers)
+    in_streams = await WorkerRegistry(redis).waiting(handlers)
     waiting = {name: count for name, count in in_streams.items() if count}
-    at_broker = await pipe.call("HGETALL", AT_BROKER)  # counted by who sends and who takes
+    at_broker = await redis.call("HGETALL", BROKER_WAITING)  # counted by senders and workers
     for name, count in zip(at_broker[::2], at_broker[1::2], strict=True):
         if int(count) > 0:
             waiting[name.decode()] = waiting.get(name.decode(), 0) + int(count)
@@ -397,22 +395,22 @@ async def _backlog(pipe: PipelinedRedis, workers: list[dict[str, Any]], most: in
     return DoctorFinding("backlog", True, message)
 
 
-async def _results(pipe: PipelinedRedis) -> DoctorFinding:
+async def _results(redis: PipelinedRedis) -> DoctorFinding:
     """Results are read within moments, if an orchestrator is there to read them."""
-    oldest = await pipe.call("XRANGE", RESULTS, "-", "+", "COUNT", 1)
+    oldest = await redis.call("XRANGE", RESULTS, "-", "+", "COUNT", 1)
     if not oldest:
         return DoctorFinding("results", True, "none waits")
-    seconds, _ = await pipe.call("TIME")
+    seconds, _ = await redis.call("TIME")
     age = max(0.0, int(seconds) - int(oldest[0][0].split(b"-")[0]) / 1000)
-    many = counted(int(await pipe.call("XLEN", RESULTS)), "result waits", "results wait")
+    many = counted(int(await redis.call("XLEN", RESULTS)), "result waits", "results wait")
     message = f"{many}, the oldest for {age:,.0f} s"
     fix = "" if age <= OLDEST_RESULT_SECONDS else "dovetail orchestrator"
     return DoctorFinding("results", not fix, message, fix)
 
 
-async def _transports(pipe: PipelinedRedis, settings: Settings) -> DoctorFinding:
+async def _transports(redis: PipelinedRedis, settings: Settings) -> DoctorFinding:
     """All services on a Redis must have one: what one sends, the other does not read."""
-    alive = await ServiceRegistry(pipe).alive()
+    alive = await ServiceRegistry(redis).alive()
     name = env_name("transport")
     if (mixed := mixture(alive)) is not None:
         fix = f"stop the services of one of them, or set {name} alike for all and start them again"
@@ -422,11 +420,11 @@ async def _transports(pipe: PipelinedRedis, settings: Settings) -> DoctorFinding
     return DoctorFinding("transport", True, settings.transport)
 
 
-async def _dead_letters(pipe: PipelinedRedis) -> DoctorFinding:
-    count = int(await pipe.call("LLEN", DEAD))
+async def _dead_letters(redis: PipelinedRedis) -> DoctorFinding:
+    count = int(await redis.call("LLEN", DEAD))
     if not count:
         return DoctorFinding("dead letters", True, "none")
-    name = f"{pipe.target.prefix}{DEAD}"
+    name = f"{redis.target.prefix}{DEAD}"
     fix = f"see GET /api/v1/dead-letters for who sent them; then redis-cli DEL {name}"
     refused = counted(count, "message was refused", "messages were refused")
     return DoctorFinding("dead letters", False, refused, fix)
@@ -435,10 +433,10 @@ async def _dead_letters(pipe: PipelinedRedis) -> DoctorFinding:
 # ── settings against each other ──────────────────────────────────────────────────────────
 
 
-async def _damaged(pipe: PipelinedRedis) -> list[DoctorFinding]:
+async def _damaged(redis: PipelinedRedis) -> list[DoctorFinding]:
     """Unfinished runs whose state cannot be read, or disagrees with itself; the newest of them."""
-    store, found = RedisStore(pipe), []
-    for name in await pipe.call("ZREVRANGE", ACTIVE, 0, MOST_LOOKED_AT - 1):
+    store, found = RedisStore(redis), []
+    for name in await redis.call("ZREVRANGE", ACTIVE, 0, MAX_EXAMINED_RUNS - 1):
         run_id = name.decode(errors="replace")
         try:
             wrong = inconsistencies(await store.load(run_id, outputs=False))
@@ -449,7 +447,7 @@ async def _damaged(pipe: PipelinedRedis) -> list[DoctorFinding]:
         if wrong:
             fix = f"dovetail runs repair {run_id[:6]}, or end it: dovetail runs cancel {run_id[:6]}"
             found.append(DoctorFinding("damaged", False, f"run {run_id}: {wrong[0]}", fix))
-    return found[:MOST_NAMED]
+    return found[:MAX_REPORTED_RUNS]
 
 
 def disagreements(settings: Settings) -> list[DoctorFinding]:

@@ -1,16 +1,12 @@
-"""Which nodes a call will publish, known before it is made.
+"""Submit, claim and complete: the calls of every node, each with a small script of its own.
 
-Those are that a run begins with, and those whose parents are all among the results of one call:
-their messages can travel right behind it and reach a worker a roundtrip earlier. Should the call
-decide otherwise, a message holds a token that was never given out, and its claim is refused like
-that of any late one. What it must not know: how a message is written, or sent.
+These scripts take flat arguments and reply with numbers; the decision is built here. All other
+transitions go through `apply.lua`.
 
-What happens to every node of every run, each as a call of a small script of its own.
-
-Submit, claim and complete are most of all calls, and most of these are of the plainest kind: so
-their scripts take flat arguments, read what they need and answer in numbers, and what is told of
-them is made here, from what is known already. Whatever else there is goes through `apply.lua`.
-What it must not know: how a call reaches Redis.
+Some nodes that a call will publish are known before it is sent: the roots of a run, and children
+whose parents are all in the call. Their messages travel right behind the call and reach a worker a
+roundtrip earlier. If the call decides otherwise, such a message holds a token that was never
+issued, and its claim is refused like a late one.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from dovetail.stores.redis.codec import SEPARATOR, GraphShape, time_text
 from dovetail.stores.redis.run_index import batch_of
 from dovetail.stores.redis.scope import RedisTemplateScope
 
-MOST_AHEAD = 100
+MAX_DISPATCHED_AHEAD = 100
 """Nodes of one run. With the first of many, workers begin while the rest is made; and should the
 call be refused, so few messages are of no use."""
 
@@ -44,7 +40,7 @@ Foreseen = tuple[list[Dispatch], RedisTemplateScope]
 
 def foresee_roots(run: RunState, shape: GraphShape, token: Token) -> Foreseen | None:
     """What the beginning of this run will publish with this token."""
-    roots = shape.foreseeable_roots[:MOST_AHEAD]
+    roots = shape.foreseeable_roots[:MAX_DISPATCHED_AHEAD]
     if not roots:
         return None
     return [new_tuple(Dispatch, (run, place, token)) for place in roots], RedisTemplateScope(run)
@@ -69,19 +65,19 @@ def foresee(
                 and all(p in outputs for p in nodes[child].parents)
             ):
                 ready[child] = None
-        if len(ready) >= MOST_AHEAD:
+        if len(ready) >= MAX_DISPATCHED_AHEAD:
             break
     if not ready:
         return None
-    scene = RedisTemplateScope(run)
+    scope = RedisTemplateScope(run)
     for place, output in outputs.items():
-        scene.add(place, NodeStatus.COMPLETED, output, None)
-    ahead = islice(ready, MOST_AHEAD)
-    return [new_tuple(Dispatch, (run, place, token)) for place in ahead], scene
+        scope.add(place, NodeStatus.COMPLETED, output, None)
+    ahead = islice(ready, MAX_DISPATCHED_AHEAD)
+    return [new_tuple(Dispatch, (run, place, token)) for place in ahead], scope
 
 
-MOST_AT_ONCE = 500
-"""Nodes of one call: a script must not keep Redis from everybody else, nor its arguments grow."""
+MAX_NODES_PER_CALL = 500
+"""A longer script would block other clients of Redis."""
 
 
 def submit_args(
@@ -156,7 +152,7 @@ def submitted(
 
 def claim_args(worker: str, until: float, now: float, *, again: bool) -> list[Argument]:
     """What all claims of a worker at one time have in common; behind it come the place and token
-    of each node. `again`: who asks the same again is answered the same."""
+    of each node. `again`: a repeated call gets the same reply."""
     name = worker.replace(SEPARATOR, "/")
     return [time_text(now), time_text(until), name, orjson.dumps(name), "1" if again else "0"]
 
@@ -207,7 +203,7 @@ def completed(
 ) -> list[Decision]:
     """Of as many moves as the script did; nodes that were `sent` already are not ordered again.
 
-    Without `events`, only that the run has ended is told, and who moved only if more did.
+    Without `events`, the decisions say only that the run has ended and which children are ready.
     """
     done, length, ended, *ready = answer
     graph: Graph = run.graph

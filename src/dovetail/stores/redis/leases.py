@@ -1,13 +1,11 @@
-"""Leases in Redis, renewed without knowing anything of the runs but where their nodes are.
+"""Leases in Redis, renewed with the node's index alone.
 
-A connection of its own, and no definition to read: so a renewal is small, whatever the runs are.
-What it must not know: which starts are to be renewed, or when.
+It has a connection of its own and reads no definition, so a renewal is small whatever the run is.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 import orjson
@@ -17,18 +15,18 @@ from dovetail.engine.clock import Clock
 from dovetail.engine.ports import Task
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import PipelinedRedis
-from dovetail.stores.redis.codec import Fields, time_text
-from dovetail.stores.redis.store import RedisStore, keys_of, script
+from dovetail.stores.redis.codec import Fields, new_nonce, source, time_text
+from dovetail.stores.redis.store import RULES, RedisStore, keys_of
 
 log = logging.getLogger("dovetail.worker")
 
 
 class RedisLeases:
-    def __init__(self, pipe: PipelinedRedis, clock: Clock, lease_seconds: float) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, clock: Clock, lease_seconds: float) -> None:
+        self._redis = redis
         self._clock = clock
         self._lease_seconds = lease_seconds
-        self._store = RedisStore(pipe, events=False)
+        self._store = RedisStore(redis, events=False)
         """For a start whose message did not say where its node is in the definition."""
 
     async def renew(self, tasks: Sequence[Task]) -> list[Stop]:
@@ -49,8 +47,8 @@ class RedisLeases:
             if task.place is not None:
                 by_run.setdefault(task.run_id, []).append(at)
         asked = [
-            self._pipe.evaluation(
-                script(),
+            self._redis.script_command(
+                source(*RULES),
                 keys_of(run_id),
                 [
                     orjson.dumps({"moves": [_request(tasks[at], now, until) for at in places]}),
@@ -60,7 +58,7 @@ class RedisLeases:
             for run_id, places in by_run.items()
         ]
         if asked:
-            answers = await self._pipe.many(asked)
+            answers = await self._redis.call_many(asked)
             for places, (_, _, _, decisions) in zip(by_run.values(), answers, strict=True):
                 for at, decision in zip(places, decisions, strict=True):
                     kept[at] = bool(decision[0])
@@ -81,7 +79,7 @@ def _request(task: Task, now: float, until: float) -> Fields:
     return {
         "kind": "renew",
         "now": time_text(now),
-        "nonce": str(int.from_bytes(os.urandom(6), "big") | 1),
+        "nonce": str(new_nonce()),
         "i": task.place,
         "te": epoch,
         "ta": attempt,

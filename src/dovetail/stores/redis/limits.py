@@ -1,46 +1,37 @@
-"""Token buckets that all workers share: kept in Redis, on Redis' clock.
+"""Token buckets that all workers share, on the clock of Redis.
 
-The rules are those of `engine/limits.py`, as scripts. Two processes need not agree on the time:
-a time that is given or asked for here is on the clock of whoever asks, and travels as a distance
-from now. A script that was executed twice, because its answer was lost, has taken a token too
-many and never one too few. What it must not know: what a token is for.
+The rules are those of `engine/limits.py`, as scripts. The clocks of two processes need not agree:
+times travel as a distance from now. A script that was executed twice, because its reply was lost,
+has taken one token too many, never one too few.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from dovetail.engine.clock import Clock, steady_clock
-from dovetail.engine.limits import LATENESS, NEVER, TokenBucket
+from dovetail.engine.limits import LATENESS, TokenBucket
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis
+from dovetail.stores.redis.codec import source
 
 TAGS = "wf:limits"
-"""The tags that somebody has set, in order."""
-
-
-@cache
-def _script(name: str) -> str:
-    folder = resources.files("dovetail.stores.redis").joinpath("lua")
-    return "\n".join(
-        folder.joinpath(f"limits_{part}.lua").read_text("utf-8") for part in ("bucket", name)
-    )
+"""The tags that were set, in order."""
 
 
 class RedisLimits:
     def __init__(
         self,
-        pipe: PipelinedRedis,
+        redis: PipelinedRedis,
         configured: Mapping[str, TokenBucket] | None = None,
         *,
         clock: Clock | None = None,
         shared_clock: Callable[[], float] | None = None,
     ) -> None:
         """`shared_clock` stands in for Redis' own, for tests that move time by hand."""
-        self._pipe = pipe
+        self._redis = redis
         self._configured = dict(configured or {})
         self._clock = clock or steady_clock()
         self._shared_clock = shared_clock
@@ -59,38 +50,38 @@ class RedisLimits:
         await self._run("slow", tag, repr(until - self._clock()))
 
     async def look(self, tag: str, now: float) -> TokenBucket:
-        """The bucket as it is, on the clock of whoever asks. It is a copy: what is booked or
-        started there is so for nobody else."""
+        """A copy of the bucket, on the caller's clock: bookings in it have no effect elsewhere."""
         rate, burst, booked, started, there = await self._run("look", tag)
         bucket = TokenBucket(float(rate), int(burst))
         ahead = now - float(there)
-        bucket.booked = float(booked or NEVER) + ahead
-        bucket.started = float(started or NEVER) + ahead
+        bucket.booked = float(booked or -math.inf) + ahead
+        bucket.started = float(started or -math.inf) + ahead
         return bucket
 
     async def pull_back(self, tag: str, until: float, now: float) -> None:
-        """Bookings reach no further than that: those who had others will not come."""
+        """Bookings after that time are given back: their nodes will not start."""
         await self._run("pull_back", tag, repr(until - now))
 
     async def _run(self, operation: str, tag: str, *operands: Argument) -> Any:
         usual = self._configured.get(tag) or TokenBucket()
         now = "" if self._shared_clock is None else repr(self._shared_clock())
         given: list[Argument] = [repr(float(usual.rate)), usual.burst, now, repr(LATENESS)]
-        return await self._pipe.script(_script(operation), [_bucket(tag)], [*given, *operands])
+        script = source("limits_bucket", f"limits_{operation}")
+        return await self._redis.call_script(script, [_bucket(tag)], [*given, *operands])
 
     # ── what is set ──────────────────────────────────────────────────────────────────────
 
     async def set(self, tag: str, rate_per_second: float, burst: int) -> None:
-        """For everybody, from now on, whatever their settings say. Raises `ValueError`."""
+        """For all processes, from now on, whatever their settings say. Raises `ValueError`."""
         checked = TokenBucket(rate_per_second, burst)
-        await self._pipe.call("ZADD", TAGS, 0, tag)  # first: what is set must be seen
+        await self._redis.call("ZADD", TAGS, 0, tag)  # first: what is set must be seen
         await self._run("set", tag, repr(float(checked.rate)), checked.burst)
 
     async def all(self) -> dict[str, tuple[float, int]]:
         """Rate and burst of every tag that was set."""
-        tags = [tag.decode() for tag in await self._pipe.call("ZRANGE", TAGS, 0, -1)]
+        tags = [tag.decode() for tag in await self._redis.call("ZRANGE", TAGS, 0, -1)]
         kept = await asyncio.gather(
-            *(self._pipe.call("HMGET", _bucket(tag), "rate", "burst") for tag in tags)
+            *(self._redis.call("HMGET", _bucket(tag), "rate", "burst") for tag in tags)
         )
         return {
             tag: (float(rate), int(burst))

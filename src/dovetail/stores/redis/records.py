@@ -1,8 +1,7 @@
-"""What Redis keeps beside runs where no PostgreSQL does: workflows, lists, batches, keys, limits.
+"""Records in Redis without PostgreSQL: workflows, lists of runs, batches, idempotency keys, limits.
 
-Everything is given in the fields of the HTTP API, as `sqlite_records.py` gives it. No script and
-no command touches keys of two slots. Nothing that is live has a time to live: what belongs to a
-run goes when `expire` finds it long finished. What it must not know: how a run moves.
+Views have the fields of the HTTP API. No script or command touches keys of two slots. No key of a
+live run expires: `expire` deletes runs that ended long ago.
 """
 
 from __future__ import annotations
@@ -14,57 +13,71 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.audit.replay import RUN_ENDS
 from dovetail.core.dag import Graph
-from dovetail.core.errors import BrokenRun, Conflict, NotFound
-from dovetail.core.events import Event
+from dovetail.core.errors import BrokenRun, NotFound
+from dovetail.core.events import RUN_ENDS, Event
 from dovetail.core.outputs import OutputReference
 from dovetail.core.transitions import Submit
 from dovetail.engine.distributed.triggers import PendingRun
-from dovetail.engine.ports import DoctorFinding, Key, KeyUsed, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    DoctorFinding,
+    Key,
+    KeyUsed,
+    Registered,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import damage_error, event_view, receipt_view, summary_view, timestamp
 from dovetail.redis_client.pipelined import PipelinedRedis
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
     Definitions,
+    batch_view,
     changed,
-    keep_latest,
+    list_position,
     long_enough,
     no_alias,
+    no_batch,
+    no_run,
+    no_version,
+    no_workflow,
     page_size,
-    place_in_list,
+    refuse_active,
+    refuse_latest,
     run_meant,
     run_status,
     version_meant,
+    workflow_view,
 )
 from dovetail.stores.redis.accepted import RedisAcceptedRuns
-from dovetail.stores.redis.codec import event_of
-from dovetail.stores.redis.definitions import definition, definition_key
+from dovetail.stores.redis.codec import event_of, source
+from dovetail.stores.redis.definitions import definition, definition_key, stored_graph
 from dovetail.stores.redis.limits import RedisLimits
 from dovetail.stores.redis.run_index import (
-    BIRTH,
+    NOT_RUNNING,
     OPEN,
+    ORIGIN_FIELDS,
     RUNNING,
     RUNS,
     STATUSES,
-    TURNED,
     WORKFLOWS,
     RunFacts,
     RunIndex,
     RunOrigin,
     batch_key,
     batch_number,
-    born,
     is_text,
+    origin,
     run_id_of,
-    source,
     workflow_key,
 )
 from dovetail.stores.redis.scope import RedisOutputs
 from dovetail.stores.redis.store import keys_of
 
-MOST_CHECKED = 1000
+MAX_CHECKED = 1000
 RETENTION_SECONDS = 7 * 86400.0
 
 _SUMMARY = (
@@ -80,35 +93,35 @@ class RedisRecords:
 
     def __init__(
         self,
-        pipe: PipelinedRedis,
+        redis: PipelinedRedis,
         *,
         limits: RedisLimits | None = None,
         retention_seconds: float = RETENTION_SECONDS,
         examine: Callable[[], Awaitable[list[DoctorFinding]]] | None = None,
-        born: Callable[[str], RunOrigin | None] | None = None,
+        origin: Callable[[str], RunOrigin | None] | None = None,
     ) -> None:
-        """`examine` is what a doctor finds of this Redis; `born` says of a run where it is listed,
-        if its store knows that without asking."""
-        self._pipe = pipe
-        self._outputs = RedisOutputs(pipe)
-        self._limits = limits or RedisLimits(pipe)
+        """`examine` is what a doctor finds of this Redis; `origin` says of a run where it is
+        listed, if its store knows that without asking."""
+        self._redis = redis
+        self._outputs = RedisOutputs(redis)
+        self._limits = limits or RedisLimits(redis)
         self._retention_seconds = retention_seconds
         self._examine = examine
-        self._born = born or _nobody_knows
+        self._origin_of = origin or _unknown_origin
         self._definitions = Definitions()
-        self._lists = RunIndex(pipe)
-        self._acceptance = RedisAcceptedRuns(pipe, self._definitions)
+        self._lists = RunIndex(redis)
+        self._acceptance = RedisAcceptedRuns(redis, self._definitions)
 
     # ── registered workflows ─────────────────────────────────────────────────────────────
 
     async def register(
         self, name: str, sha256: str, content: bytes, now: float, seen: Seen | None = None
     ) -> WorkflowVersion:
-        await self._pipe.call("SET", definition_key(sha256), content, "NX")
-        await self._pipe.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
+        await self._redis.call("SET", definition_key(sha256), content, "NX")
+        await self._redis.call("ZADD", WORKFLOWS, 0, name)  # first: what is there must be seen
         key = workflow_key(name)
-        version, created = await self._pipe.script(
-            _seeing("records_register"),
+        version, created = await self._redis.call_script(
+            source("records_seen", "records_register"),
             [key, f"{key}:versions", f"{key}:aliases"],
             [sha256, repr(now), _as_seen(seen)],
         )
@@ -119,12 +132,11 @@ class RedisRecords:
     async def registered(self, name: str, version: int | str | None = None) -> Registered:
         """A version by its number or alias; the latest if none is named. Raises `NotFound`."""
         number = await self.version_of(name, version)
-        kept = await self._pipe.call("HGET", f"{workflow_key(name)}:versions", number)
+        kept = await self._redis.call("HGET", f"{workflow_key(name)}:versions", number)
         if kept is None:
-            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
-            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+            raise no_version(name, version, await self.versions(name))
         sha256, created_at = kept.decode().split(" ")
-        content = await definition(self._pipe, sha256)
+        content = await definition(self._redis, sha256)
         if content is None:
             raise NotFound(f"the definition of workflow '{name}' is not in Redis any more")
         return Registered(name, number, int(sha256, 16), content, float(created_at))
@@ -139,27 +151,21 @@ class RedisRecords:
     async def _latest(self, name: str) -> int:
         latest, deleted = None, None
         if is_text(name):
-            latest, deleted = await self._pipe.call(
+            latest, deleted = await self._redis.call(
                 "HMGET", workflow_key(name), "latest", "deleted"
             )
         if latest is None or deleted == b"1":
-            raise NotFound(f"no workflow '{name}' is registered in Redis")
+            raise no_workflow(name, "Redis")
         return int(latest)
 
     async def _aliases(self, name: str, latest: int) -> dict[str, int]:
-        flat = await self._pipe.call("HGETALL", f"{workflow_key(name)}:aliases")
+        flat = await self._redis.call("HGETALL", f"{workflow_key(name)}:aliases")
         kept = sorted((flat[at].decode(), int(flat[at + 1])) for at in range(0, len(flat), 2))
         return {**dict(kept), LATEST: latest}
 
     async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]:
         found = await self.registered(name, version)
-        return {
-            "name": name,
-            "version": found.version,
-            "definition": orjson.loads(found.content),
-            "aliases": await self._aliases(name, await self._latest(name)),
-            "created_at": timestamp(found.created_at),
-        }
+        return workflow_view(found, await self._aliases(name, await self._latest(name)))
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -167,7 +173,7 @@ class RedisRecords:
         after = f"({cursor}" if cursor else "-"
         while len(items) <= limit:
             wanted = limit + 1 - len(items)
-            names = await self._pipe.call("ZRANGEBYLEX", WORKFLOWS, after, "+", "LIMIT", 0, wanted)
+            names = await self._redis.call("ZRANGEBYLEX", WORKFLOWS, after, "+", "LIMIT", 0, wanted)
             found = await asyncio.gather(*(self._listed(name.decode()) for name in names))
             items += [item for item in found if item is not None]
             if len(names) < wanted:
@@ -178,7 +184,7 @@ class RedisRecords:
 
     async def _listed(self, name: str) -> dict[str, Any] | None:
         names = ("latest", "created_at", "updated_at", "deleted")
-        latest, created_at, updated_at, deleted = await self._pipe.call(
+        latest, created_at, updated_at, deleted = await self._redis.call(
             "HMGET", workflow_key(name), *names
         )
         if latest is None or deleted == b"1":
@@ -193,7 +199,7 @@ class RedisRecords:
 
     async def versions(self, name: str) -> dict[str, Any]:
         await self._latest(name)
-        flat = await self._pipe.call("HGETALL", f"{workflow_key(name)}:versions")
+        flat = await self._redis.call("HGETALL", f"{workflow_key(name)}:versions")
         items = []
         for version, kept in sorted((int(flat[at]), flat[at + 1]) for at in range(0, len(flat), 2)):
             sha256, created_at = kept.decode().split(" ")
@@ -206,17 +212,19 @@ class RedisRecords:
         active = await self._delete(name, seen)
         if active:  # as the list has it, which may be behind
             key = f"{workflow_key(name)}:{OPEN}"
-            listed = await self._pipe.call("ZRANGE", key, 0, MOST_CHECKED - 1)
+            listed = await self._redis.call("ZRANGE", key, 0, MAX_CHECKED - 1)
             await self._lists.refresh(map(run_id_of, listed))
             active = await self._delete(name, seen)
-        if active:
-            runs = "1 run" if active == 1 else f"{active} runs"
-            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+        refuse_active(name, active)
 
     async def _delete(self, name: str, seen: Seen | None) -> int:
         key = workflow_key(name)
         keys = [key, *(f"{key}:{part}" for part in ("versions", "aliases", OPEN))]
-        active = int(await self._pipe.script(_seeing("records_delete"), keys, [_as_seen(seen)]))
+        active = int(
+            await self._redis.call_script(
+                source("records_seen", "records_delete"), keys, [_as_seen(seen)]
+            )
+        )
         if active < 0:
             raise changed(name)
         return active
@@ -224,12 +232,11 @@ class RedisRecords:
     async def set_alias(
         self, name: str, alias: str, version: int, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if alias == LATEST:
-            raise Conflict("'latest' always names the newest version and cannot be set")
+        refuse_latest(alias, "set")
         found = await self.registered(name, version)
         key = workflow_key(name)
-        done = await self._pipe.script(
-            _seeing("records_alias"),
+        done = await self._redis.call_script(
+            source("records_seen", "records_alias"),
             [f"{key}:versions", f"{key}:aliases", key],
             [alias, found.version, _as_seen(seen)],
         )
@@ -238,11 +245,13 @@ class RedisRecords:
         return {"name": name, "alias": alias, "version": found.version}
 
     async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        keep_latest(alias)
+        refuse_latest(alias, "deleted")
         latest = await self._latest(name)
         key = workflow_key(name)
-        done = await self._pipe.script(
-            _seeing("records_unalias"), [f"{key}:aliases", key], [alias, _as_seen(seen)]
+        done = await self._redis.call_script(
+            source("records_seen", "records_unalias"),
+            [f"{key}:aliases", key],
+            [alias, _as_seen(seen)],
         )
         if done < 0:
             raise changed(name)
@@ -264,11 +273,11 @@ class RedisRecords:
         turned: Sequence[str],
         ended: Mapping[str, Event | None] | None = None,
     ) -> None:
-        """As orchestrators tell it."""
+        """As `RunObserver`."""
         unclear = list(turned)
         known: dict[str, RunFacts] = {}
         for run_id, event in (ended or {}).items():
-            where = self._born(run_id)
+            where = self._origin_of(run_id)
             if event and where and event.epoch == 1 and event.type in RUN_ENDS:
                 known[run_id] = RunFacts(RUN_ENDS[event.type].value, event.time, 1, where)
             else:
@@ -285,32 +294,25 @@ class RedisRecords:
         found = await self._lists.beginning_with(prefix, 5) if is_text(prefix) else []
         return run_meant(prefix, found, "Redis")
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        where = RUNS if workflow is None else workflow_key(workflow)
-        if batch is not None:
-            of, _, _ = await self._batch(batch)
-            if workflow not in (None, of):
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        most = query.max_result_bytes
+        where = RUNS if query.workflow is None else workflow_key(query.workflow)
+        if query.batch is not None:
+            of, _, _ = await self._batch(query.batch)
+            if query.workflow not in (None, of):
                 return {"items": [], "next_cursor": None}
-            where = batch_key(batch)
+            where = batch_key(query.batch)
         if not is_text(where):
             return {"items": [], "next_cursor": None}
         heaviest = None if most is None else PAGE_BYTES
         show = partial(self._summary, most=most)
-        return await self._lists.page(where, status, page_size(limit), cursor, show, heaviest)
+        limit = page_size(query.limit)
+        return await self._lists.page(where, query.status, limit, query.cursor, show, heaviest)
 
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         view = await self._summary(run_id, most) if is_text(run_id) else None
         if view is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return view
 
     async def _summary(self, run_id: str, most: int | None = None) -> dict[str, Any] | None:
@@ -318,13 +320,13 @@ class RedisRecords:
         try:
             return await self._whole_summary(run_id, most)
         except (AttributeError, BrokenRun, LookupError, TypeError, ValueError) as problem:
-            (told,) = await self._pipe.ask([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
-            kept = dict(zip(_SUMMARY, told if isinstance(told, list) else (), strict=False))
+            (reply,) = await self._redis.send([("HMGET", keys_of(run_id)[0], *_SUMMARY)])
+            kept = dict(zip(_SUMMARY, reply if isinstance(reply, list) else (), strict=False))
             return _damaged_summary(run_id, kept, problem)
 
     async def _whole_summary(self, run_id: str, most: int | None) -> dict[str, Any] | None:
         meta = keys_of(run_id)[0]
-        kept = dict(zip(_SUMMARY, await self._pipe.call("HMGET", meta, *_SUMMARY), strict=True))
+        kept = dict(zip(_SUMMARY, await self._redis.call("HMGET", meta, *_SUMMARY), strict=True))
         if kept["status"] is None:
             return None
         created_at = float(kept["created_at"])
@@ -356,11 +358,11 @@ class RedisRecords:
         places = [graph.output_node] if graph.output_node is not None else list(graph.exits)
         out = keys_of(run_id)[3]
         if most is None:
-            kept = await self._pipe.call("HMGET", out, *places)
+            kept = await self._redis.call("HMGET", out, *places)
         else:
             kept = (await self._outputs.first({run_id: places}, most))[run_id].outputs
             if len(kept) < len(places):
-                sizes = await self._pipe.many([("HSTRLEN", out, place) for place in places])
+                sizes = await self._redis.call_many([("HSTRLEN", out, place) for place in places])
                 names = 0 if single else sum(len(graph.nodes[at].id) + 4 for at in places) + 1
                 return OutputReference(sum(sizes) + names, None)
         found = [None if value is None else orjson.loads(value) for value in kept]
@@ -369,14 +371,10 @@ class RedisRecords:
         return {graph.nodes[at].id: value for at, value in zip(places, found, strict=True)}
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph:
-        try:
-            return self._definitions.graph(int(digest, 16), retries, _not_compiled)
-        except LookupError:
-            text = digest.decode()
-            content = await definition(self._pipe, text)
-            if content is None:
-                raise NotFound(f"the definition {text} is not in Redis any more") from None
-            return self._definitions.graph(int(digest, 16), retries, lambda: content)
+        graph = await stored_graph(self._redis, self._definitions, digest.decode(), retries)
+        if graph is None:
+            raise NotFound(f"the definition {digest.decode()} is not in Redis any more")
+        return graph
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
         return receipt_view(await self.summary(run_id))
@@ -389,16 +387,16 @@ class RedisRecords:
         self, run_id: str, after: int = 0, limit: int | None = None
     ) -> list[dict[str, Any]]:
         if not is_text(run_id):
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         meta, *_, log, _ = keys_of(run_id)
-        status, digest, retries = await self._pipe.call(
+        status, digest, retries = await self._redis.call(
             "HMGET", meta, "status", "definition", "retries"
         )
         if status is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         graph = await self._graph(digest, retries)
         last = -1 if limit is None else after + limit - 1
-        texts = await self._pipe.call("LRANGE", log, after, last)
+        texts = await self._redis.call("LRANGE", log, after, last)
         return [event_view(event_of(text, seq, graph)) for seq, text in enumerate(texts, after + 1)]
 
     # ── what is asked for, and made afterwards ───────────────────────────────────────────
@@ -430,7 +428,7 @@ class RedisRecords:
         return await self._acceptance.unmade_under(key, made)
 
     async def settle(self, unmade: PendingRun) -> None:
-        """The runs that were left unmade are there, and those that were there are listed."""
+        """All runs of an accepted request are created now: list them, and delete the request."""
         await self.refresh(unmade.there)
         await self._acceptance.settle(str(unmade.name))
 
@@ -439,11 +437,11 @@ class RedisRecords:
     async def _batch(self, batch_id: str) -> tuple[str, int, float]:
         workflow, count, created_at = None, b"", b""
         if is_text(batch_id):
-            workflow, count, created_at = await self._pipe.call(
+            workflow, count, created_at = await self._redis.call(
                 "HMGET", batch_key(batch_id), "workflow", "count", "created_at"
             )
         if workflow is None:
-            raise NotFound(f"no batch '{batch_id}' in Redis")
+            raise no_batch(batch_id, "Redis")
         return workflow.decode(), int(count), float(created_at)
 
     async def open_batch(
@@ -472,45 +470,42 @@ class RedisRecords:
     ) -> dict[str, Any]:
         limit = page_size(limit)
         workflow, count, created_at = await self._batch(batch_id)
-        first = 0 if cursor is None else place_in_list(cursor)
+        first = list_position(cursor, 0)
         by_status: dict[str, int] = {}
         finished, ended = 0, None
         if counts:
             where = batch_key(batch_id)
             # In this order: a batch that is finished has no run that is counted as running.
-            counting = (self._lists.count(where, s) for s in ("finished", *TURNED, "all"))
+            counting = (self._lists.count(where, s) for s in ("finished", *NOT_RUNNING, "all"))
             (finished, *numbers, there), ended = await asyncio.gather(
                 asyncio.gather(*counting), self._lists.last_end(where)
             )
-            turned = dict(zip(TURNED, numbers, strict=True))
+            turned = dict(zip(NOT_RUNNING, numbers, strict=True))
             every = {RUNNING: there - sum(numbers), **turned}
             by_status = {s: every[s] for s in STATUSES if every[s] > 0}
         runs = await self._runs_of(batch_id, first, count, limit + 1)
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": by_status,
-            "created_at": timestamp(created_at),
-            "finished_at": timestamp(ended or created_at) if finished == count else None,
-            "runs": runs[:limit],
-            "next_cursor": str(runs[limit]["index"]) if len(runs) > limit else None,
-        }
+        return batch_view(
+            (batch_id, workflow, count, timestamp(created_at)),
+            by_status,
+            timestamp(ended or created_at) if finished == count else None,
+            runs[:limit],
+            runs[limit][0] if len(runs) > limit else None,
+        )
 
     async def _runs_of(
         self, batch_id: str, first: int, count: int, limit: int
-    ) -> list[dict[str, Any]]:
-        """Those that are there, in order; a place may be taken later, or its run made later."""
-        runs: list[dict[str, Any]] = []
+    ) -> list[tuple[int, str, str]]:
+        """The runs that exist, in order: others may be created later."""
+        runs: list[tuple[int, str, str]] = []
         while first < count and len(runs) < limit:
             places = range(first, min(count, first + limit))
-            kept = await self._pipe.call("HMGET", f"{batch_key(batch_id)}:places", *places)
+            kept = await self._redis.call("HMGET", f"{batch_key(batch_id)}:places", *places)
             taken = [(at, r.decode()) for at, r in zip(places, kept, strict=True) if r is not None]
-            statuses = await self._pipe.many(
+            statuses = await self._redis.call_many(
                 [("HGET", keys_of(run_id)[0], "status") for _, run_id in taken]
             )
             runs += [
-                {"index": at, "run_id": run_id, "status": status.decode()}
+                (at, run_id, status.decode())
                 for (at, run_id), status in zip(taken, statuses, strict=True)
                 if status is not None
             ]
@@ -533,7 +528,7 @@ class RedisRecords:
         The runs of a batch go when the last of them ended long ago, and the batch with them.
         """
         long_ago = now - self._retention_seconds
-        due = await self._pipe.call(
+        due = await self._redis.call(
             "ZRANGEBYSCORE", f"{RUNS}:finished", "-inf", repr(long_ago), "LIMIT", 0, limit
         )
         await asyncio.gather(*(self._expire(name.decode(), long_ago, now) for name in due))
@@ -543,7 +538,7 @@ class RedisRecords:
 
     async def _expire(self, run_id: str, long_ago: float, now: float) -> None:
         keys = keys_of(run_id)
-        batch = await self._pipe.call("HGET", keys[0], "batch")
+        batch = await self._redis.call("HGET", keys[0], "batch")
         if batch is not None:
             where = batch_key(batch.decode())
             unfinished = await self._lists.count(where, "all") - await self._lists.count(
@@ -552,40 +547,40 @@ class RedisRecords:
             last = now if unfinished > 0 else await self._lists.last_end(where)
             if last is not None and last > long_ago:
                 # Not before that; until then it is not in the way of others.
-                await self._pipe.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
+                await self._redis.call("ZADD", f"{RUNS}:finished", "XX", repr(last), run_id)
                 return
-        if await self._pipe.script(source("records_drop"), keys, [repr(long_ago)]):
+        if await self._redis.call_script(source("records_drop"), keys, [repr(long_ago)]):
             # What is left of it says where it is listed: a crash here, and we come again.
             await self._take_out(run_id)
         else:
             await self._lists.refresh([run_id])  # it was retried
-        if not await self._pipe.call("EXISTS", keys[0]):
-            await self._pipe.call("ZREM", f"{RUNS}:finished", run_id)
+        if not await self._redis.call("EXISTS", keys[0]):
+            await self._redis.call("ZREM", f"{RUNS}:finished", run_id)
 
     async def _take_out(self, run_id: str) -> None:
         meta = keys_of(run_id)[0]
-        key, *birth = await self._pipe.call("HMGET", meta, "key", *BIRTH)
+        key, *birth = await self._redis.call("HMGET", meta, "key", *ORIGIN_FIELDS)
         if birth[0] is None:
             return  # another one is done with it
         if key is not None:
             await self._acceptance.unclaim(key.decode(), run_id)
-        was = born(*birth)
+        was = origin(*birth)
         await self._lists.take_out(run_id, was)
         if was.batch is not None:
-            await self._pipe.call("HDEL", f"{batch_key(was.batch)}:places", was.place)
+            await self._redis.call("HDEL", f"{batch_key(was.batch)}:places", was.place)
             if not await self._lists.count(batch_key(was.batch), "all"):
                 await self._drop_batch(was.batch)
-        await self._pipe.call("DEL", meta)
+        await self._redis.call("DEL", meta)
 
     async def _expire_opened(self, batch_id: str) -> None:
-        """Whoever opened it may have died before its first run, with which it would go."""
+        """Its caller may have died before its first run, with which it would be deleted."""
         if not await self._lists.count(batch_key(batch_id), "all"):
             await self._drop_batch(batch_id)
         await self._acceptance.no_longer_opened(batch_id)
 
     async def _drop_batch(self, batch_id: str) -> None:
         name = batch_key(batch_id)
-        key = await self._pipe.call("HGET", name, "key")
+        key = await self._redis.call("HGET", name, "key")
         if key is not None:
             await self._acceptance.unclaim(key.decode(), batch_id)
         await self._acceptance.drop_batch(batch_id)
@@ -594,11 +589,6 @@ class RedisRecords:
 
     async def doctor(self) -> list[DoctorFinding]:
         return [] if self._examine is None else await self._examine()
-
-
-def _seeing(name: str) -> str:
-    """A script that compares what is there with what was seen."""
-    return source("records_seen") + source(name)
 
 
 def _as_seen(seen: Seen | None) -> str:
@@ -611,16 +601,8 @@ def _as_seen(seen: Seen | None) -> str:
     return f"latest={seen[LATEST]} {' '.join(others)}"
 
 
-def _nobody_knows(_: str) -> None:
+def _unknown_origin(_: str) -> None:
     return None
-
-
-def _not_compiled() -> bytes:
-    raise LookupError
-
-
-def _no_run(run_id: str) -> NotFound:
-    return NotFound(f"no run '{run_id}' in Redis")
 
 
 def _damaged_summary(

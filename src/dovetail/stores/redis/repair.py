@@ -1,14 +1,12 @@
-"""A run in Redis, made again from its own log: where somebody or something changed its state.
+"""A damaged run in Redis, rebuilt from its own log.
 
-The log says what happened; the core tells it again, and what comes of that takes the place of what
-is kept, unless somebody moves the run meanwhile. Two things are in no log, and are taken from what
-is kept where that agrees with it: outputs, and the nonces of tokens. A start whose nonce is lost is
-a lost start: its lease ends at once. What it must not know: who drives the run.
+The core replays the log, and the result replaces the stored state unless the run moves meanwhile.
+The log has neither outputs nor nonces of tokens: these are taken from the stored state where it
+agrees. A start whose nonce is lost is a lost start: its lease ends at once.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,27 +26,28 @@ from dovetail.stores.redis.codec import (
     STATUS_LETTERS,
     UNIT,
     event_of,
+    new_nonce,
     node_of,
+    source,
     time_text,
 )
 from dovetail.stores.redis.run_cache import RunHeader
-from dovetail.stores.redis.run_index import source
 
-MOST_TRIES = 8
+MAX_TRIES = 8
 WHAT_TO_DO = "cancel it and trigger it anew, or retry it as a new run"
 
 
 class DamagedLog(BrokenRun):
-    """The log of a run cannot be told again, so nothing can be rebuilt from it."""
+    """The log of a run cannot be replayed, so nothing can be rebuilt from it."""
 
 
 async def rebuilt_from_log(
-    pipe: PipelinedRedis, shell: RunHeader, keys: Sequence[str]
+    redis: PipelinedRedis, header: RunHeader, keys: Sequence[str]
 ) -> RebuiltRun:
     """The run as its log in Redis says. Raises `DamagedLog`, or `NotFound` without a log."""
-    run = shell.run
+    run = header.run
     asked: list[Command] = [("LRANGE", keys[5], 0, -1), ("HGETALL", keys[3])]
-    texts, flat = await pipe.ask(asked)
+    texts, flat = await redis.send(asked)
     if not isinstance(texts, list):
         raise _damaged(run.id, f"its log is of another kind ({texts})")
     if not texts:
@@ -78,16 +77,16 @@ def _outputs(graph: Graph, flat: Sequence[bytes]) -> dict[str, Any]:
             try:
                 found[graph.nodes[int(place)].id] = orjson.loads(output)
             except ValueError:
-                continue  # as if it were not there, which is said if somebody needs it
+                continue  # as a missing output, which is reported if a node needs it
     return found
 
 
 async def strays(
-    pipe: PipelinedRedis, made: RebuiltRun, kept: RunState, keys: Sequence[str]
+    redis: PipelinedRedis, made: RebuiltRun, kept: RunState, keys: Sequence[str]
 ) -> list[str]:
     """What is kept beside the nodes, of which a loaded run says nothing, where it is wrong."""
     asked: list[Command] = [("HGET", keys[0], "pending"), ("ZRANGE", keys[6], 0, -1)]
-    pending, held = await pipe.ask(asked)
+    pending, held = await redis.send(asked)
     found = []
     try:
         left = orjson.loads(pending) if pending else {"ready": [], "queue": []}
@@ -103,14 +102,14 @@ async def strays(
 
 
 async def write_back(
-    pipe: PipelinedRedis, made: RebuiltRun, keys: Sequence[str], now: float
+    redis: PipelinedRedis, made: RebuiltRun, keys: Sequence[str], now: float
 ) -> bool:
-    """Put the rebuilt run in the place of what is kept; False if somebody has moved it."""
-    (flat,) = await pipe.ask([("HGETALL", keys[1])])
+    """Replace the stored state by the rebuilt run; False if the run has moved."""
+    (flat,) = await redis.send([("HGETALL", keys[1])])
     kept = _nodes(flat if isinstance(flat, list) else ())
     right = _parts(made, kept, now)
     given: list[Argument] = [made.run.seq, orjson.dumps(right)]
-    return bool(await pipe.script(source("repair"), keys, given))
+    return bool(await redis.call_script(source("repair"), keys, given))
 
 
 def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
@@ -127,7 +126,7 @@ def _nodes(flat: Sequence[bytes]) -> dict[int, NodeState]:
 
 def _parts(made: RebuiltRun, kept: Mapping[int, NodeState], now: float) -> dict[str, list[Any]]:
     run = made.run
-    nonce = int.from_bytes(os.urandom(6), "big") | 1
+    nonce = new_nonce()
     limit = run.graph.max_concurrency
     # Whatever was published is offered again, under a token of its own.
     active = sum(node.status is NodeStatus.RUNNING for node in run.nodes)
@@ -201,7 +200,7 @@ def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> st
             own = kept.token.nonce
         else:
             own = nonce
-        # Of a start that is kept as it was, the lease is; of any other nobody can tell.
+        # A start that is kept keeps its lease; the lease of any other is unknown.
         runs = kept is not None and kept.status is node.status and own == kept.token.nonce
         until = kept.lease_until if runs and kept is not None else None
         lease = time_text(now if until is None else until)
@@ -230,11 +229,11 @@ def _text(node: NodeState, kept: NodeState | None, nonce: int, now: float) -> st
 
 
 async def end_by_force(
-    pipe: PipelinedRedis, run_id: str, keys: Sequence[str], size: int, now: float
+    redis: PipelinedRedis, run_id: str, keys: Sequence[str], size: int, now: float
 ) -> bool:
     """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
     given: list[Argument] = [time_text(now), size]
-    answer = int(await pipe.script(source("cancel_damaged"), keys, given))
+    answer = int(await redis.call_script(source("cancel_damaged"), keys, given))
     if answer < 0:
         raise NotFound(f"no run '{run_id}' can be read in Redis: nothing is left of its record")
     return answer == 1

@@ -1,7 +1,4 @@
-"""What never changes of the runs in Redis: read once each, and kept while it is of use.
-
-What it must not know: anything of a run that does change.
-"""
+"""The parts of a run that never change: read once, and cached."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from dovetail.redis_client.pipelined import Command, PipelinedRedis
 from dovetail.stores.records import Definitions
 from dovetail.stores.redis.codec import GraphShape
 from dovetail.stores.redis.definitions import definition, definition_key
-from dovetail.stores.redis.run_index import BIRTH, RunOrigin, born
+from dovetail.stores.redis.run_index import ORIGIN_FIELDS, RunOrigin, origin
 
-MOST_SHELLS = 4096
-SMALL_DEFINITION = 4096
+MAX_CACHED_RUNS = 4096
+SMALL_DEFINITION_BYTES = 4096
 """So few bytes are sent again with each run, in case Redis has lost them."""
-_FACTS = ("definition", "retries", "params", *BIRTH)
+_FACTS = ("definition", "retries", "params", *ORIGIN_FIELDS)
 
 
 class RunOutline(RunState):
-    """What never changes of a run. It has no nodes: who follows orders needs none."""
+    """The constant parts of a run. It has no nodes: dispatching needs none."""
 
     __slots__ = ()
 
@@ -47,12 +44,12 @@ class RunOutline(RunState):
 class RunHeader(NamedTuple):
     run: RunOutline
     shape: GraphShape
-    born: RunOrigin
+    origin: RunOrigin
 
 
 class RunHeaderCache:
-    def __init__(self, pipe: PipelinedRedis) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis) -> None:
+        self._redis = redis
         self.definitions = Definitions()
         self._shapes: dict[int, GraphShape] = {}
         self._known: dict[str, RunHeader] = {}
@@ -66,21 +63,21 @@ class RunHeaderCache:
         return self._known.get(run_id)
 
     async def look_for(self, run_ids: Iterable[str]) -> None:
-        """Get to know those of these that there are."""
+        """Read the headers of these runs, if they exist."""
         unknown = [run_id for run_id in run_ids if run_id not in self._known]
         if not unknown:
             return
         reading: list[Command] = [("HMGET", f"wf:{{{one}}}:meta", *_FACTS) for one in unknown]
         graphs: dict[tuple[bytes, bytes], Graph | None] = {}
-        for run_id, told in zip(unknown, await self._pipe.many(reading), strict=True):
-            digest, retries, params, *birth = told
+        for run_id, facts in zip(unknown, await self._redis.call_many(reading), strict=True):
+            digest, retries, params, *birth = facts
             if digest is None:
                 continue
             if (digest, retries) not in graphs:
                 graphs[digest, retries] = await self._graph(digest, retries)
             graph = graphs[digest, retries]
             if graph is not None:
-                was = born(*birth)
+                was = origin(*birth)
                 number = int(birth[-1]) if was.registered else None
                 run = RunOutline(run_id, graph, orjson.loads(params), was.created_at, number)
                 self.keep(RunHeader(run, self.shape(graph), was))
@@ -90,12 +87,12 @@ class RunHeaderCache:
         run = RunOutline(submit.run_id, submit.graph, submit.params, now, submit.version)
         return RunHeader(run, self.shape(submit.graph), RunOrigin.of(submit, now))
 
-    def keep(self, shell: RunHeader) -> None:
-        if len(self._known) >= MOST_SHELLS:
+    def keep(self, header: RunHeader) -> None:
+        if len(self._known) >= MAX_CACHED_RUNS:
             # Many at once: to find the first of a dict is to pass all that was before it.
-            for oldest in list(islice(self._known, MOST_SHELLS // 2)):
+            for oldest in list(islice(self._known, MAX_CACHED_RUNS // 2)):
                 del self._known[oldest]
-        self._known[shell.run.id] = shell
+        self._known[header.run.id] = header
 
     def forget(self, run_id: str) -> None:
         self._known.pop(run_id, None)
@@ -103,7 +100,7 @@ class RunHeaderCache:
     def shape(self, graph: Graph) -> GraphShape:
         shape = self._shapes.get(id(graph))
         if shape is None:
-            if len(self._shapes) >= MOST_SHELLS:
+            if len(self._shapes) >= MAX_CACHED_RUNS:
                 self._shapes.clear()
             shape = self._shapes[id(graph)] = GraphShape(graph)
         return shape
@@ -114,14 +111,16 @@ class RunHeaderCache:
         commands: list[Command] = []
         for one in {kept.sha256: kept for kept in stored.values()}.values():
             key = definition_key(one.sha256)
-            if len(one.content) <= SMALL_DEFINITION or not await self._pipe.call("EXISTS", key):
+            if len(one.content) <= SMALL_DEFINITION_BYTES or not await self._redis.call(
+                "EXISTS", key
+            ):
                 commands.append(("SET", key, one.content, "NX"))
         return commands
 
     async def _graph(self, digest: bytes, retries: bytes) -> Graph | None:
         graph = self.definitions.known(digest, retries)
         if graph is None:
-            content = await definition(self._pipe, digest.decode())
+            content = await definition(self._redis, digest.decode())
             if content is not None:  # else Redis was emptied this very moment
                 try:
                     graph = self.definitions.graph(digest, retries, lambda: content)

@@ -1,14 +1,11 @@
-"""Which runs there are: lists of them in Redis by age, status, workflow and batch.
+"""Lists of runs by age, status, workflow and batch.
 
-Indexes, not truth: a run is what its own keys say. Lists are in other slots than runs, so they are
-written beside a run's script and not within it. `refresh` reads the run and lists it accordingly,
-as often as one likes; it is called for whatever was made or changed its status, before that run
-leaves the agenda: should its caller die in between, the sweep finds the run there. Who knows what
-became of a run lists it without reading (`begun`, `ended`), and looks afterwards whether that is
-still so. Who reads a list looks at each run as well, so that nobody is shown a status that is no
-longer true.
-
-What it must not know: any rule.
+An index, not the truth: a run's own keys decide. Lists are in other slots than runs, so they are
+written beside a run's script, not within it. `refresh` reads a run and lists it accordingly, as
+often as needed. It is called for every run that was created or changed its status, before the run
+leaves the timer index: if the caller dies in between, the sweep finds the run there. `begun` and
+`ended` list a run without reading it, and check afterwards. A reader of a list checks each run, so
+it never shows a wrong status.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import resources
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +22,7 @@ from dovetail.core.states import RunStatus
 from dovetail.core.transitions import Submit
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
 from dovetail.stores.records import weight
+from dovetail.stores.redis.codec import source
 
 RUNS = "wf:list:{runs}"
 WORKFLOWS = "wf:workflows"
@@ -38,22 +35,22 @@ BATCH_IDS = "wf:batches:{ids}"
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.PENDING]
 """A run is stored once it was started."""
 RUNNING = RunStatus.RUNNING.value
-TURNED = [status for status in STATUSES if status != RUNNING]
-"""Those that a batch has lists of, beside that of all: its other runs are running."""
+NOT_RUNNING = [status for status in STATUSES if status != RUNNING]
+"""The statuses of which a batch has lists, beside the list of all: its other runs are running."""
 OPEN = "open"
 """A workflow's list of the runs of its versions that are not finished. In its list of running ones
-are only those of a definition that nobody registered, which may have the same name."""
+are only runs of an unregistered definition, which may have the same name."""
 Read = Sequence[Any]
 """What Redis answers to `_reading`."""
-BIRTH = ("created_at", "workflow", "batch", "place", "version")
-"""What `born` takes."""
+ORIGIN_FIELDS = ("created_at", "workflow", "batch", "place", "version")
+"""What `origin` takes."""
 _MOVING = ("status", "finished_at", "epoch")
-_FACTS = (*_MOVING, *BIRTH)
+_FACTS = (*_MOVING, *ORIGIN_FIELDS)
 _RUNNING = RUNNING.encode()
 _ALL_RUNNING = f"{RUNS}:{RUNNING}"
 _ENTRY = re.compile(r"[0-9]{25}-.+", re.DOTALL)
 BATCH_SIZE = 500
-FIRST_WEIGHED = 101
+FIRST_PAGE = 101
 """So many at first, where it is not known yet how many fit."""
 T = TypeVar("T")
 
@@ -72,20 +69,13 @@ def batch_entry(batch_id: str, created_at: float) -> str:
 
 
 def batch_number(batch_id: str) -> int:
-    """Its id, read as a number: so there is nothing to keep that tells one from the other."""
+    """Its id, read as a number: so no mapping has to be stored."""
     return int.from_bytes(batch_id.encode(), "big")
 
 
 @lru_cache(64)
 def batch_of(number: int) -> str:
     return number.to_bytes((number.bit_length() + 7) // 8, "big").decode()
-
-
-@cache
-def source(name: str) -> str:
-    return (
-        resources.files("dovetail.stores.redis").joinpath("lua", f"{name}.lua").read_text("utf-8")
-    )
 
 
 class RunOrigin(NamedTuple):
@@ -118,7 +108,7 @@ def run_id_of(entry: bytes) -> str:
     return entry[26:].decode()
 
 
-def born(
+def origin(
     created_at: bytes,
     workflow: bytes,
     batch: bytes | None,
@@ -135,7 +125,7 @@ class RunFacts(NamedTuple):
     status: str
     finished_at: float | None
     epoch: int
-    born: RunOrigin
+    origin: RunOrigin
 
 
 class _Kind(NamedTuple):
@@ -155,8 +145,8 @@ _Named = tuple[str, str, str]
 
 
 class RunIndex:
-    def __init__(self, pipe: PipelinedRedis) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis) -> None:
+        self._redis = redis
 
     # ── written ──────────────────────────────────────────────────────────────────────────
 
@@ -182,7 +172,7 @@ class RunIndex:
         ]
         reading = [_status(one.run_id) for one in submits]
         _, answers = await self._list_and_read(new, reading)
-        # Those that have moved on meanwhile, as nobody waited for this.
+        # Runs that have moved on meanwhile: no caller waited for this.
         await self.refresh(
             one.run_id for one, now in zip(submits, answers, strict=True) if now != _RUNNING
         )
@@ -192,7 +182,7 @@ class RunIndex:
             ("HGET", f"wf:{{{run_id}}}:meta", "finished_at") for run_id, _ in ends
         ]
         moved, answers = await self._list_and_read([(*end, True) for end in ends], reading)
-        # It was retried meanwhile, and whoever listed that we have just undone.
+        # It was retried meanwhile, and this call has just undone the new listing.
         doubtful = [
             end
             for end, now in zip(ends, answers, strict=True)
@@ -200,9 +190,9 @@ class RunIndex:
         ]
         await asyncio.gather(*(self._set_right(*end) for end in doubtful))
         if moved < len(ends):
-            # Whoever made one of them has died before it was listed, or is about to list it.
+            # The creator of a run died before listing it, or is about to list it.
             asked = [run_id for run_id, _ in ends]
-            scores = await self._pipe.call("ZMSCORE", f"{RUNS}:ids", *asked)
+            scores = await self._redis.call("ZMSCORE", f"{RUNS}:ids", *asked)
             await self.refresh(
                 run_id for run_id, score in zip(asked, scores, strict=True) if score is None
             )
@@ -210,7 +200,9 @@ class RunIndex:
     async def _refresh_some(self, run_ids: Sequence[str]) -> None:
         """Most of them are new or have ended, once: that changes few lists, and the same ones."""
         reading = [_reading(run_id) for run_id in run_ids]
-        *read, scores = await self._pipe.many([*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)])
+        *read, scores = await self._redis.call_many(
+            [*reading, ("ZMSCORE", f"{RUNS}:ids", *run_ids)]
+        )
         simple: list[tuple[str, RunFacts, bool]] = []
         doubtful: list[tuple[str, RunFacts]] = []
         for run_id, was, score in zip(run_ids, read, scores, strict=True):
@@ -245,10 +237,10 @@ class RunIndex:
         writing = [
             change for kind, alike in kinds.items() for change in _changes(_Kind(*kind), alike)
         ]
-        if self._pipe.keeps_order:
-            answers = await self._pipe.many([*writing, *reading])
+        if self._redis.keeps_order:
+            answers = await self._redis.call_many([*writing, *reading])
         else:  # it might be read before it is listed
-            answers = [*await self._pipe.many(writing), *await self._pipe.many(reading)]
+            answers = [*await self._redis.call_many(writing), *await self._redis.call_many(reading)]
         moved = sum(
             answer
             for change, answer in zip(writing, answers, strict=False)
@@ -261,47 +253,47 @@ class RunIndex:
         facts: RunFacts | None = known
         while facts is not None:
             await self._put(run_id, facts)
-            again = _facts_of(await self._pipe.call(*_reading(run_id)))
+            again = _facts_of(await self._redis.call(*_reading(run_id)))
             if again is None:
-                await self.take_out(run_id, facts.born)
+                await self.take_out(run_id, facts.origin)
             if again == facts:
                 return
             facts = again
 
     async def _put(self, run_id: str, facts: RunFacts) -> None:
-        entry = facts.born.entry(run_id)
+        entry = facts.origin.entry(run_id)
         ended = _ended(facts.finished_at)
-        turned = [(s, "0" if s == facts.status else "", entry) for s in TURNED]
+        turned = [(s, "0" if s == facts.status else "", entry) for s in NOT_RUNNING]
         running = (RUNNING, "0" if facts.status == RUNNING else "", entry)
-        under_way = _under_way(facts.status, ended != "", facts.born.registered)
+        under_way = _under_way(facts.status, ended != "", facts.origin.registered)
         alive = [(name, "0" if name == under_way else "", entry) for name in (OPEN, RUNNING)]
         work = [
             self._list(RUNS, [*turned, running, ("ids", "0", run_id), ("finished", ended, run_id)]),
-            self._list(workflow_key(facts.born.workflow), [*turned, *alive]),
+            self._list(workflow_key(facts.origin.workflow), [*turned, *alive]),
         ]
-        if facts.born.batch is not None:
-            batch = batch_key(facts.born.batch)
+        if facts.origin.batch is not None:
+            batch = batch_key(facts.origin.batch)
             own = [("all", "0", entry), *turned, ("finished", ended, run_id)]
             work.append(self._list(batch, own))
         await asyncio.gather(*work)
 
-    async def take_out(self, run_id: str, born: RunOrigin) -> None:
+    async def take_out(self, run_id: str, origin: RunOrigin) -> None:
         """The run is no more. It stays in `finished`, where its end is found again."""
-        entry = born.entry(run_id)
+        entry = origin.entry(run_id)
         statuses = [(name, "", entry) for name in STATUSES]
         work = [
-            self._list(workflow_key(born.workflow), [*statuses, (OPEN, "", entry)]),
+            self._list(workflow_key(origin.workflow), [*statuses, (OPEN, "", entry)]),
             self._list(RUNS, [*statuses, ("ids", "", run_id)]),
         ]
-        if born.batch is not None:
+        if origin.batch is not None:
             own = [("all", "", entry), *statuses, ("finished", "", run_id)]
-            work.append(self._list(batch_key(born.batch), own))
+            work.append(self._list(batch_key(origin.batch), own))
         await asyncio.gather(*work)
 
     async def _list(self, where: str, lists: Sequence[tuple[str, str, str]]) -> None:
         keys = [f"{where}:{name}" for name, _, _ in lists]
         given: list[Argument] = [part for _, *places in lists for part in places]
-        await self._pipe.script(source("records_list"), keys, given)
+        await self._redis.call_script(source("records_list"), keys, given)
 
     # ── read ─────────────────────────────────────────────────────────────────────────────
 
@@ -325,7 +317,7 @@ class RunIndex:
         while len(found) <= limit:
             wanted = min(limit + 1 - len(found), BATCH_SIZE)
             if left is not None and heaviest is not None:
-                likely = left * len(found) // max(1, heaviest - left) if found else FIRST_WEIGHED
+                likely = left * len(found) // max(1, heaviest - left) if found else FIRST_PAGE
                 wanted = max(1, min(wanted, likely))
             entries = await self._entries(where, status, below, wanted)
             shown = await asyncio.gather(*(show(run_id_of(entry)) for entry in entries))
@@ -358,7 +350,7 @@ class RunIndex:
         if where != RUNS:
             names = [OPEN, *names]
         # Read as one: a run that changes its status meanwhile is in one of them, or in both.
-        found = await self._pipe.together(
+        found = await self._redis.transaction(
             [_newest_of(f"{where}:{name}", below, limit) for name in names]
         )
         return sorted(set(chain.from_iterable(found)), reverse=True)[:limit]
@@ -368,26 +360,26 @@ class RunIndex:
         found: list[bytes] = []
         while len(found) < limit:
             entries = await self._newest(f"{batch}:all", below, BATCH_SIZE)
-            told = await self._pipe.many([_status(run_id_of(one)) for one in entries])
-            found += [one for one, now in zip(entries, told, strict=True) if now == _RUNNING]
+            statuses = await self._redis.call_many([_status(run_id_of(one)) for one in entries])
+            found += [one for one, now in zip(entries, statuses, strict=True) if now == _RUNNING]
             if len(entries) < BATCH_SIZE:
                 break
             below = f"({entries[-1].decode()}"
         return found[:limit]
 
     async def _newest(self, key: str, below: str, limit: int) -> list[bytes]:
-        found: list[bytes] = await self._pipe.call(*_newest_of(key, below, limit))
+        found: list[bytes] = await self._redis.call(*_newest_of(key, below, limit))
         return found
 
     async def beginning_with(self, prefix: str, limit: int) -> list[str]:
-        found = await self._pipe.call(
+        found = await self._redis.call(
             *("ZRANGEBYLEX", f"{RUNS}:ids", f"[{prefix}", f"[{prefix}\U0010ffff"),
             *("LIMIT", 0, limit),
         )
         return [run_id.decode() for run_id in found]
 
     async def batches_beginning_with(self, prefix: str, limit: int) -> list[str]:
-        found = await self._pipe.call(
+        found = await self._redis.call(
             *("ZRANGEBYLEX", BATCH_IDS, f"[{prefix}", f"[{prefix}\U0010ffff"), *("LIMIT", 0, limit)
         )
         return [batch_id.decode() for batch_id in found]
@@ -400,11 +392,11 @@ class RunIndex:
         return [run_id_of(entry) for entry in entries[:limit]], more
 
     async def count(self, where: str, name: str) -> int:
-        return int(await self._pipe.call("ZCARD", f"{where}:{name}"))
+        return int(await self._redis.call("ZCARD", f"{where}:{name}"))
 
     async def last_end(self, where: str) -> float | None:
         """When the last of a list's finished runs ended."""
-        found = await self._pipe.call("ZREVRANGE", f"{where}:finished", 0, 0, "WITHSCORES")
+        found = await self._redis.call("ZREVRANGE", f"{where}:finished", 0, 0, "WITHSCORES")
         return float(found[1]) if found else None
 
 
@@ -425,7 +417,7 @@ def _facts_of(answer: Read) -> RunFacts | None:
     if status is None:
         return None
     ended = float(finished_at) if finished_at else None
-    return RunFacts(status.decode(), ended, int(epoch), born(*birth))
+    return RunFacts(status.decode(), ended, int(epoch), origin(*birth))
 
 
 @lru_cache(64)
@@ -455,13 +447,13 @@ def _changes(kind: _Kind, runs: Sequence[_Named]) -> Iterator[Command]:
         yield ("ZADD", f"{name}:{under_way}", *scored)
     else:
         yield ("ZREM", f"{name}:{OPEN if kind.registered else RUNNING}", *entries)
-    if kind.finished:  # behind its status: who counts it here first counts that right
+    if kind.finished:  # after its status, so that counts never miss it
         wheres = [RUNS] if batch is None else [RUNS, batch]
         ended = _scored(ids, ends)
         yield from (("ZADD", f"{where}:finished", *ended) for where in wheres)
-    if not kind.listed:  # who finds it here takes what is above for granted
+    if not kind.listed:  # after all of the above: a reader relies on it
         yield ("ZADD", f"{RUNS}:ids", *_scored(ids))
-    # Last: who was here until now was listed everywhere.
+    # Last: a run in this list is listed everywhere.
     if kind.status == RUNNING:
         yield ("ZADD", _ALL_RUNNING, *scored)
     else:

@@ -1,26 +1,16 @@
-"""Outputs of runs in Redis, read in parts: each may be a megabyte, and a run may have thousands.
+"""Template scopes and conditions of nodes, read from Redis without the whole run.
 
-Whoever else wants something of Redis waits for as long as one answer takes, so no answer has much
-more than `PART_BYTES`. The parts are of different moments. That does no harm within one epoch of
-their run: who is completed in it stays so, with the output that it has. What it must not know: who
-wants them.
+Outputs are read in parts: an output may be a megabyte, a run may have thousands, and Redis serves
+no other client while it replies. Parts of different moments do no harm within one epoch: a
+completed node stays completed, with its output.
 
-Some nodes of a run in Redis as they are, without all of it: enough to render others.
-
-What it must not know: any rule.
-
-The verdicts on conditions of nodes that became ready in Redis, made of what they read.
-
-Nothing else of their run is read, and nothing else of the graph is told: so what a node costs does
-not grow with its run. It is not read at one moment, but for the epoch first: within that neither an
-output changes any more nor what fed a ready node, and a verdict counts only in the epoch that it
-was made in. What it must not know: what follows from a verdict.
+A condition reads the epoch first, then the outputs that it names. Its result counts only in that
+epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -33,12 +23,11 @@ from dovetail.core.states import NodeStatus
 from dovetail.core.templates import NodeValue, Scope
 from dovetail.core.transitions import Complete, Dispatch
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
-from dovetail.stores.redis.codec import UNIT, Fields, nodes_of
+from dovetail.stores.redis.codec import UNIT, Fields, nodes_of, source
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import source
 
 OUTPUT_PART_BYTES = 4 << 20
-MOST_PLACES = 4000
+MAX_OUTPUTS_PER_CALL = 4000
 """That are asked for at once."""
 
 
@@ -49,29 +38,25 @@ class OutputPart(NamedTuple):
     """Of the first of the places that were asked for."""
 
 
-@cache
-def bounded(name: str) -> str:
-    """A script that gives as many outputs as are `within` bounds."""
-    return "\n".join([source("within"), source(name)])
-
-
 class RedisOutputs:
-    def __init__(self, pipe: PipelinedRedis) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis) -> None:
+        self._redis = redis
 
     async def first(self, wanted: Mapping[str, Sequence[int]], most: int) -> dict[str, OutputPart]:
         """By run, as many of the wanted ones as have together so many bytes; maybe none."""
         asked = [self._asking(run_id, places, most, 0) for run_id, places in wanted.items()]
-        answers = await self._pipe.many(asked)
+        answers = await self._redis.call_many(asked)
         return {run_id: OutputPart(*part) for run_id, part in zip(wanted, answers, strict=True)}
 
     async def all(
         self, run_id: str, places: Sequence[int], epoch: bytes
     ) -> dict[int, bytes] | None:
-        """Those of these places that are there. None if the run has left this epoch."""
+        """The outputs of these nodes that exist. None if the run has left this epoch."""
         found: dict[int, bytes] = {}
         while places:
-            (answer,) = await self._pipe.many([self._asking(run_id, places, OUTPUT_PART_BYTES, 1)])
+            (answer,) = await self._redis.call_many(
+                [self._asking(run_id, places, OUTPUT_PART_BYTES, 1)]
+            )
             part = OutputPart(*answer)
             if part.epoch != epoch:
                 return None
@@ -81,8 +66,10 @@ class RedisOutputs:
 
     def _asking(self, run_id: str, places: Sequence[int], most: int, least: int) -> Command:
         own = f"wf:{{{run_id}}}:"
-        args: list[Argument] = [most, least, *places[:MOST_PLACES]]
-        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+        args: list[Argument] = [most, least, *places[:MAX_OUTPUTS_PER_CALL]]
+        return self._redis.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
 
 def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, bytes]:
@@ -91,11 +78,11 @@ def there(places: Sequence[int], outputs: Sequence[bytes | None]) -> dict[int, b
     return {place: output for place, output in pairs if output is not None}
 
 
-MOST_RUNS = 4096
-FEW_PLACES = 4
+MAX_CACHED_OUTPUTS = 4096
+PLAIN_READ_OUTPUTS = 4
 """Outputs that are asked for with one command, whatever they are: that is as cheap as can be, and
 each is at most what a node may return."""
-LEAST_BYTES = 256 << 10
+MIN_RUN_BYTES = 256 << 10
 """Of one run, where outputs of many runs are read together."""
 
 
@@ -161,7 +148,7 @@ class OutputCache:
         self._runs: dict[str, dict[int, Any]] = {}
 
     def keep(self, run: RunState, moves: Sequence[Complete]) -> None:
-        if len(self._runs) >= MOST_RUNS:  # of publishes that failed
+        if len(self._runs) >= MAX_CACHED_OUTPUTS:  # of publishes that failed
             self._runs.clear()
         index = run.graph.index
         self._runs[run.id] = {index[move.node]: move.output for move in moves}
@@ -175,16 +162,16 @@ class OutputCache:
 
 
 class RedisScopes:
-    """What it takes to render nodes, read for those that are about to be published."""
+    """Reads the scopes of nodes that are about to be published."""
 
     def __init__(
-        self, pipe: PipelinedRedis, shells: RunHeaderCache, max_input_bytes: int = MAX_INPUT_BYTES
+        self, redis: PipelinedRedis, headers: RunHeaderCache, max_input_bytes: int = MAX_INPUT_BYTES
     ) -> None:
-        self._pipe = pipe
-        self._shells = shells
+        self._redis = redis
+        self._headers = headers
         self.max_input_bytes = max_input_bytes
         """What one node may read."""
-        self.at_hand = OutputCache()
+        self.just_written = OutputCache()
 
     async def read(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
         """For these nodes of each run: their parents, and whatever their templates read.
@@ -196,23 +183,23 @@ class RedisScopes:
         made: list[RedisTemplateScope] = []
         commands: list[Command] = []
         missing: list[tuple[RedisTemplateScope, list[int]]] = []
-        most = max(PART_BYTES // max(1, len(orders)), LEAST_BYTES)
+        most = max(PART_BYTES // max(1, len(orders)), MIN_RUN_BYTES)
         for run_id, dispatches in orders.items():
             run = dispatches[0].run
-            needs = self._shells.shape(run.graph).needs
-            at_hand = self.at_hand.taken(run_id)
-            scene = RedisTemplateScope(run)
-            made.append(scene)
+            needs = self._headers.shape(run.graph).needs
+            just_written = self.just_written.taken(run_id)
+            scope = RedisTemplateScope(run)
+            made.append(scope)
             lacking = []
             for need in {need for _, place, _ in dispatches for need in needs[place]}:
-                if need in at_hand:
-                    scene.add(need, NodeStatus.COMPLETED, at_hand[need], None)
+                if need in just_written:
+                    scope.add(need, NodeStatus.COMPLETED, just_written[need], None)
                 else:
                     lacking.append(need)
             if lacking:
                 commands.append(self._reading(run_id, lacking, most))
-                missing.append((scene, lacking))
-        answers = await self._pipe.many(commands)
+                missing.append((scope, lacking))
+        answers = await self._redis.call_many(commands)
         await self._add(
             missing, [_outputs(one[1], a) for one, a in zip(missing, answers, strict=True)]
         )
@@ -221,85 +208,89 @@ class RedisScopes:
     def _reading(self, run_id: str, places: Sequence[int], most: int) -> Command:
         """Asks for the outputs of these; if they are many, for as many as fit into `most`."""
         own = f"wf:{{{run_id}}}:"
-        if len(places) <= FEW_PLACES:
+        if len(places) <= PLAIN_READ_OUTPUTS:
             return ("HMGET", own + "out", *places)
-        args = [most, 0, *places[:MOST_PLACES]]
-        return self._pipe.evaluation(bounded("outputs"), (own + "meta", own + "out"), args)
+        args = [most, 0, *places[:MAX_OUTPUTS_PER_CALL]]
+        return self._redis.script_command(
+            source("within", "outputs"), (own + "meta", own + "out"), args
+        )
 
     async def only(self, run: RunState, names: Iterable[str]) -> RedisTemplateScope:
         """With these nodes alone, in parts. Raises `TooLarge` if a node may not read so much."""
-        scene = RedisTemplateScope(run)
+        scope = RedisTemplateScope(run)
         index = run.graph.index
         places = {name: index[name] for name in names if name in index}
         sizes = await self.sizes(run.id, places)
         check_rendering(sizes, self.max_input_bytes)
         for part in parts(sizes):
             wanted = [places[name] for name in part]
-            answer = await self._pipe.call("HMGET", f"wf:{{{run.id}}}:out", *wanted)
-            await self._add([(scene, wanted)], [answer])
-        return scene
+            answer = await self._redis.call("HMGET", f"wf:{{{run.id}}}:out", *wanted)
+            await self._add([(scope, wanted)], [answer])
+        return scope
 
     async def sizes(self, run_id: str, places: Mapping[str, int]) -> dict[str, int]:
         """The bytes of these outputs, 0 for one that is not there."""
         wanted = [*places.values()]
         asked = [
-            self._pipe.evaluation(
-                source("input_sizes"), [f"wf:{{{run_id}}}:out"], wanted[at : at + MOST_PLACES]
+            self._redis.script_command(
+                source("input_sizes"),
+                [f"wf:{{{run_id}}}:out"],
+                wanted[at : at + MAX_OUTPUTS_PER_CALL],
             )
-            for at in range(0, len(wanted), MOST_PLACES)
+            for at in range(0, len(wanted), MAX_OUTPUTS_PER_CALL)
         ]
-        answers = await self._pipe.many(asked)
+        answers = await self._redis.call_many(asked)
         return dict(zip(places, (size for answer in answers for size in answer), strict=True))
 
     async def of(
         self, run: RunState, places: list[int], *, behind: Sequence[Command]
     ) -> tuple[RedisTemplateScope, list[Any]]:
         """These nodes, read behind what is asked first, with the answers to that."""
-        scene = RedisTemplateScope(run)
+        scope = RedisTemplateScope(run)
         reading: list[Command] = [self._reading(run.id, places, PART_BYTES)] if places else []
-        answers = await self._pipe.many([*behind, *reading])
+        answers = await self._redis.call_many([*behind, *reading])
         if places:
-            await self._add([(scene, places)], [_outputs(places, answers[-1])])
-        return scene, answers[: len(behind)]
+            await self._add([(scope, places)], [_outputs(places, answers[-1])])
+        return scope, answers[: len(behind)]
 
     async def _add(
         self, missing: Sequence[tuple[RedisTemplateScope, list[int]]], answers: Sequence[Any]
     ) -> None:
         """Add nodes to scenes, from what was answered when their outputs were asked for."""
         doubtful: list[tuple[RedisTemplateScope, list[int]]] = []
-        for (scene, places), answer in zip(missing, answers, strict=True):
+        for (scope, places), answer in zip(missing, answers, strict=True):
             if len(answer) < len(places):  # as many as fitted
-                scene.leave_unread(places[len(answer) :])
+                scope.leave_unread(places[len(answer) :])
             known = [output for output in answer if output is not None]
-            if len(known) == len(places):  # who has an output is completed, and nobody else
-                scene.add_completed(places, known)
+            if len(known) == len(places):  # only a completed node has an output
+                scope.add_completed(places, known)
                 continue
             pairs = [*zip(places, answer, strict=False)]
-            scene.add_completed([place for place, output in pairs if output is not None], known)
+            scope.add_completed([place for place, output in pairs if output is not None], known)
             if lacking := [place for place, output in pairs if output is None]:
-                doubtful.append((scene, lacking))
+                doubtful.append((scope, lacking))
         await self._look_closer(doubtful)
 
     async def _look_closer(self, doubtful: Sequence[tuple[RedisTemplateScope, list[int]]]) -> None:
         """Add nodes that had no output: they were skipped, or failed, or run again since a retry.
         The outputs last: one that completes in between has its output then."""
         commands: list[Command] = [
-            ("HMGET", f"wf:{{{scene.run.id}}}:{part}", *places)
-            for scene, places in doubtful
+            ("HMGET", f"wf:{{{scope.run.id}}}:{part}", *places)
+            for scope, places in doubtful
             for part in ("nodes", "ends", "out")
         ]
-        answers = iter(await self._pipe.many(commands))
-        for scene, places in doubtful:
+        answers = iter(await self._redis.call_many(commands))
+        for scope, places in doubtful:
             states, ends, outputs = next(answers), next(answers), next(answers)
-            found = nodes_of(scene.run.graph, places, states, outputs, ends)
+            found = nodes_of(scope.run.graph, places, states, outputs, ends)
             for place, node in found.items():
                 output = node.output if node.status is NodeStatus.COMPLETED else None
-                scene.add(place, node.status, output, node.error)
+                scope.add(place, node.status, output, node.error)
 
 
 def _outputs(places: Sequence[int], answer: Any) -> Sequence[bytes | None]:
     """Of the first of these places, from what `_reading` was answered."""
-    found: Sequence[bytes | None] = answer if len(places) <= FEW_PLACES else answer[1]
+    found: Sequence[bytes | None] = answer if len(places) <= PLAIN_READ_OUTPUTS else answer[1]
     return found
 
 
@@ -311,60 +302,62 @@ class ConditionResults(NamedTuple):
 
 
 class ConditionEvaluator:
-    def __init__(self, pipe: PipelinedRedis, shells: RunHeaderCache, scenes: RedisScopes) -> None:
-        self._pipe = pipe
-        self._shells = shells
-        self._scenes = scenes
+    def __init__(self, redis: PipelinedRedis, headers: RunHeaderCache, scopes: RedisScopes) -> None:
+        self._redis = redis
+        self._headers = headers
+        self._scopes = scopes
 
-    async def verdicts(self, shell: RunHeader, ready: Sequence[int]) -> ConditionResults | None:
+    async def results(self, header: RunHeader, ready: Sequence[int]) -> ConditionResults | None:
         """On what is pending in a run: `ready`, as far as is known. None if nothing is."""
-        run, shape = shell.run, shell.shape
+        run, shape = header.run, header.shape
         own = f"wf:{{{run.id}}}:"
         while True:
             reads = {place: None for node in ready for place in shape.asks[node]}
             commands: list[Command] = [("HMGET", own + "meta", "status", "epoch", "pending")]
             if ready:
                 commands.append(("HMGET", own + "deps", *ready))
-            scene, told = await self._scenes.of(run, [*reads], behind=commands)
+            scope, told = await self._scopes.of(run, [*reads], behind=commands)
             status, epoch, pending = told[0]
             if status is None:  # dropped, or lost with Redis
-                self._shells.forget(run.id)
+                self._headers.forget(run.id)
             if not pending:
                 return None
             named = orjson.loads(pending)["ready"]
             if {*named} <= {*ready}:
                 break
             ready = named
-        fed = _fed(shell, ready, told[1])
-        verdicts = {
-            place: await self._verdict(shell, place, scene)
+        fed = _fed(header, ready, told[1])
+        results = {
+            place: await self._evaluate(header, place, scope)
             for place in named
             if place in fed and run.graph.nodes[place].condition is not None
         }
         fields: Fields = {
             "epoch": int(epoch),
-            "verdicts": {str(place): verdict for place, verdict in verdicts.items()},
+            "verdicts": {str(place): verdict for place, verdict in results.items()},
             "families": {},
         }
-        if any(isinstance(verdict, str) for verdict in verdicts.values()):
+        if any(isinstance(verdict, str) for verdict in results.values()):
             return ConditionResults(fields, shape.whole)
-        skipped = [place for place in named if place not in fed or verdicts.get(place) is False]
+        skipped = [place for place in named if place not in fed or results.get(place) is False]
         return ConditionResults(fields | {"families": shape.families(named, skipped)}, b"")
 
-    async def _verdict(self, shell: RunHeader, place: int, scene: RedisTemplateScope) -> bool | str:
-        nodes = shell.run.graph.nodes
-        names = [nodes[asked].id for asked in shell.shape.asks[place]]
-        if scene.unread.isdisjoint(names):
-            return _verdict(shell, place, scene)
+    async def _evaluate(
+        self, header: RunHeader, place: int, scope: RedisTemplateScope
+    ) -> bool | str:
+        nodes = header.run.graph.nodes
+        names = [nodes[asked].id for asked in header.shape.asks[place]]
+        if scope.unread.isdisjoint(names):
+            return _evaluate(header, place, scope)
         try:  # it names many, or large ones
-            return _verdict(shell, place, await self._scenes.only(shell.run, names))
+            return _evaluate(header, place, await self._scopes.only(header.run, names))
         except TooLarge as problem:
             return _failed(nodes[place].id, problem)
 
 
-def _fed(shell: RunHeader, ready: Iterable[int], counts: Iterable[bytes | None]) -> set[int]:
-    """Those of these that run if their condition says so: a parent completed, or there is none."""
-    nodes = shell.run.graph.nodes
+def _fed(header: RunHeader, ready: Iterable[int], counts: Iterable[bytes | None]) -> set[int]:
+    """Nodes that run if their condition says so: a parent completed, or they have none."""
+    nodes = header.run.graph.nodes
     return {
         place
         for place, count in zip(ready, counts, strict=True)
@@ -372,8 +365,8 @@ def _fed(shell: RunHeader, ready: Iterable[int], counts: Iterable[bytes | None])
     }
 
 
-def _verdict(shell: RunHeader, place: int, scope: Scope) -> bool | str:
-    spec = shell.run.graph.nodes[place]
+def _evaluate(header: RunHeader, place: int, scope: Scope) -> bool | str:
+    spec = header.run.graph.nodes[place]
     assert spec.condition is not None  # noqa: S101
     try:
         return bool(spec.condition(scope))

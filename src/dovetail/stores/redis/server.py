@@ -1,16 +1,10 @@
-"""The time of Redis, for everybody who shares it.
+"""The Redis server itself: its clock, its append-only file after a restart, and whether it takes
+writes.
 
-What Redis wrote down before it started is written anew.
-
-A log that ends within a transaction, because the power failed, Redis cuts after the last whole
-command of it, and not before its `MULTI` (7.0; Valkey mends that with its pull request 4342). What
-follows is then read as part of it at the next start: half of a transition is carried out, long
-after. A log that was rewritten since the start has no such end. What it must not know: what a
-transition is.
-
-Whether Redis takes writes at the moment, asked with a write of a few bytes.
-
-What it must not know: what else is written, or who wants to know.
+Redis truncates an append-only file that ends within a transaction after the last whole command, and
+not before its `MULTI` (7.0; Valkey fixes that with its pull request 4342). At the next start the
+following commands are read as part of it: half of a transition is executed, long after. A file that
+was rewritten since the start has no such end.
 """
 
 from __future__ import annotations
@@ -25,44 +19,44 @@ import hiredis
 
 from dovetail.engine.clock import StoreClock
 from dovetail.redis_client.pipelined import PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 LOOK_SECONDS = 10.0
 
 
-async def set_clock(pipe: PipelinedRedis, clock: StoreClock) -> None:
+async def set_clock(redis: PipelinedRedis, clock: StoreClock) -> None:
     asked = time.monotonic()
-    seconds, micros = await pipe.call("TIME")
+    seconds, micros = await redis.call("TIME")
     clock.told(int(seconds) + int(micros) / 1e6, asked, time.monotonic())
 
 
-async def follow_clock(pipe: PipelinedRedis, clock: StoreClock) -> None:
+async def follow_clock(redis: PipelinedRedis, clock: StoreClock) -> None:
     """For ever: clocks are set, also that of Redis, and machines sleep."""
     while True:
         with suppress(RedisError):
-            await set_clock(pipe, clock)
+            await set_clock(redis, clock)
         await asyncio.sleep(LOOK_SECONDS)
 
 
 log = logging.getLogger("dovetail.redis")
 
 
-async def watch_restarts(pipe: PipelinedRedis) -> AsyncIterator[bool]:
-    """As `pipe.after_breaks`, with the log seen to first."""
-    await renew_log(pipe)
-    async for is_another in pipe.after_breaks():
+async def watch_restarts(redis: PipelinedRedis) -> AsyncIterator[bool]:
+    """As `PipelinedRedis.after_breaks`, with the append-only file renewed first."""
+    await renew_log(redis)
+    async for is_another in redis.after_breaks():
         if is_another:
-            await renew_log(pipe)
+            await renew_log(redis)
         yield is_another
 
 
-async def renew_log(pipe: PipelinedRedis) -> None:
+async def renew_log(redis: PipelinedRedis) -> None:
     """On every server that has a log and has not written it anew since its start."""
-    for node in pipe.nodes():
+    for node in redis.nodes():
         facts = await node.info("persistence")
         if facts.get("aof_enabled") != "1" or facts.get("aof_last_rewrite_time_sec") != "-1":
             continue
-        (answer,) = await node.ask([("BGREWRITEAOF",)])
+        (answer,) = await node.send([("BGREWRITEAOF",)])
         if isinstance(answer, hiredis.ReplyError):  # it is at it, or we may not ask for that
             log.debug("Redis at %s does not rewrite its log: %s", node.where, answer)
 
@@ -80,9 +74,9 @@ _WHY = {
 }
 
 
-async def check_writable(pipe: PipelinedRedis) -> None:
+async def check_writable(redis: PipelinedRedis) -> None:
     """Raises `RedisError`, with its reason, if Redis would refuse a write."""
-    met = (await pipe.script(source("writable"), [KEY], [])).decode()
+    met = (await redis.call_script(source("writable"), [KEY], [])).decode()
     if met:
         error = RedisError(f"Redis takes no writes: {met}")
         error.reason = "Redis accepts no writes" + because(met)
@@ -90,7 +84,7 @@ async def check_writable(pipe: PipelinedRedis) -> None:
 
 
 def because(refusal: str) -> str:
-    """In a few words, without an address: anybody may read it."""
+    """In a few words, without an address: it is public."""
     for word, why in _WHY.items():
         if word in refusal.split(" ", 1)[0].lstrip("-"):
             return f": {why}"

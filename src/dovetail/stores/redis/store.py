@@ -1,24 +1,14 @@
-"""Runs in Redis: the rules as scripts, one call per run and batch, safe to repeat.
+"""Runs in Redis: the rules as Lua scripts, one call per run and batch, safe to repeat.
 
-Every key of a run has its hash tag, and every script touches one run, so a cluster will do. A
-call may be executed twice (the client repeats what timed out): the token decides. Conditions are
-templates and are not evaluated in Redis; a script leaves what became ready pending, and whoever
-applied it asks the conditions and settles it. A crash in between leaves the run pending, which
-`settle_pending` finds.
-
-What it must not know: how tasks travel, or what is archived.
-
-Runs in Redis, listened to: the same store, which also tells what it has written.
-
-How long a node ran is known to Redis alone, since its worker and the orchestrator that takes its
-result are two processes: it is asked for afterwards, for many nodes at once, where nobody waits
-for it. What it must not know: who listens, or any rule.
+Every key of a run has its hash tag and every script touches one run, so a cluster works. A call may
+be executed twice: the token decides. Redis cannot evaluate conditions, which are templates: a
+script leaves the nodes that became ready pending, and the caller evaluates their conditions and
+settles them. A crash in between leaves the run pending, which `settle_pending` repairs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -30,7 +20,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import suppress
-from functools import cache
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -58,26 +47,30 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
-from dovetail.engine.listener import Listener, end_in
-from dovetail.engine.ports import Cached, Sender, Task
+from dovetail.engine.listener import Listener, SafeListener, end_in
+from dovetail.engine.ports import Cached, Task
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis
+from dovetail.stores.records import no_run
 from dovetail.stores.redis.claims import Claims
 from dovetail.stores.redis.codec import (
-    FEW,
     PENDING,
     SEPARATOR,
+    WIDE,
     Fields,
     decode_decision,
     encode_transition,
     event_of,
     joined,
+    new_nonce,
+    pairs,
     run_of,
+    source,
     take_counts,
     time_text,
 )
 from dovetail.stores.redis.definitions import GRACE_SECONDS
 from dovetail.stores.redis.fast_path import (
-    MOST_AT_ONCE,
+    MAX_NODES_PER_CALL,
     Foreseen,
     claim_args,
     claimed,
@@ -90,7 +83,7 @@ from dovetail.stores.redis.fast_path import (
     submitted,
 )
 from dovetail.stores.redis.repair import (
-    MOST_TRIES,
+    MAX_TRIES,
     end_by_force,
     loses_output,
     rebuilt_from_log,
@@ -98,20 +91,19 @@ from dovetail.stores.redis.repair import (
     write_back,
 )
 from dovetail.stores.redis.run_cache import RunHeader, RunHeaderCache
-from dovetail.stores.redis.run_index import RunOrigin, source
+from dovetail.stores.redis.run_index import RunOrigin
 from dovetail.stores.redis.scope import (
     OUTPUT_PART_BYTES,
     ConditionEvaluator,
     RedisOutputs,
     RedisScopes,
     RedisTemplateScope,
-    bounded,
     there,
 )
 from dovetail.stores.redis.timers import ACTIVE
 
 RULES = (
-    "consequences",
+    "effects",
     "renew",
     "complete",
     "recall",
@@ -135,12 +127,6 @@ BATCH_SIZE = 64
 LISTED_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
-@cache
-def script() -> str:
-    """The files of `lua/` that make up the rules, joined in this order."""
-    return "\n".join(map(source, RULES))
-
-
 def keys_of(run_id: str) -> list[str]:
     return [f"wf:{{{run_id}}}:{part}" for part in PARTS]
 
@@ -157,40 +143,41 @@ class SpeculativeDispatch(NamedTuple):
 class RedisStore:
     def __init__(
         self,
-        pipe: PipelinedRedis,
+        redis: PipelinedRedis,
         *,
         events: bool = True,
         listed: bool = True,
         news: Callable[[str], Awaitable[None]] | None = None,
         max_input_bytes: int = MAX_INPUT_BYTES,
         max_run_bytes: int | None = None,
+        ahead: SpeculativeDispatch | None = None,
     ) -> None:
-        """Without `events` a decision may lack those of nodes, for who only follows orders.
-        Without `listed` the lists of runs are kept elsewhere.
+        """Without `events` a decision may lack the events of nodes, which dispatching does not
+        need. Without `listed` the lists of runs are kept elsewhere.
 
         `news` returns when it is worth to look whether a run has ended. `max_run_bytes` is what
-        the outputs of a run that is made here may have together, unless its submit says so.
+        the outputs of a run that is made here may have together, unless its submit says so. `ahead`
+        sends the tasks of nodes that are about to be published.
         """
-        self._pipe = pipe
+        self._redis = redis
         self._events = events
         self._listed = listed
         self._news = news or _a_moment
         self._max_run_bytes = max_run_bytes
-        self.ahead: SpeculativeDispatch | None = None
-        """Set by the wiring, if nodes that are about to be published may be sent from here."""
+        self.ahead = ahead
         self._sending: list[Awaitable[object]] = []
         self._loaded_at = -1
         """How often the connection had been lost when Redis was last given the hot scripts."""
-        self._shells = RunHeaderCache(pipe)
-        self._scenes = RedisScopes(pipe, self._shells, max_input_bytes)
-        self._starts = Claims(pipe, self._shells)
-        self._outputs = RedisOutputs(pipe)
-        self._judge = ConditionEvaluator(pipe, self._shells, self._scenes)
+        self._headers = RunHeaderCache(redis)
+        self._scopes = RedisScopes(redis, self._headers, max_input_bytes)
+        self._claims = Claims(redis, self._headers)
+        self._outputs = RedisOutputs(redis)
+        self._conditions = ConditionEvaluator(redis, self._headers, self._scopes)
 
     @property
     def breaks(self) -> int:
         """How often an answer may have been lost: what was asked then was asked again."""
-        return self._pipe.breaks
+        return self._redis.breaks
 
     # ── runs are made and moved ──────────────────────────────────────────────────────────
 
@@ -200,45 +187,45 @@ class RedisStore:
 
     async def create_many(self, submits: Sequence[Submit], now: float) -> list[Decision]:
         """Make these runs, each by itself; nothing is decided of one that is there."""
-        nonce, began = _nonce(), monotonic()
+        nonce, began = new_nonce(), monotonic()
         submits = [bounded_submit(submit, self._max_run_bytes) for submit in submits]
-        definitions = await self._shells.keeping(submits)
-        if not self._pipe.keeps_order:  # else the runs come behind these anyway
-            await self._pipe.many(definitions)
+        definitions = await self._headers.keeping(submits)
+        if not self._redis.keeps_order:  # else the runs come behind these anyway
+            await self._redis.call_many(definitions)
             definitions = []
         # Each is sent when it is put together, so that workers can begin with the first.
         parts = [submits[at : at + BATCH_SIZE] for at in range(0, len(submits), BATCH_SIZE)]
         creating = (self._create(part, now, nonce) for part in parts)
-        _, *made = await asyncio.gather(self._pipe.many(definitions), *creating)
+        _, *made = await asyncio.gather(self._redis.call_many(definitions), *creating)
         if monotonic() - began > GRACE_SECONDS / 2:
             # We stood still, and before the runs were there nothing referred to what they are of.
-            await self._pipe.many(await self._shells.keeping(submits))
+            await self._redis.call_many(await self._headers.keeping(submits))
         return [decision for decisions in made for decision in decisions]
 
     async def _create(self, submits: Sequence[Submit], now: float, nonce: int) -> list[Decision]:
-        shells: list[RunHeader] = []
+        headers: list[RunHeader] = []
         calls: list[Command] = []
         token = Token(1, 1, nonce)
         with gc_paused():
             for submit in submits:
-                shell = self._shells.made(submit, now)
-                shells.append(shell)
+                header = self._headers.made(submit, now)
+                headers.append(header)
                 own = f"wf:{{{submit.run_id}}}:"
                 keys = (own + "meta", own + "nodes", own + "events", own + "held")
-                stored = self._shells.definitions.stored(submit.graph)
-                args = submit_args(submit, shell.shape, stored, now, nonce, listed=self._listed)
-                calls.append(self._pipe.evaluation(source("submit"), keys, args))
+                stored = self._headers.definitions.stored(submit.graph)
+                args = submit_args(submit, header.shape, stored, now, nonce, listed=self._listed)
+                calls.append(self._redis.script_command(source("submit"), keys, args))
         decisions = []
-        foreseen = (foresee_roots(shell.run, shell.shape, token) for shell in shells)
-        is_wide = any(shell.shape.is_wide for shell in shells)
+        foreseen = (foresee_roots(header.run, header.shape, token) for header in headers)
+        is_wide = any(header.shape.is_wide for header in headers)
         answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
-        for submit, shell, sent, answer in zip(submits, shells, aheads, answers, strict=True):
-            decision = submitted(submit, shell.run, answer, now, token, sent, events=self._events)
+        for submit, header, sent, answer in zip(submits, headers, aheads, answers, strict=True):
+            decision = submitted(submit, header.run, answer, now, token, sent, events=self._events)
             if decision:
-                self._shells.keep(shell)
+                self._headers.keep(header)
                 if answer[1]:  # verdicts are pending
                     cause = {"now": time_text(now), "nonce": str(nonce)}
-                    rest = await self._settle(shell, cause, submit.graph.roots)
+                    rest = await self._settle(header, cause, submit.graph.roots)
                     decision = joined(decision, rest)
             decisions.append(decision)
         return decisions
@@ -247,42 +234,42 @@ class RedisStore:
         self, calls: Sequence[Command], foreseen: Iterable[Foreseen | None], *, is_wide: bool
     ) -> tuple[list[Any], Sequence[Mapping[int, Task]]]:
         """The answers to calls, and what was sent right behind each: of `is_wide`, maybe much."""
-        if self._loaded_at != self._pipe.breaks:  # else the first of these calls are refused
-            self._loaded_at = self._pipe.breaks
-            await self._pipe.many([("SCRIPT", "LOAD", source(name)) for name in HOT])
-        refusals = self._pipe.refusals
-        asked = self._pipe.ask(calls)
-        if len(calls) > FEW or is_wide:
-            self._pipe.flush()  # Redis need not wait until what follows is made
+        if self._loaded_at != self._redis.breaks:  # else the first of these calls are refused
+            self._loaded_at = self._redis.breaks
+            await self._redis.call_many([("SCRIPT", "LOAD", source(name)) for name in HOT])
+        refusals = self._redis.refusals
+        asked = self._redis.send(calls)
+        if len(calls) > WIDE or is_wide:
+            self._redis.flush()  # Redis need not wait until what follows is made
         aheads: list[dict[int, Task]] = [{}] * len(calls)
         if self.ahead is not None:
             with gc_paused():
                 aheads = [{} if one is None else self.ahead.rendered(*one) for one in foreseen]
             if tasks := [task for ahead in aheads for task in ahead.values()]:
                 self._sending.append(self.ahead.sending(tasks))
-        self._pipe.flush()
-        answers = await self._pipe.judged(calls, await asked)
-        if self._pipe.refusals != refusals:
-            # A call may have come after what was sent behind it, so that nobody could claim that.
+        self._redis.flush()
+        answers = await self._redis.retry_errors(calls, await asked)
+        if self._redis.refusals != refusals:
+            # A call may have come after the messages behind it, which no worker could claim then.
             return answers, [{}] * len(calls)
         return answers, aheads
 
     def forget(self, run_id: str) -> None:
         """What is known of a run that is about to be another."""
-        self._shells.forget(run_id)
-        self._scenes.at_hand.forget(run_id)
+        self._headers.forget(run_id)
+        self._scopes.just_written.forget(run_id)
 
     async def look_up(self, run_ids: Iterable[str]) -> None:
-        await self._shells.look_for(run_ids)
+        await self._headers.look_for(run_ids)
 
     def made_at(self, run_id: str) -> float | None:
-        shell = self._shells.get(run_id)
-        return None if shell is None else shell.run.created_at
+        header = self._headers.get(run_id)
+        return None if header is None else header.run.created_at
 
-    def born(self, run_id: str) -> RunOrigin | None:
+    def origin(self, run_id: str) -> RunOrigin | None:
         """Where a run is listed, if that is known here."""
-        shell = self._shells.get(run_id)
-        return None if shell is None else shell.born
+        header = self._headers.get(run_id)
+        return None if header is None else header.origin
 
     async def sent(self) -> None:
         """Returns when what goes out ahead has arrived."""
@@ -296,11 +283,11 @@ class RedisStore:
         by_run: dict[str, list[int]] = {}
         for place, move in enumerate(moves):
             by_run.setdefault(move.run_id, []).append(place)
-        await self._shells.look_for(by_run)
+        await self._headers.look_for(by_run)
         left = await self._apply_plain(by_run, moves, now, decisions)
         if left:
             for run_id in left:  # whatever goes the long way makes it doubtful
-                self._scenes.at_hand.forget(run_id)
+                self._scopes.just_written.forget(run_id)
             await asyncio.gather(
                 *(
                     self._apply_to(run_id, moves, places, now, decisions)
@@ -321,38 +308,38 @@ class RedisStore:
         left: dict[str, list[int]] = {}
         calls: list[Command] = []
         asked: list[tuple[RunHeader, list[int], list[Complete]]] = []
-        nonce, complete_many = _nonce(), source("complete_many")
+        nonce, complete_many = new_nonce(), source("complete_many")
         for run_id, places in by_run.items():
-            shell = self._shells.get(run_id)
-            if shell is None:  # it is not there, or had to make room for another of these
+            header = self._headers.get(run_id)
+            if header is None:  # it is not there, or had to make room for another of these
                 left[run_id] = places
                 continue
             mine = [move for place in places if type(move := moves[place]) is Complete]
             args = None
-            if len(mine) == len(places) <= MOST_AT_ONCE:
-                args = complete_args(mine, shell.shape, now, nonce)
+            if len(mine) == len(places) <= MAX_NODES_PER_CALL:
+                args = complete_args(mine, header.shape, now, nonce)
             if args is None:
                 left[run_id] = places
                 continue
             own = f"wf:{{{run_id}}}:"
             keys = (own + "meta", own + "nodes", own + "deps", own + "out", own + "events")
-            calls.append(self._pipe.evaluation(complete_many, keys, args))
-            asked.append((shell, places, mine))
+            calls.append(self._redis.script_command(complete_many, keys, args))
+            asked.append((header, places, mine))
         if not calls:
             return left
         token = Token(1, 1, nonce)
-        foreseen = (foresee(shell.run, shell.shape, mine, token) for shell, _, mine in asked)
-        is_wide = any(shell.shape.is_wide for shell, *_ in asked)
+        foreseen = (foresee(header.run, header.shape, mine, token) for header, _, mine in asked)
+        is_wide = any(header.shape.is_wide for header, *_ in asked)
         answers, aheads = await self._with_ahead(calls, foreseen, is_wide=is_wide)
-        for (shell, places, mine), sent, answer in zip(asked, aheads, answers, strict=True):
+        for (header, places, mine), sent, answer in zip(asked, aheads, answers, strict=True):
             done = answer[0]
-            run = shell.run
+            run = header.run
             if done:
                 made = completed(mine, run, answer, now, token, sent=sent, events=self._events)
                 for place, decision in zip(places, made, strict=False):
                     decisions[place] = decision
                 if len(answer) > 3 and not sent.keys() >= {*answer[4::2]}:
-                    self._scenes.at_hand.keep(run, mine[:done])
+                    self._scopes.just_written.keep(run, mine[:done])
             if done < len(places):
                 left[run.id] = places[done:]
         return left
@@ -360,16 +347,16 @@ class RedisStore:
     async def claim(
         self, tasks: Sequence[Task], worker: str, until: float, now: float
     ) -> list[bool]:
-        return await self._starts.claim(tasks, worker, until, now)
+        return await self._claims.claim(tasks, worker, until, now)
 
     async def offered(self, tasks: Sequence[Task]) -> list[bool]:
-        return await self._starts.offered(tasks)
+        return await self._claims.offered(tasks)
 
     async def phases(self, starts: Sequence[tuple[str, str, Token]]) -> list[Phase | None]:
-        return await self._starts.phases(starts)
+        return await self._claims.phases(starts)
 
     async def running(self, run_ids: Sequence[str]) -> list[tuple[tuple[str, str, Token], float]]:
-        return await self._starts.running(run_ids)
+        return await self._claims.running(run_ids)
 
     async def _apply_to(
         self,
@@ -379,35 +366,35 @@ class RedisStore:
         now: float,
         decisions: list[Decision],
     ) -> None:
-        shell = await self._shells.find(run_id)
-        if shell is None:
+        header = await self._headers.find(run_id)
+        if header is None:
             return
-        todo = [place for place in places if _node_of(moves[place]) in shell.shape.names]
+        todo = [place for place in places if _node_of(moves[place]) in header.shape.names]
         while todo:
             move = moves[todo[0]]
             if type(move) is Claim:  # it has a script of its own
-                count, made = 1, [await self._claim(shell, move, now)]
+                count, made = 1, [await self._claim(header, move, now)]
             else:
                 count = next((n for n, p in enumerate(todo) if type(moves[p]) is Claim), len(todo))
                 requests = [
-                    encode_transition(moves[place], shell.shape, now, _nonce())
+                    encode_transition(moves[place], header.shape, now, new_nonce())
                     for place in todo[:count]
                 ]
-                made = await self._step(run_id, shell, requests)
+                made = await self._step(run_id, header, requests)
             for place, decision in zip(todo, made, strict=False):
                 decisions[place] = decision
             todo = todo[count:]
 
-    async def _claim(self, shell: RunHeader, move: Claim, now: float) -> Decision:
-        place = shell.run.graph.index[move.node]
+    async def _claim(self, header: RunHeader, move: Claim, now: float) -> Decision:
+        place = header.run.graph.index[move.node]
         _, nodes, _, _, _, events, _ = keys_of(move.run_id)
         args = claim_args(move.worker, move.lease_until, now, again=False)
         args += (place, claimed_token(move.token))
-        answer = await self._pipe.script(source("claim"), (nodes, events), args)
+        answer = await self._redis.call_script(source("claim"), (nodes, events), args)
         return claimed(move, place, answer, now)
 
     async def _step(
-        self, run_id: str, shell: RunHeader, requests: Sequence[Fields]
+        self, run_id: str, header: RunHeader, requests: Sequence[Fields]
     ) -> list[Decision]:
         """All of these, in order; stops on the way to fetch what a rule asks for."""
         decisions: list[Decision] = []
@@ -416,12 +403,12 @@ class RedisStore:
         while todo:
             go_on, why, seq, answers = await self._call(run_id, todo, graph)
             for answer in answers:
-                decisions.append(decode_decision(answer, shell.run, seq))
+                decisions.append(decode_decision(answer, header.run, seq))
                 seq += len(answer[1])
             if why == b"pending":
                 cause, ready = todo[len(answers) - 1], answers[-1][PENDING]
-                decisions[-1] = joined(decisions[-1], await self._settle(shell, cause, ready))
-            graph = shell.shape.whole if why == b"graph" else b""
+                decisions[-1] = joined(decisions[-1], await self._settle(header, cause, ready))
+            graph = header.shape.whole if why == b"graph" else b""
             todo = todo[go_on - 1 :] if go_on else []
         return decisions
 
@@ -429,23 +416,25 @@ class RedisStore:
         self, run_id: str, requests: Sequence[Fields], graph: bytes
     ) -> tuple[int, bytes, int, list[Any]]:
         body = orjson.dumps({"moves": requests})
-        go_on, why, seq, answers = await self._pipe.script(script(), keys_of(run_id), [body, graph])
+        go_on, why, seq, answers = await self._redis.call_script(
+            source(*RULES), keys_of(run_id), [body, graph]
+        )
         return go_on, why, seq, answers
 
     async def settle_pending(self, run_id: str, now: float) -> Decision:
-        """Decide on conditions that somebody left undecided, if there are any."""
-        cause = {"now": time_text(now), "nonce": str(_nonce())}
-        shell = await self._shells.find(run_id)
-        return NOTHING if shell is None else await self._settle(shell, cause, ())
+        """Evaluate conditions that another process left pending, if there are any."""
+        cause = {"now": time_text(now), "nonce": str(new_nonce())}
+        header = await self._headers.find(run_id)
+        return NOTHING if header is None else await self._settle(header, cause, ())
 
-    async def _settle(self, shell: RunHeader, cause: Fields, ready: Sequence[int]) -> Decision:
+    async def _settle(self, header: RunHeader, cause: Fields, ready: Sequence[int]) -> Decision:
         """Ask the conditions of the nodes that became ready, until none is left to ask."""
         whole = NOTHING
-        while verdicts := await self._judge.verdicts(shell, ready):
+        while results := await self._conditions.results(header, ready):
             request = {"kind": "settle", "now": cause["now"], "nonce": cause["nonce"]}
-            request |= verdicts.fields
-            _, _, seq, (answer,) = await self._call(shell.run.id, [request], verdicts.graph)
-            decision, ready = decode_decision(answer, shell.run, seq), answer[PENDING]
+            request |= results.fields
+            _, _, seq, (answer,) = await self._call(header.run.id, [request], results.graph)
+            decision, ready = decode_decision(answer, header.run, seq), answer[PENDING]
             whole = joined(whole, decision)
             if decision and not ready:
                 break
@@ -460,27 +449,27 @@ class RedisStore:
 
         Raises `NotFound`, or `BrokenRun` if the log itself is damaged.
         """
-        shell, keys = await self._known(run_id), keys_of(run_id)
+        header, keys = await self._known(run_id), keys_of(run_id)
         before: list[str] = []
-        for _ in range(MOST_TRIES):
-            made = await rebuilt_from_log(self._pipe, shell, keys)
+        for _ in range(MAX_TRIES):
+            made = await rebuilt_from_log(self._redis, header, keys)
             try:
-                kept = await self._load(run_id, shell)
+                kept = await self._load(run_id, header)
                 found = made.differences(kept)
-                found += await strays(self._pipe, made, kept, keys)
+                found += await strays(self._redis, made, kept, keys)
             except BrokenRun as problem:
                 found = [f"its state cannot be read: {problem}"]
-            if found and await self._pipe.call("LLEN", keys[5]) != made.run.seq:
+            if found and await self._redis.call("LLEN", keys[5]) != made.run.seq:
                 continue  # it moved between two looks, which is no damage
             if found and found != before:
                 before = found
-                continue  # told twice: a node is woken, or held back, without an event
+                continue  # compared twice: a node is woken, or held, without an event
             if found and (lost := loses_output(made)) is not None:
                 raise BrokenRun(f"run {run_id}: {lost}")
             if dry_run or not found:
                 return found
-            self._scenes.at_hand.forget(run_id)
-            if await write_back(self._pipe, made, keys, now):
+            self._scopes.just_written.forget(run_id)
+            if await write_back(self._redis, made, keys, now):
                 return found
         if dry_run:
             return []
@@ -488,13 +477,13 @@ class RedisStore:
 
     async def end_by_force(self, run_id: str, now: float) -> bool:
         """End a run whatever is left of it; False if it has ended. Raises `NotFound`."""
-        self._scenes.at_hand.forget(run_id)
+        self._scopes.just_written.forget(run_id)
         try:
-            shell = await self._shells.find(run_id)
+            header = await self._headers.find(run_id)
         except BrokenRun:
-            shell = None
-        size = 0 if shell is None else len(shell.run.graph.nodes)
-        return await end_by_force(self._pipe, run_id, keys_of(run_id), size, now)
+            header = None
+        size = 0 if header is None else len(header.run.graph.nodes)
+        return await end_by_force(self._redis, run_id, keys_of(run_id), size, now)
 
     async def _keep_outputs(
         self, moves: Sequence[Transition], decisions: Sequence[Decision], now: float
@@ -502,7 +491,7 @@ class RedisStore:
         for move, decision in zip(moves, decisions, strict=True):
             if type(move) is Complete and move.cache and is_taken(decision):
                 until, life = now + move.cache.seconds, max(1, int(move.cache.seconds * 1000))
-                await self._pipe.many(
+                await self._redis.call_many(
                     [
                         ("SET", f"wf:cache:{key}", orjson.dumps([until, kept]), "PX", life)
                         for key, kept in entries(move.cache, move.output)
@@ -524,10 +513,15 @@ class RedisStore:
         return [found[place] for place in places]
 
     async def _load(
-        self, run_id: str, shell: RunHeader, *, outputs: bool = True, room: ReadBudget | None = None
+        self,
+        run_id: str,
+        header: RunHeader,
+        *,
+        outputs: bool = True,
+        room: ReadBudget | None = None,
     ) -> RunState:
         try:
-            return await self._read(run_id, shell, outputs=outputs, room=room)
+            return await self._read(run_id, header, outputs=outputs, room=room)
         except (LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise BrokenRun(
@@ -536,7 +530,7 @@ class RedisStore:
             ) from error
 
     async def _read(
-        self, run_id: str, shell: RunHeader, *, outputs: bool, room: ReadBudget | None
+        self, run_id: str, header: RunHeader, *, outputs: bool, room: ReadBudget | None
     ) -> RunState:
         meta, nodes, deps, out, ends, events, _ = keys_of(run_id)
         keys = (meta, nodes, deps, ends, out, events)
@@ -544,17 +538,17 @@ class RedisStore:
         if outputs and room is not None:
             asked = [room.together, room.each]
         while True:
-            answer = await self._pipe.script(bounded("load"), keys, asked)
+            answer = await self._redis.call_script(source("within", "load"), keys, asked)
             *hashes, seq, placed, small, sizes = answer
-            fields, states, counts, endings = map(_pairs, hashes)
+            fields, states, counts, endings = (dict(pairs(flat)) for flat in hashes)
             if b"status" not in fields:  # dropped, or lost with Redis
-                self._shells.forget(run_id)
-                raise _no_run(run_id)
+                self._headers.forget(run_id)
+                raise no_run(run_id, "Redis")
             places = [int(place) for place in placed]
             rest = await self._outputs.all(run_id, places[len(small) :], fields[b"epoch"])
             if rest is not None:  # else it was retried, or dropped, meanwhile
                 break
-        known = shell.run
+        known = header.run
         run = RunState(run_id, known.graph, known.params, known.created_at, known.version)
         fields |= take_counts(states)
         run_of(run, fields, states, counts, there(places, small) | rest, endings, seq)
@@ -564,11 +558,11 @@ class RedisStore:
 
     async def wait(self, run_id: str) -> RunState:
         """Raises `NotFound` for a run that is not there, or not any more."""
-        shell = await self._known(run_id)
+        header = await self._known(run_id)
         while True:
             await self.ended(run_id)
-            run = await self._load(run_id, shell)
-            if run.finished:  # else somebody has retried it meanwhile
+            run = await self._load(run_id, header)
+            if run.finished:  # else it was retried meanwhile
                 return run
 
     async def ended(self, run_id: str) -> None:
@@ -578,9 +572,9 @@ class RedisStore:
         ]
         pauses = iter(LISTED_SECONDS)
         while True:
-            finished_at, on_agenda = await self._pipe.many(asking)
+            finished_at, on_agenda = await self._redis.call_many(asking)
             if finished_at is None:
-                raise _no_run(run_id)
+                raise no_run(run_id, "Redis")
             if not finished_at:
                 await self._news(run_id)
             elif on_agenda is None or (pause := next(pauses, None)) is None:
@@ -589,42 +583,42 @@ class RedisStore:
                 await asyncio.sleep(pause)
 
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
-        shell = await self._known(run_id)
+        header = await self._known(run_id)
         events = keys_of(run_id)[5]
         pause = POLL_SECONDS
         while True:
             finished = await self._is_finished(run_id)
-            texts = await self._pipe.call("LRANGE", events, after, -1)
+            texts = await self._redis.call("LRANGE", events, after, -1)
             for text in texts:
                 after += 1
-                yield event_of(text, after, shell.run.graph)
+                yield event_of(text, after, header.run.graph)
             if finished and not texts:
                 return
             pause = POLL_SECONDS if texts else min(pause * 1.5, LONGEST_POLL_SECONDS)
             if not finished:
                 await asyncio.sleep(pause)
 
-    async def scenes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
+    async def scopes(self, orders: Mapping[str, Sequence[Dispatch]]) -> list[RedisTemplateScope]:
         """For rendering these nodes: their parents, and whatever their templates read."""
-        return await self._scenes.read(orders)
+        return await self._scopes.read(orders)
 
-    async def scene_of(self, order: Dispatch) -> RedisTemplateScope:
+    async def scope_of(self, order: Dispatch) -> RedisTemplateScope:
         run, place, _ = order
-        scene = await self._scenes.only(run, run.graph.nodes[place].config.reads)
+        scope = await self._scopes.only(run, run.graph.nodes[place].config.reads)
         nodes = run.graph.nodes
-        scene.leave_unread(
+        scope.leave_unread(
             parent
             for parent in nodes[place].parents
             if nodes[parent].id not in nodes[place].config.reads
         )
-        return scene
+        return scope
 
     async def parents_facts(self, order: Dispatch, reads: Container[str]) -> Facts | None:
         run, place, _ = order
         sizes = await self._input_sizes(run, place)
         facts = {NAMES: names_digest(sizes)} if NAMES in reads else {}
         read = {name: size for name, size in sizes.items() if INPUT + name in reads}
-        if sum(read.values()) > self._scenes.max_input_bytes:
+        if sum(read.values()) > self._scopes.max_input_bytes:
             return None
         for part in parts(read):
             for name, text in (await self._read_outputs(run, part)).items():
@@ -642,16 +636,16 @@ class RedisStore:
     async def _input_sizes(self, run: RunState, place: int) -> dict[str, int]:
         nodes = run.graph.nodes
         parents = {nodes[parent].id: parent for parent in nodes[place].parents}
-        sizes = await self._scenes.sizes(run.id, parents)
-        return {name: size for name, size in sizes.items() if size}  # who has one is completed
+        sizes = await self._scopes.sizes(run.id, parents)
+        return {name: size for name, size in sizes.items() if size}  # only completed ones have one
 
     async def read_inputs(self, task: Task, names: Sequence[str]) -> dict[str, bytes]:
-        """These outputs as JSON, in one answer: whoever asks knows how large it will be."""
+        """These outputs as JSON, in one reply: the caller knows their sizes."""
         return await self._read_outputs((await self._known(task.run_id)).run, names)
 
     async def _read_outputs(self, run: RunState, names: Sequence[str]) -> dict[str, bytes]:
         places = [run.graph.index[name] for name in names]
-        found = await self._pipe.call("HMGET", keys_of(run.id)[3], *places)
+        found = await self._redis.call("HMGET", keys_of(run.id)[3], *places)
         if gone := [name for name, text in zip(names, found, strict=True) if text is None]:
             raise StoreError(
                 f"run {run.id}: the output of '{gone[0]}' is not there any more; the run was "
@@ -660,13 +654,13 @@ class RedisStore:
         return dict(zip(names, found, strict=True))
 
     async def _is_finished(self, run_id: str) -> bool:
-        finished_at = await self._pipe.call("HGET", keys_of(run_id)[0], "finished_at")
+        finished_at = await self._redis.call("HGET", keys_of(run_id)[0], "finished_at")
         if finished_at is None:
-            raise _no_run(run_id)
+            raise no_run(run_id, "Redis")
         return bool(finished_at)
 
     async def recall(self, key: str, now: float) -> Cached | None:
-        kept = await self._pipe.call("GET", f"wf:cache:{key}")
+        kept = await self._redis.call("GET", f"wf:cache:{key}")
         if kept is None:
             return None
         until, output = orjson.loads(kept)
@@ -675,10 +669,10 @@ class RedisStore:
     # ── what never changes of a run ──────────────────────────────────────────────────────
 
     async def _known(self, run_id: str) -> RunHeader:
-        shell = await self._shells.find(run_id)
-        if shell is None:
-            raise _no_run(run_id)
-        return shell
+        header = await self._headers.find(run_id)
+        if header is None:
+            raise no_run(run_id, "Redis")
+        return header
 
 
 def _node_of(move: Transition) -> str | None:
@@ -691,19 +685,6 @@ async def _a_moment(_: str) -> None:
     await asyncio.sleep(POLL_SECONDS)
 
 
-def _no_run(run_id: str) -> NotFound:
-    return NotFound(f"no run '{run_id}' in Redis")
-
-
-def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
-    """A hash, as Redis answers it."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _nonce() -> int:
-    return int.from_bytes(os.urandom(6), "big") | 1
-
-
 MEASURE_SECONDS = 0.2
 FAREWELL_SECONDS = 1.0
 CALLER_DAYS = 30
@@ -712,9 +693,9 @@ ENDS = frozenset({"node.completed", "node.failed"})
 
 
 class InstrumentedRedisStore(RedisStore):
-    def __init__(self, pipe: PipelinedRedis, listener: Listener, **options: Any) -> None:
-        super().__init__(pipe, **{**options, "events": True})
-        self._listener = listener
+    def __init__(self, redis: PipelinedRedis, listener: Listener, **options: Any) -> None:
+        super().__init__(redis, **{**options, "events": True})
+        self._listener = SafeListener(listener)
         self._ended: dict[str, tuple[Graph, list[int]]] = {}
         """By run, the places of the nodes whose times are yet to be read."""
         self._alarm: asyncio.TimerHandle | None = None
@@ -725,7 +706,7 @@ class InstrumentedRedisStore(RedisStore):
         if caller is not None:  # before the runs: their first nodes are sent out at once
             life = CALLER_DAYS * 86400
             keys = [_caller_key(submit.run_id) for submit in submits]
-            await self._pipe.many([("SET", key, caller, "NX", "EX", life) for key in keys])
+            await self._redis.call_many([("SET", key, caller, "NX", "EX", life) for key in keys])
         decisions = await super().create_many(submits, now)
         for submit, decision in zip(submits, decisions, strict=True):
             if decision.events:
@@ -747,17 +728,8 @@ class InstrumentedRedisStore(RedisStore):
             await self._tell(run_id, decision)
         return decision
 
-    async def callers_of(self, run_ids: Sequence[str]) -> list[str | None]:
-        """The `traceparent` of each, as it was kept with the run."""
-        found = await self._pipe.many([("GET", _caller_key(run_id)) for run_id in run_ids])
-        return [None if text is None else text.decode() for text in found]
-
-    def listened(self, sender: Sender) -> Sender:
-        """One whose tasks say what they belong to, if the listener wants them to."""
-        return self._listener.sender(sender, self.callers_of)
-
     async def close(self) -> None:
-        """What is still to be read is read now; what cannot be is let go."""
+        """Read outstanding durations now, as far as possible."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._measure()
@@ -767,11 +739,11 @@ class InstrumentedRedisStore(RedisStore):
                 task.cancel()
 
     async def _tell(self, run_id: str, decision: Decision) -> None:
-        shell = await self._shells.find(run_id)
-        if shell is None:  # dropped, or lost with Redis
+        header = await self._headers.find(run_id)
+        if header is None:  # dropped, or lost with Redis
             return
-        graph = shell.run.graph
-        self._listener.told(run_id, graph, decision.events)
+        graph = header.run.graph
+        self._listener.on_events(run_id, graph, decision.events)
         for _, _, kind, _, node, attempt, _ in decision.events:
             if kind in ENDS and attempt and node is not None:
                 self._ended.setdefault(run_id, (graph, []))[1].append(graph.index[node])
@@ -783,7 +755,7 @@ class InstrumentedRedisStore(RedisStore):
             if wanted and status is RunStatus.COMPLETED:
                 self._spawn(self._read_end(run_id, graph, wanted))
             else:
-                self._listener.ended(run_id, graph, status, {})
+                self._listener.on_outcome(run_id, graph, status, {})
         if decision.ended and self._listener.whole_logs:
             self._spawn(self._read_log(run_id))
 
@@ -797,27 +769,27 @@ class InstrumentedRedisStore(RedisStore):
             ("HMGET", keys_of(run_id)[1], *places) for run_id, (_, places) in ended.items()
         ]
         for (graph, places), states in zip(
-            ended.values(), await self._pipe.many(commands), strict=True
+            ended.values(), await self._redis.call_many(commands), strict=True
         ):
             for place, state in zip(places, states, strict=True):
                 started, finished = times_of(state)
                 if started and finished:
                     handler = graph.nodes[place].handler
-                    self._listener.took(handler, float(finished) - float(started))
+                    self._listener.on_duration(handler, float(finished) - float(started))
 
     async def _read_end(self, run_id: str, graph: Graph, wanted: Sequence[str]) -> None:
         outputs: dict[str, Any] = {}
         with suppress(StoreError, NotFound):  # archived and dropped since: it ended all the same
             nodes = (await self.load(run_id)).nodes
             outputs = {name: nodes[graph.index[name]].output for name in wanted}
-        self._listener.ended(run_id, graph, RunStatus.COMPLETED, outputs)
+        self._listener.on_outcome(run_id, graph, RunStatus.COMPLETED, outputs)
 
     async def _read_log(self, run_id: str) -> None:
         graph = (await self._known(run_id)).run.graph
-        texts = await self._pipe.call("LRANGE", keys_of(run_id)[5], 0, -1)
+        texts = await self._redis.call("LRANGE", keys_of(run_id)[5], 0, -1)
         log: list[Event] = [event_of(text, seq, graph) for seq, text in enumerate(texts, 1)]
-        (caller,) = await self.callers_of([run_id])
-        self._listener.over(run_id, graph, log, caller)
+        (caller,) = await callers_of(self._redis, [run_id])
+        self._listener.on_run_finished(run_id, graph, log, caller)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(_quiet(work))
@@ -826,7 +798,7 @@ class InstrumentedRedisStore(RedisStore):
 
 
 async def _quiet(work: Coroutine[Any, Any, None]) -> None:
-    """Whoever listens is not worth an error: with Redis away, something is not counted."""
+    """Telemetry must not raise: with Redis away, something is not counted."""
     with suppress(StoreError, NotFound):
         await work
 
@@ -840,6 +812,12 @@ def times_of(state: bytes | None) -> tuple[bytes, bytes]:
         return b"", b""
     _, started, finished = state.rsplit(_SEPARATOR, 2)
     return started, finished
+
+
+async def callers_of(redis: PipelinedRedis, run_ids: Sequence[str]) -> list[str | None]:
+    """The `traceparent` of the request that triggered each run."""
+    found = await redis.call_many([("GET", _caller_key(run_id)) for run_id in run_ids])
+    return [None if text is None else text.decode() for text in found]
 
 
 def _caller_key(run_id: str) -> str:

@@ -1,9 +1,8 @@
-"""What is due when, over all runs in Redis: who waits, where a lease ends, which run moved last.
+"""The timer index of all runs: parked and backing-off nodes, ends of leases, last activity of runs.
 
-Indexes, not truth: each can be made anew from the runs themselves, which the sweep does for a run
-that nothing was heard of. They have keys of their own, outside every run's slot, so they are
-written beside a run's script and not within it: an entry too many is refused by the rules, one
-too few is found by the sweep. What it must not know: any rule.
+An index, not the truth: the sweep rebuilds it from the runs. Its keys are outside every run's slot,
+so they are written beside a run's script, not within it. The rules refuse an entry too many; the
+sweep finds a missing one.
 """
 
 from __future__ import annotations
@@ -16,44 +15,18 @@ from dovetail.core.transitions import Wake
 from dovetail.engine.ports import ParkedNode
 from dovetail.engine.supervisor import bisect_failures, describe_error
 from dovetail.redis_client.pipelined import Argument, Command, PipelinedRedis, scanned
+from dovetail.stores.redis.codec import pairs, source
 
 log = logging.getLogger("dovetail.orchestrator")
 
-DELAYED, LEASES, ACTIVE, LINE = "wf:delayed", "wf:leases", "wf:active", "wf:line"
-_ENDED = """
-local since, gone = tonumber(ARGV[1]), {}
-for first = 2, #ARGV, 4000 do
-  local names, over = {unpack(ARGV, first, math.min(first + 3999, #ARGV))}, {}
-  for k, moved in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(names))) do
-    if moved and tonumber(moved) <= since then
-      over[#over + 1] = names[k]
-      gone[#gone + 1] = names[k]
-    end
-  end
-  if #over > 0 then redis.call('ZREM', KEYS[1], unpack(over)) end
-end
-return gone
-"""
-_WOKEN = """
-for k = 1, #ARGV, 2 do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k + 1])
-  if at and tonumber(at) == tonumber(ARGV[k]) then redis.call('ZREM', KEYS[1], ARGV[k + 1]) end
-end
-"""
-"""A node that was woken, and parked again by the worker that got it, has the name that it had."""
-_RELEASED = """
-for k = 2, #ARGV do
-  local at = redis.call('ZSCORE', KEYS[1], ARGV[k])
-  if at and tonumber(at) == tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[k]) end
-end
-"""
+DELAYED, LEASES, ACTIVE, PARKED = "wf:delayed", "wf:leases", "wf:active", "wf:line"
 
 
 class RedisTimerIndex:
-    def __init__(self, pipe: PipelinedRedis) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis) -> None:
+        self._redis = redis
 
-    # ── who waits ────────────────────────────────────────────────────────────────────────
+    # ── timers ───────────────────────────────────────────────────────────────────────────
 
     async def delay(self, wakes: Iterable[tuple[float, Wake]]) -> None:
         await self._add(DELAYED, [(at, _name(wake)) for at, wake in wakes])
@@ -64,60 +37,60 @@ class RedisTimerIndex:
 
     async def next_due(self) -> float | None:
         """When the next is due that waits by now."""
-        found = await self._pipe.call("ZRANGE", DELAYED, 0, 0, "WITHSCORES")
+        found = await self._redis.call("ZRANGE", DELAYED, 0, 0, "WITHSCORES")
         return float(found[1]) if found else None
 
     async def woken(self, due: Iterable[tuple[float, Wake]]) -> None:
-        done = [part for at, wake in due for part in (repr(at), _name(wake))]
-        if done:
-            await self._pipe.script(_WOKEN, [DELAYED], done)
+        # A node that was woken, and parked again by the worker that got it, has the same name.
+        if done := [part for at, wake in due for part in (_name(wake), repr(at))]:
+            await self._redis.call_script(source("remove_unchanged"), [DELAYED], done)
 
-    # ── who waits for a token ────────────────────────────────────────────────────────────
+    # ── parked nodes ────────────────────────────────────────────────────────────────────
 
-    async def line_up(self, waits: Iterable[ParkedNode]) -> None:
-        """In order with whatever is asked of the same connection; nobody waits for it."""
+    async def add_parked(self, waits: Iterable[ParkedNode]) -> None:
+        """Enqueued: in order with other commands of this connection, without waiting."""
         entries = [part for wait in waits for part in (repr(float(wait.at)), _wait_name(wait))]
         if entries:
-            self._pipe.soon([("ZADD", LINE, *entries)])
+            self._redis.enqueue([("ZADD", PARKED, *entries)])
 
-    async def line(self, now: float, soon: float) -> list[ParkedNode]:
-        last = await self._pipe.call("ZRANGE", LINE, -1, -1, "WITHSCORES")
+    async def parked(self, now: float, soon: float) -> list[ParkedNode]:
+        last = await self._redis.call("ZRANGE", PARKED, -1, -1, "WITHSCORES")
         if not last:
             return []
         if float(last[1]) <= now + soon:
-            await self._pipe.call("ZREMRANGEBYSCORE", LINE, "-inf", repr(float(now)))
+            await self._redis.call("ZREMRANGEBYSCORE", PARKED, "-inf", repr(float(now)))
             return []
-        told = await self._pipe.call("ZRANGE", LINE, 0, -1, "WITHSCORES")
-        return [_wait(name, at) for name, at in _pairs(told)]
+        reply = await self._redis.call("ZRANGE", PARKED, 0, -1, "WITHSCORES")
+        return [_wait(name, at) for name, at in pairs(reply)]
 
-    async def leave_line(self, waits: Iterable[ParkedNode]) -> None:
+    async def remove_parked(self, waits: Iterable[ParkedNode]) -> None:
         if names := [_wait_name(wait) for wait in waits]:
-            await self._pipe.call("ZREM", LINE, *names)
+            await self._redis.call("ZREM", PARKED, *names)
 
     # ── where a lease ends ───────────────────────────────────────────────────────────────
 
     async def lease(self, run_ids: Iterable[str], until: float) -> None:
-        """In order with whatever is asked of the same connection; nobody waits for it."""
+        """Enqueued: in order with other commands of this connection, without waiting."""
         at = repr(float(until))
         entries = [part for run_id in run_ids for part in (at, run_id)]
         if entries:
-            self._pipe.soon([("ZADD", LEASES, "LT", *entries)])
+            self._redis.enqueue([("ZADD", LEASES, "LT", *entries)])
 
     async def expired(self, now: float, limit: int) -> list[str]:
         """Beside a write that changes nothing: while Redis refuses that, it refuses renewals too,
-        and whoever asks for this shall wait as it would for a Redis that is away."""
-        _, found = await self._pipe.many(
+        and the caller must wait as it would for a Redis that is away."""
+        _, found = await self._redis.call_many(
             [("ZADD", LEASES, "XX", 0, ""), _until(LEASES, now, limit)]
         )
-        return [name.decode() for name, _ in _pairs(found)]
+        return [name.decode() for name, _ in pairs(found)]
 
     async def put_off(self, run_ids: Iterable[str], mark: float) -> None:
         await self._add(LEASES, [(mark, run_id) for run_id in run_ids], "XX")
 
     async def released(self, run_ids: Iterable[str], mark: float) -> None:
-        names = list(run_ids)
-        if names:
-            await self._pipe.script(_RELEASED, [LEASES], [repr(float(mark)), *names])
+        score = repr(float(mark))
+        if entries := [part for run_id in run_ids for part in (run_id, score)]:
+            await self._redis.call_script(source("remove_unchanged"), [LEASES], entries)
 
     # ── which run moved last ─────────────────────────────────────────────────────────────
 
@@ -138,36 +111,37 @@ class RedisTimerIndex:
         """
         names = list(run_ids)
         if names:
-            gone = await self._pipe.script(_ENDED, [ACTIVE], [repr(float(since)), *names])
+            given = [repr(float(since)), *names]
+            gone = await self._redis.call_script(source("timers_end"), [ACTIVE], given)
             if gone:
-                self._pipe.soon([("ZREM", LEASES, *gone)])
+                self._redis.enqueue([("ZREM", LEASES, *gone)])
 
     async def over(self, run_ids: Iterable[str]) -> set[str]:
-        """Those of these that have ended, or are gone."""
+        """Which of these runs have ended, or are gone."""
         asked = list(run_ids)
-        told = await self._pipe.many(
+        replies = await self._redis.call_many(
             [("HGET", f"wf:{{{run_id}}}:meta", "finished_at") for run_id in asked]
         )
-        return {run_id for run_id, at in zip(asked, told, strict=True) if at != b""}
+        return {run_id for run_id, at in zip(asked, replies, strict=True) if at != b""}
 
     async def age(self) -> float:
-        """Of the server that was started last. Redis tells the difference of two whole seconds."""
-        told = [await node.info("server") for node in self._pipe.nodes()]
-        return max(0.0, min(float(facts["uptime_in_seconds"]) for facts in told) - 1)
+        """Of the server that was started last. Redis counts in whole seconds."""
+        replies = [await node.info("server") for node in self._redis.nodes()]
+        return max(0.0, min(float(facts["uptime_in_seconds"]) for facts in replies) - 1)
 
     async def remember_all(self, now: float) -> None:
         """Put every run on the agenda that has not ended, whatever was lost."""
-        async for keys in scanned(self._pipe, "wf:{*}:meta"):
+        async for keys in scanned(self._redis, "wf:{*}:meta"):
             if keys:
                 unfinished = await bisect_failures(self._unfinished, keys, _not_to_be_known)
                 await self.moved(unfinished, now, is_new=True)
 
     async def _unfinished(self, keys: Sequence[str]) -> Sequence[str]:
         asked: list[Command] = [("HMGET", key, "status", "finished_at") for key in keys]
-        told = zip(keys, await self._pipe.many(asked), strict=True)
+        replies = zip(keys, await self._redis.call_many(asked), strict=True)
         return [
             key.removeprefix("wf:{").removesuffix("}:meta")
-            for key, (status, ended) in told
+            for key, (status, ended) in replies
             if status is not None and not ended
         ]
 
@@ -176,24 +150,20 @@ class RedisTimerIndex:
     async def _add(self, key: str, entries: Sequence[tuple[float, str]], *how: str) -> None:
         if entries:
             flat = [part for at, name in entries for part in (repr(float(at)), name)]
-            await self._pipe.call("ZADD", key, *how, *flat)
+            await self._redis.call("ZADD", key, *how, *flat)
 
     async def _before(self, key: str, at: float, limit: int) -> Iterator[tuple[bytes, bytes]]:
-        return _pairs(await self._pipe.call(*_until(key, at, limit)))
+        return pairs(await self._redis.call(*_until(key, at, limit)))
 
 
 async def _not_to_be_known(key: str, problem: Exception) -> Sequence[str]:
-    log.error("whether the run of %s goes on cannot be told: %s", key, describe_error(problem))
+    log.error("the run of %s cannot be read: %s", key, describe_error(problem))
     return ()
 
 
 def _until(key: str, at: float, limit: int) -> tuple[Argument, ...]:
     """What asks for what is there until then, earliest first, and when each is."""
     return ("ZRANGEBYSCORE", key, "-inf", repr(float(at)), "WITHSCORES", "LIMIT", 0, limit)
-
-
-def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _name(wake: Wake) -> str:

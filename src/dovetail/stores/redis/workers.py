@@ -1,14 +1,12 @@
-"""Who runs nodes, and which messages nobody could read, as workers leave it in Redis.
+"""The registry of workers and services, and the dead letters, in Redis.
 
-A worker is alive while its own key is there; the key goes if the worker falls silent. What it was
-is remembered for a day: a worker that died shall be seen, and what handlers there are is known
-also while all workers are away. What it must not know: what a worker does.
+A worker is alive while its own key exists; the key expires if the worker falls silent. Its facts
+are kept for a day: a dead worker must be visible, and handlers must be known while all workers are
+away.
 
-Which services are alive on a Redis, and what carries their tasks.
-
-All of them must have the same transport: a node that is sent to Celery's broker is never seen by a
-worker that reads streams. So each says which one it has, and a service with another one is refused
-while they live. What it must not know: how any transport works.
+All services on a Redis must have the same transport: a worker that reads streams never sees a node
+that was sent to Celery's broker. Each service registers its transport, and a service with another
+one is refused while they live.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from dovetail.core.redaction import SecretFields
 from dovetail.engine.supervisor import supervise
 from dovetail.engine.views import timestamp
 from dovetail.redis_client.pipelined import Argument, PipelinedRedis, RedisError
-from dovetail.stores.redis.run_index import source
+from dovetail.stores.redis.codec import source
 
 WORKERS = "wf:workers"
 DEAD = "wf:dead"
 TASKS = "tasks:"
 REMEMBERED_SECONDS = 86400.0
-MOST_SHOWN = 1000
+MAX_DEAD_LETTERS = 1000
 VERSION_SECONDS = 2.0
-MOST_OPENED = 100
+MAX_READ_MESSAGES = 100
 """Messages of a stream of which it is asked how many tasks each holds."""
 
 
@@ -71,8 +69,8 @@ class Announced(NamedTuple):
 
 
 class WorkerRegistry:
-    def __init__(self, pipe: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
+        self._redis = redis
         self._heartbeat_timeout = heartbeat_timeout
 
     # ── workers ──────────────────────────────────────────────────────────────────────────
@@ -85,23 +83,23 @@ class WorkerRegistry:
             *("running", worker.running, "concurrency", worker.concurrency),
         ]
         life = max(1, int(self._heartbeat_timeout * 1000))
-        now = await self._pipe.script(
-            source("fleet_beat"), [_worker(worker.worker_id)], [life, *fields]
+        now = await self._redis.call_script(
+            source("workers_beat"), [_worker(worker.worker_id)], [life, *fields]
         )
         await self._remember(worker.worker_id, {**worker._asdict(), "last_heartbeat": float(now)})
 
     async def leave(self, worker_id: str) -> None:
-        """It has ended as it should: nobody need look for it. Its handlers are still known."""
-        await self._pipe.call("DEL", _worker(worker_id))
-        kept = await self._pipe.call("HGET", WORKERS, worker_id)
+        """It has ended in order, so it is not listed any more. Its handlers are still known."""
+        await self._redis.call("DEL", _worker(worker_id))
+        kept = await self._redis.call("HGET", WORKERS, worker_id)
         if kept is not None:
             await self._remember(worker_id, {**orjson.loads(kept), "running": 0, "left": True})
 
     async def _remember(self, worker_id: str, known: dict[str, Any]) -> None:
-        await self._pipe.call("HSET", WORKERS, worker_id, orjson.dumps(known))
+        await self._redis.call("HSET", WORKERS, worker_id, orjson.dumps(known))
 
     async def workers(self) -> list[dict[str, Any]]:
-        """In the fields of `GET /workers`; those that died within a day included."""
+        """In the fields of `GET /workers`; workers that died within a day included."""
         known = [one for one in await self._remembered() if "left" not in one]
         alive = await self._alive(known)
         return [
@@ -112,6 +110,7 @@ class WorkerRegistry:
                 "started_at": timestamp(one["started_at"]),
                 "last_heartbeat": timestamp(one["last_heartbeat"]),
                 "handlers": sorted(one["handlers"]),
+                "handler_details": [_announcement(one, name) for name in sorted(one["handlers"])],
                 "running": one["running"] if is_alive else 0,
                 "concurrency": one["concurrency"],
                 "alive": bool(is_alive),
@@ -121,7 +120,7 @@ class WorkerRegistry:
 
     async def _alive(self, known: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
         return await asyncio.gather(
-            *(self._pipe.call("EXISTS", _worker(one["worker_id"])) for one in known)
+            *(self._redis.call("EXISTS", _worker(one["worker_id"])) for one in known)
         )
 
     async def handlers(self) -> frozenset[str]:
@@ -136,8 +135,8 @@ class WorkerRegistry:
     async def quick(self) -> frozenset[str]:
         """Those for which a worker that is alive took but a moment lately."""
         known = [one for one in await self._remembered() if "left" not in one and one.get("quick")]
-        told = zip(known, await self._alive(known), strict=True)
-        return frozenset(name for one, is_alive in told if is_alive for name in one["quick"])
+        replies = zip(known, await self._alive(known), strict=True)
+        return frozenset(name for one, is_alive in replies if is_alive for name in one["quick"])
 
     async def announced(self) -> dict[str, Announced]:
         """The same with what is known of each, as the worker that was started last has them."""
@@ -162,50 +161,57 @@ class WorkerRegistry:
         for worker in await self.workers():
             for name in worker["handlers"] if worker["alive"] else ():
                 serving.setdefault(name, []).append(worker["worker_id"])
-        versions = await self.versions()
-        return [
-            {
-                "name": name,
-                "max_retries": told.retries,
-                "secrets": sorted(told.secrets)
-                if isinstance(told.secrets, frozenset)
-                else told.secrets,
-                "version": versions.get(name, 1),
-                "workers": serving.get(name, []),
-            }
-            for name, told in sorted((await self.announced()).items())
-        ]
+        known = {
+            name: _announcement(one, name)
+            for one in await self._remembered()
+            for name in one["handlers"]
+        }
+        return [{**known[name], "workers": serving.get(name, [])} for name in sorted(known)]
 
     async def waiting(self, handlers: Sequence[str]) -> dict[str, int]:
         """How many tasks of each lie in its stream; where many messages do, about how many."""
-        depth = source("fleet_depth")
-        asked = [self._pipe.evaluation(depth, [TASKS + name], [MOST_OPENED]) for name in handlers]
-        return dict(zip(handlers, await self._pipe.many(asked), strict=True))
+        depth = source("workers_depth")
+        asked = [
+            self._redis.script_command(depth, [TASKS + name], [MAX_READ_MESSAGES])
+            for name in handlers
+        ]
+        return dict(zip(handlers, await self._redis.call_many(asked), strict=True))
 
     async def _remembered(self) -> list[dict[str, Any]]:
-        seconds, _ = await self._pipe.call("TIME")
+        seconds, _ = await self._redis.call("TIME")
         since = int(seconds) - REMEMBERED_SECONDS
-        told = [orjson.loads(text) for text in await self._pipe.call("HVALS", WORKERS)]
-        old = [one["worker_id"] for one in told if one["last_heartbeat"] < since]
+        facts = [orjson.loads(text) for text in await self._redis.call("HVALS", WORKERS)]
+        old = [one["worker_id"] for one in facts if one["last_heartbeat"] < since]
         if old:
-            await self._pipe.call("HDEL", WORKERS, *old)
-        recent = [one for one in told if one["last_heartbeat"] >= since]
+            await self._redis.call("HDEL", WORKERS, *old)
+        recent = [one for one in facts if one["last_heartbeat"] >= since]
         return sorted(recent, key=lambda one: (one["started_at"], one["worker_id"]))
 
     # ── dead letters ─────────────────────────────────────────────────────────────────────
 
     async def dead_letters(self) -> list[dict[str, Any]]:
         """Messages that were refused as malformed or poison, the newest first."""
-        texts = await self._pipe.call("LRANGE", DEAD, 0, MOST_SHOWN - 1)
+        texts = await self._redis.call("LRANGE", DEAD, 0, MAX_DEAD_LETTERS - 1)
         letters = [orjson.loads(text) for text in texts]
         return [{**letter, "time": timestamp(letter.get("time"))} for letter in letters]
 
 
+def _announcement(worker: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A handler as this worker has it, in the fields of `GET /workers`."""
+    fields = _secret_fields(worker, name)
+    return {
+        "name": name,
+        "max_retries": int(worker.get("retries", {}).get(name, 0)),
+        "secrets": sorted(fields) if isinstance(fields, frozenset) else fields,
+        "version": int(worker.get("versions", {}).get(name, 1)),
+    }
+
+
 def _secret_fields(worker: Mapping[str, Any], name: str) -> SecretFields | None:
-    told = worker.get("secrets")
-    if not isinstance(told, dict):
+    secrets = worker.get("secrets")
+    if not isinstance(secrets, dict):
         return None
-    fields = told.get(name, False)
+    fields = secrets.get(name, False)
     return fields if isinstance(fields, bool) else frozenset(map(str, fields))
 
 
@@ -214,7 +220,7 @@ def _unknown(name: str) -> SecretFields | None:
 
 
 class Handlers:
-    """Those that are known here, and those that workers have announced within a day."""
+    """Handlers of this process, and handlers that workers announced within a day."""
 
     def __init__(
         self,
@@ -233,9 +239,9 @@ class Handlers:
 
     async def learn(self) -> None:
         now = time.monotonic()
-        told = {name: (now, said) for name, said in (await self._fleet.announced()).items()}
+        announced = {name: (now, said) for name, said in (await self._fleet.announced()).items()}
         kept = {name: at for name, at in self._heard.items() if now - at[0] < REMEMBERED_SECONDS}
-        self._heard = kept | told
+        self._heard = kept | announced
         self.retries.clear()
         heard = {name: said.retries for name, (_, said) in self._heard.items()}
         self.retries.update(heard | self._own)
@@ -294,15 +300,15 @@ class OtherTransport(RedisError):
 
 
 class ServiceRegistry:
-    def __init__(self, pipe: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
-        self._pipe = pipe
+    def __init__(self, redis: PipelinedRedis, *, heartbeat_timeout: float = 15.0) -> None:
+        self._redis = redis
         self._timeout = heartbeat_timeout
 
     async def alive(self) -> list[AnnouncedService]:
         """Writes nothing: a replica, or a Redis that is full, can be asked, too."""
-        seconds, micros = await self._pipe.call("TIME")
+        seconds, micros = await self._redis.call("TIME")
         now = int(seconds) + int(micros) / 1e6
-        return _read(await self._pipe.call("ZRANGEBYSCORE", SERVICES, f"({now:.3f}", "+inf"))
+        return _read(await self._redis.call("ZRANGEBYSCORE", SERVICES, f"({now:.3f}", "+inf"))
 
     async def join(self, me: AnnouncedService) -> None:
         """Raises `OtherTransport` if live services have another one."""
@@ -315,12 +321,12 @@ class ServiceRegistry:
         return conflict(me.transport, await self._asked(SEPARATOR.join(me), beside=True))
 
     async def leave(self, me: AnnouncedService) -> None:
-        await self._pipe.call("ZREM", SERVICES, SEPARATOR.join(me))
+        await self._redis.call("ZREM", SERVICES, SEPARATOR.join(me))
 
     async def _asked(self, member: str, *, beside: bool) -> list[AnnouncedService]:
         given: list[Argument] = [member, repr(self._timeout), int(beside)]
-        told = await self._pipe.script(source("services_join"), [SERVICES], given)
-        return _read(told)
+        members = await self._redis.call_script(source("services_join"), [SERVICES], given)
+        return _read(members)
 
 
 def _read(members: Iterable[bytes]) -> list[AnnouncedService]:
@@ -330,10 +336,10 @@ def _read(members: Iterable[bytes]) -> list[AnnouncedService]:
 
 @asynccontextmanager
 async def announced(
-    pipe: PipelinedRedis, me: AnnouncedService, *, heartbeat_timeout: float, pause: float
+    redis: PipelinedRedis, me: AnnouncedService, *, heartbeat_timeout: float, pause: float
 ) -> AsyncIterator[None]:
     """A service that others can see while it works. Raises `OtherTransport`."""
-    services = ServiceRegistry(pipe, heartbeat_timeout=heartbeat_timeout)
+    services = ServiceRegistry(redis, heartbeat_timeout=heartbeat_timeout)
     await services.join(me)
 
     async def beat() -> None:
@@ -373,11 +379,11 @@ def mixture(alive: Sequence[AnnouncedService]) -> str | None:
     transports = sorted({one.transport for one in alive})
     if len(transports) < 2:
         return None
-    told = [
+    parts = [
         f"{transport} ({_named([one for one in alive if one.transport == transport])})"
         for transport in transports
     ]
-    return f"services with different transports are alive on this Redis: {' and '.join(told)}"
+    return f"services with different transports are alive on this Redis: {' and '.join(parts)}"
 
 
 def _named(services: Iterable[AnnouncedService]) -> str:

@@ -1,12 +1,7 @@
-"""The embedded file itself: found, opened, brought to this version, and its failures in words.
+"""The SQLite file: opened, migrated, its errors explained, and the processes that own its runs.
 
-What it must not know: what any table is for.
-
-Who drives a run: the processes that share a file, as the file knows them.
-
-It is a matter of liveness only. Two that both believe to drive a run do no harm; a run that
-nobody believes to drive would wait for ever. Everything here is called with a connection, in
-whichever thread that belongs to. What it must not know: what a run is made of.
+Ownership is about liveness only. Two owners of one run do no harm; a run without an owner would
+wait for ever.
 """
 
 from __future__ import annotations
@@ -156,7 +151,7 @@ class SqliteFile:
         _switch_to_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version, _, _ = _header(connection)  # somebody else may have done it meanwhile
+            version, _, _ = _header(connection)  # another process may have migrated meanwhile
             for number in range(version + 1, SCHEMA_VERSION + 1):
                 for statement in split_statements(statements()[f"schema_{number}"]):
                     connection.execute(statement)
@@ -216,14 +211,14 @@ class SqliteFile:
 
 
 def _make_folder(folder: Path) -> None:
-    """With its parents, those that are missing for this user alone; `parents=True` would not."""
+    """With missing parents, for this user alone; `parents=True` would not do that."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
 
 
 def _make_file(path: Path) -> None:
-    """An empty file for this user alone, unless there is one: SQLite would let everybody read.
+    """An empty file for this user alone, unless there is one: SQLite would let all users read it.
 
     It gives the files beside it the mode of this one. An existing file keeps its mode: whoever
     has opened it to a group wants to share it. It is not opened here: to close it would drop the
@@ -283,14 +278,14 @@ def this_machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         room = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        return " "  # not Linux: then only leases tell
+        return " "  # not Linux: then only leases say
     return f"{boot} {room}"
 
 
 def started_at(pid: int) -> str:
     """Tells a process from a later one with the same number; empty if there is none, or no way.
 
-    One that has died and that nobody has asked about yet (a zombie) is none.
+    A zombie is none.
     """
     try:
         # The name of the command, in parentheses, may contain anything; 20 fields after it.
@@ -319,7 +314,7 @@ FORGOTTEN_SECONDS = 3600.0
 
 
 class Owner:
-    """This process, as one of those that share the file."""
+    """This process, as one of the processes that share the file."""
 
     def __init__(self, lease_seconds: float) -> None:
         self.name = f"{os.getpid()}-{os.urandom(6).hex()}"
@@ -336,7 +331,7 @@ class Owner:
         self._renew_at = time.monotonic() + self._lease_seconds / 3
 
     def leave(self, connection: sqlite3.Connection) -> None:
-        for statement in ("drop_owner", "drop_nudges_of"):
+        for statement in ("drop_owner", "drop_notifications_of"):
             connection.execute(statements()[statement], (self.name,))
 
     @property
@@ -344,35 +339,35 @@ class Owner:
         return time.monotonic() >= self._renew_at
 
     def renew(self, connection: sqlite3.Connection) -> None:
-        """Say that we are here, and now and then clear away what nobody needs."""
+        """Renew the lease of this process, and now and then delete old rows."""
         sql = statements()
         now = time.monotonic()
         until = now + self._lease_seconds
         if not connection.execute(sql["renew_owner"], (until, self.name)).rowcount:
-            self.register(connection)  # we were forgotten; what we drove is others' by now
+            self.register(connection)  # this owner was deleted; its runs have other owners by now
         self._renew_at = now + self._lease_seconds / 3
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_SECONDS
             boot = this_machine().split(" ")[0] + " %"
             connection.execute(sql["drop_old_owners"], (boot, now - FORGOTTEN_SECONDS))
-            connection.execute(sql["drop_old_nudges"])
+            connection.execute(sql["drop_old_notifications"])
             connection.execute(sql["drop_old_outputs"], (time.time(),))
 
-    def nudges(self, connection: sqlite3.Connection) -> list[int]:
-        """The runs of ours that somebody else has moved."""
-        return [row[0] for row in connection.execute(statements()["nudges"], (self.name,))]
+    def notifications(self, connection: sqlite3.Connection) -> list[int]:
+        """Runs of this process that another process has moved."""
+        return [row[0] for row in connection.execute(statements()["notifications"], (self.name,))]
 
-    def drop_nudges(self, connection: sqlite3.Connection, runs: Sequence[int]) -> None:
+    def drop_notifications(self, connection: sqlite3.Connection, runs: Sequence[int]) -> None:
         rows = [(self.name, number) for number in runs]
-        connection.executemany(statements()["drop_nudge"], rows)
+        connection.executemany(statements()["drop_notification"], rows)
 
     def others(self, connection: sqlite3.Connection) -> set[str]:
-        """Everybody else who is alive."""
+        """All other owners that are alive."""
         rows = connection.execute(statements()["owners"]).fetchall()
         return {row[0] for row in rows if row[0] != self.name and not _is_gone(row)}
 
     def orphans(self, connection: sqlite3.Connection) -> list[str]:
-        """The unfinished runs that nobody drives, oldest first."""
+        """Unfinished runs without a live owner, oldest first."""
         driving = self.others(connection) | {self.name}
         rows = connection.execute(statements()["unfinished"]).fetchall()
         # What has no readable id cannot be asked for; the doctor lists it.
@@ -381,7 +376,7 @@ class Owner:
         ]
 
     def take(self, connection: sqlite3.Connection, wanted: Sequence[str]) -> list[str]:
-        """Make us the owner of those of these runs that nobody drives. In a transaction."""
+        """Own those of these runs that have no live owner. In a transaction."""
         sql = statements()
         driving = self.others(connection) | {self.name}
         taken = []
@@ -390,14 +385,14 @@ class Owner:
             if row is None or row[-1] in driving:
                 continue
             number = row[0]
-            connection.execute(sql["nudge"], (number, self.name))  # it may only be silent
+            connection.execute(sql["notify_owner"], (number, self.name))  # it may only be silent
             if connection.execute(sql["own_run"], (self.name, number)).rowcount:
                 taken.append(run_id)
         return taken
 
 
 def _is_gone(row: Sequence[Any]) -> bool:
-    """Who cannot be read drives nothing: at worst a run is taken over, which does no harm."""
+    """An unreadable owner counts as gone: at worst a run is taken over, which does no harm."""
     try:
         return is_gone(*row[1:])
     except (AttributeError, TypeError, ValueError):

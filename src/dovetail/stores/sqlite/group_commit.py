@@ -1,8 +1,7 @@
-"""Staged decisions become commits: one round at a time, everything that waits in one transaction.
+"""Group commit: staged decisions become one transaction at a time.
 
-What needs a promise waits for its round; what does not rides along. A round that was overtaken
-by another process is taken back and tried again, with the runs in question decided anew. What
-it must not know: how a run is read from the file, or who wants to hear of it.
+A decision that needs a promise waits for its commit; others travel with it. A commit that another
+process overtook is taken back, the runs in question are decided again, and it is retried.
 """
 
 from __future__ import annotations
@@ -50,22 +49,22 @@ class CachedRun:
         self.pieces = pieces
         """How many the file has of its log."""
         self.mine = mine
-        """This process drives it, so nobody else is expected to move it."""
+        """This process owns it, so no other process is expected to move it."""
         self.staged: list[Staged] = []
         self.writing: list[Staged] = []
         self.stale = False
-        """Somebody else has added to its log."""
+        """Another process has appended to its log."""
         self.reading = 0
         """How often it was read from the file."""
         self.projected: tuple[Any, ...] | None = shown(run)
 
     @property
-    def on_its_way(self) -> bool:
+    def has_pending_writes(self) -> bool:
         return bool(self.staged or self.writing)
 
 
 class _NextCommit:
-    """What the next transaction will hold, and who waits for it."""
+    """The next transaction, and the futures that wait for it."""
 
     __slots__ = ("creations", "dirty", "outputs", "released", "waiting")
 
@@ -97,19 +96,19 @@ class GroupCommit:
         owner: str,
         *,
         catch_up: Callable[[CachedRun], None],
-        tell: Callable[[CachedRun], None],
+        on_committed: Callable[[CachedRun], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._writer = writer
         self._owner = owner
         self._catch_up = catch_up
-        """Decide a run's staged transitions anew, from what the file has of it."""
-        self._tell = tell
-        """What of this run was staged is in the file now."""
+        """Decide a run's staged transitions again, from its state in the file."""
+        self._on_committed = on_committed
+        """Called when the staged decisions of a run are in the file."""
         self._fail = fail
-        """A round could not be written, and none will be."""
+        """Called when a transaction failed: none will be tried again."""
         self.heard: Callable[[RunState, Sequence[Staged]], None] | None = None
-        """Told what of a run has just been written, if anybody listens."""
+        """Called with the decisions of a run that were just committed."""
         self._loop = asyncio.get_running_loop()
         self._next = _NextCommit()
         self._writing: _NextCommit | None = None
@@ -138,11 +137,11 @@ class GroupCommit:
         return made
 
     def release(self, numbers: Iterable[int]) -> None:
-        """These runs are driven by nobody once the next round is written."""
+        """These runs have no owner once the next transaction is committed."""
         self._next.released += numbers
 
     def look_again(self, stale: Iterable[CachedRun]) -> None:
-        """Somebody else has moved these runs."""
+        """Another process has moved these runs."""
         for kept in stale:
             kept.stale = True
             self._next.dirty[kept.run.id] = kept
@@ -157,7 +156,7 @@ class GroupCommit:
         gathering = self._next if self._next else self._writing
         if gathering is None:
             return
-        # A future for each who waits: cancelling one must not cancel the others'.
+        # A future for each caller: cancelling one must not cancel the others.
         waiter: asyncio.Future[None] = self._loop.create_future()
         gathering.waiting.append(waiter)
         self._begin()
@@ -186,14 +185,14 @@ class GroupCommit:
             for kept in gathering.dirty.values():
                 if kept.stale:
                     self._catch_up(kept)
-            # Catching up stages again, into the round after this one: it belongs into this. What
-            # came to nothing has been let go of and may be read anew before this round ends.
+            # Catching up stages again, into the next transaction: it belongs into this one. A run
+            # whose decisions came to nothing was dropped, and may be read anew meanwhile.
             for run_id, kept in gathering.dirty.items():
                 if self._next.dirty.get(run_id) is kept:
                     del self._next.dirty[run_id]
             gathering.dirty = {i: kept for i, kept in gathering.dirty.items() if kept.staged}
             round_ = self._round(gathering)
-        except Exception as error:  # whoever waits must not wait for ever, whatever it is
+        except Exception as error:  # waiting callers must get an answer, whatever it is
             self._give_up(gathering, error)
             return
         if round_ is None:
@@ -214,12 +213,12 @@ class GroupCommit:
             self._written(outcome, None)
 
     def _round(self, gathering: _NextCommit) -> CommitRound | None:
-        additions, projections, nudges = [], [], []
+        additions, projections, notifications = [], [], []
         for kept in gathering.dirty.values():
             kept.writing, kept.staged = kept.staged, []
             additions.append(Add(kept.number, kept.pieces, kept.writing))
             if not kept.mine:
-                nudges.append(kept.number)
+                notifications.append(kept.number)
             now_shown = shown(kept.run)
             if now_shown != kept.projected:
                 kept.projected = now_shown
@@ -235,7 +234,7 @@ class GroupCommit:
                 for key, (until, output, one) in gathering.outputs.items()
                 if is_taken(one.decision)
             ],
-            nudges,
+            notifications,
             gathering.released,
             self._owner,
         )
@@ -255,7 +254,7 @@ class GroupCommit:
                 self.heard(kept.run, kept.writing)
             kept.writing = []
             kept.pieces += 1
-            self._tell(kept)
+            self._on_committed(kept)
         for (_, future), made in zip(written.creations, outcome.made, strict=True):
             if not future.done():
                 future.set_result(made)

@@ -1,7 +1,6 @@
-"""How entries of a journal become bytes and entries again: JSON, so that people can read it.
+"""Journal entries to bytes and back: JSON, so that people can read it.
 
-Whatever is read is looked at before anybody builds on it: a file may be damaged, or come from a
-version that is newer than this one. What it must not know: what an entry means.
+Entries are checked when they are read: a file may be damaged, or written by a newer version.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from dovetail.core.audit.replay import KINDS, LARGEST, JournalEntry, UnreadableJournal, extra_of
+from dovetail.core.audit.replay import KINDS, MAX_COUNT, JournalEntry, UnreadableJournal, extra_of
 from dovetail.core.effects import new_tuple
 from dovetail.core.events import Event
 from dovetail.core.outputs import OutputReference, ReadBudget
@@ -81,9 +80,9 @@ def _events(seq: int, time: float, events: Sequence[Sequence[Any]]) -> list[Even
         if (
             type(kind) is not str
             or type(epoch) is not int
-            or not 0 <= epoch < LARGEST
+            or not 0 <= epoch < MAX_COUNT
             or (node is not None and type(node) is not str)
-            or (attempt is not None and (type(attempt) is not int or not 0 <= attempt < LARGEST))
+            or (attempt is not None and (type(attempt) is not int or not 0 <= attempt < MAX_COUNT))
             or (data is not None and type(data) is not dict)
         ):
             raise UnreadableJournal(f"event {number}: a field of it has another type")

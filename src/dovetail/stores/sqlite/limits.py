@@ -1,9 +1,9 @@
-"""Token buckets that every process on one embedded file shares.
+"""Token buckets that all processes on one SQLite file share.
 
-A start must not cost a commit, so the buckets are not in the database but in a small file beside
-it: two numbers for each tag, read and written under a lock that is held for some microseconds. What
-is lost with it is only how much of a rate was used in the last moment. Times are those of the
-machine's monotonic clock, which all its processes share; after a reboot the file begins anew.
+A start must not cost a commit, so the buckets are in a small file beside the database: two numbers
+for each tag, read and written under a lock that is held for microseconds. Losing it loses only the
+last moment of a rate. Times are of the machine's monotonic clock, which all its processes share;
+after a reboot the file begins anew.
 """
 
 from __future__ import annotations

@@ -129,14 +129,14 @@ ON CONFLICT DO NOTHING;
 SELECT run_id FROM runs WHERE batch = ? AND place = ?;
 
 -- name: add_entries
--- Fewer rows than given were added: somebody was faster, see `journal`.
+-- Fewer rows than given were added: another process was faster, see `journal`.
 INSERT OR IGNORE INTO journal (id, seq, entries) VALUES (?, ?, ?);
 
 -- name: has_piece
 SELECT 1 FROM journal WHERE id = ?;
 
 -- name: project_run
--- Whoever drove a finished run does so no longer.
+-- A finished run has no owner.
 UPDATE runs SET status = ?, epoch = ?, started_at = ?, finished_at = ?, error = ?, result = ?,
   owner = CASE WHEN ? THEN NULL ELSE owner END
 WHERE number = ?;
@@ -146,7 +146,7 @@ SELECT number, run_id, workflow, version, definition, retries, params, created_a
 FROM runs WHERE run_id = ?;
 
 -- name: end_damaged
--- A run whose log cannot be read, and that somebody wants ended. The log stays as it is.
+-- A user ends a run whose log cannot be read. The log stays as it is.
 UPDATE runs SET status = ?, finished_at = ?, error = ?, result = NULL, owner = NULL
 WHERE run_id = ? AND finished_at IS NULL;
 
@@ -186,7 +186,7 @@ SELECT number, run_id, workflow, version, status, epoch, params, created_at, sta
   CASE WHEN length(result) <= IFNULL(?2, length(result)) THEN result END, length(result)
 FROM runs WHERE run_id = ?1;
 
--- ── who drives what ─────────────────────────────────────────────────────────────────────
+-- ── owners ──────────────────────────────────────────────────────────────────────────────
 
 -- name: add_owner
 INSERT OR REPLACE INTO owners (owner, machine, pid, started, lease_until) VALUES (?, ?, ?, ?, ?);
@@ -198,11 +198,11 @@ UPDATE owners SET lease_until = ? WHERE owner = ?;
 DELETE FROM owners WHERE owner = ?;
 
 -- name: drop_old_owners
--- Those of an earlier boot, and those that have been silent for long.
+-- Owners of an earlier boot, and owners that have been silent for long.
 DELETE FROM owners WHERE (machine NOT LIKE ? OR lease_until < ?)
   AND owner NOT IN (SELECT owner FROM runs WHERE finished_at IS NULL AND owner IS NOT NULL);
 
--- name: drop_old_nudges
+-- name: drop_old_notifications
 DELETE FROM nudges WHERE owner NOT IN (SELECT owner FROM owners);
 
 -- name: owners
@@ -220,18 +220,18 @@ UPDATE runs SET owner = NULL WHERE number = ? AND owner = ?;
 -- name: owner_of
 SELECT owner FROM runs WHERE number = ?;
 
--- name: nudge
--- Tell whoever drives the run, unless that is us.
+-- name: notify_owner
+-- Notify the owner of the run, unless it is this process.
 INSERT OR IGNORE INTO nudges (owner, run)
 SELECT owner, number FROM runs WHERE number = ? AND owner IS NOT NULL AND owner <> ?;
 
--- name: nudges
+-- name: notifications
 SELECT run FROM nudges WHERE owner = ?;
 
--- name: drop_nudge
+-- name: drop_notification
 DELETE FROM nudges WHERE owner = ? AND run = ?;
 
--- name: drop_nudges_of
+-- name: drop_notifications_of
 DELETE FROM nudges WHERE owner = ?;
 
 -- ── keys, batches ───────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
-"""What the file keeps beside runs: registered workflows, lists, batches, limits, its health.
+"""Records in the SQLite file: workflows, lists of runs, batches, limits, and the doctor.
 
-Everything is given in the fields of the HTTP API. What it must not know: how a run moves.
+Views have the fields of the HTTP API.
 """
 
 from __future__ import annotations
@@ -16,24 +16,41 @@ from typing import Any
 import orjson
 
 from dovetail.core.audit.replay import JournalEntry
-from dovetail.core.errors import BrokenRecord, Conflict, NotFound, StoreError
+from dovetail.core.errors import BrokenRecord, StoreError
 from dovetail.core.text import counted
 from dovetail.engine.limits import FASTEST, LARGEST_BURST, SLOWEST
-from dovetail.engine.ports import DoctorFinding, Key, Registered, Seen, WorkflowVersion
+from dovetail.engine.ports import (
+    ALL_RUNS,
+    DoctorFinding,
+    Key,
+    Registered,
+    RunQuery,
+    Seen,
+    WorkflowVersion,
+)
 from dovetail.engine.views import event_view, receipt_view, timestamp
 from dovetail.stores.records import (
     LATEST,
     PAGE_BYTES,
+    batch_page,
+    batch_view,
     check_seen,
-    keep_latest,
+    conditions,
+    list_position,
     long_enough,
     no_alias,
+    no_batch,
+    no_run,
+    no_version,
+    no_workflow,
     page_size,
-    place_in_list,
+    refuse_active,
+    refuse_latest,
     run_meant,
     run_status,
     summary_of,
     version_meant,
+    workflow_view,
 )
 from dovetail.stores.sqlite.file import (
     SCHEMA_VERSION,
@@ -49,7 +66,7 @@ LEAST_FREE_BYTES = 64 << 20
 MOST_NEWEST = 200
 MOST_LOOKED_AT = 10_000
 MOST_NAMED = 20
-"""What the doctor looks at, and tells of; `runs verify --all` looks at everything."""
+"""What the doctor examines and reports; `runs verify --all` examines everything."""
 
 log = logging.getLogger("dovetail.store")
 
@@ -60,7 +77,7 @@ class SqliteRecords:
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
         self._aside: set[Any] = set()
-        """Tags whose limits cannot be read, and that the log has told of."""
+        """Tags with unreadable limits that were logged."""
 
     def _one(self, name: str, *values: Any) -> Any:
         rows = self._store.rows(name, *values)
@@ -96,8 +113,7 @@ class SqliteRecords:
         if row is not None and not _is_version(row):
             raise self._damaged(f"version {number} of workflow '{name}'", "register it again")
         if row is None:
-            have = ", ".join(str(v["version"]) for v in (await self.versions(name))["items"])
-            raise NotFound(f"workflow '{name}' has no version {version}; it has: {have}")
+            raise no_version(name, version, await self.versions(name))
         return Registered(name, row[0], row[1], row[3], row[2])
 
     async def version_of(self, name: str, version: int | str | None = None) -> int:
@@ -107,7 +123,7 @@ class SqliteRecords:
     def _workflow(self, name: str) -> Any:
         row = self._one("read_workflow", name)
         if row is None or row[4]:
-            raise NotFound(f"no workflow '{name}' is registered in {self._store.file.path}")
+            raise no_workflow(name, self._store.file.path)
         if not isinstance(row[1], int):
             raise self._damaged(f"workflow '{name}'", "delete it and register it again")
         return row
@@ -133,13 +149,7 @@ class SqliteRecords:
         except orjson.JSONDecodeError:
             what = f"version {found.version} of workflow '{name}'"
             raise self._damaged(what, "register it again") from None
-        return {
-            "name": name,
-            "version": found.version,
-            "definition": definition,
-            "aliases": self._aliases(name, self._workflow(name)[1]),
-            "created_at": timestamp(found.created_at),
-        }
+        return workflow_view(found, self._aliases(name, self._workflow(name)[1]), definition)
 
     async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
         limit = page_size(limit)
@@ -153,7 +163,7 @@ class SqliteRecords:
                 "updated_at": _time(updated_at),
             }
             for name, latest, created_at, updated_at in rows[:limit]
-            if isinstance(name, str) and isinstance(latest, int)  # else the doctor tells of it
+            if isinstance(name, str) and isinstance(latest, int)  # else the doctor reports it
         ]
         return {"items": items, "next_cursor": rows[limit - 1][0] if len(rows) > limit else None}
 
@@ -179,16 +189,12 @@ class SqliteRecords:
                 connection.execute(sql["drop_aliases"], (name,))
             return active
 
-        active = await self._store.transact(write)
-        if active:
-            runs = "1 run" if active == 1 else f"{active} runs"
-            raise Conflict(f"workflow '{name}' has {runs} not finished yet; cancel or await them")
+        refuse_active(name, await self._store.transact(write))
 
     async def set_alias(
         self, name: str, alias: str, version: int, seen: Seen | None = None
     ) -> dict[str, Any]:
-        if alias == LATEST:
-            raise Conflict("'latest' always names the newest version and cannot be set")
+        refuse_latest(alias, "set")
         found = await self.registered(name, version)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -201,7 +207,7 @@ class SqliteRecords:
         return {"name": name, "alias": alias, "version": found.version}
 
     async def delete_alias(self, name: str, alias: str, seen: Seen | None = None) -> None:
-        keep_latest(alias)
+        refuse_latest(alias, "deleted")
         self._workflow(name)
 
         def write(connection: sqlite3.Connection) -> None:
@@ -221,25 +227,14 @@ class SqliteRecords:
         found = [row[0] for row in self._store.rows("find_runs", prefix, prefix + "\U0010ffff")]
         return run_meant(prefix, found, self._store.file.path)
 
-    async def list_runs(
-        self,
-        *,
-        status: str | None = None,
-        workflow: str | None = None,
-        batch: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-        most: int | None = None,
-    ) -> dict[str, Any]:
-        limit = page_size(limit)
-        number = None if batch is None else self._batch(batch)[0]
-        wanted = {"status": status, "workflow": workflow, "batch": number}
-        given = {column: value for column, value in wanted.items() if value is not None}
-        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        limit, most = page_size(query.limit), query.max_result_bytes
+        given = conditions(query, None if query.batch is None else self._batch(query.batch)[0])
+        before = list_position(query.cursor, _LAST_NUMBER)
         stop = None if most is None else _is_enough()
         rows = self._store.rows("summaries", before, limit + 1, most, stop=stop, **given)
         items = rows[:limit]
-        # Where the page was heavy enough, only the next one tells whether there are more.
+        # Where the page was cut by its bytes, only the next one shows whether there are more.
         more = len(rows) > limit or (stop is not None and _weight(rows) > PAGE_BYTES)
         last = str(items[-1][0]) if more else None
         return {"items": [summary_of(row) for row in items], "next_cursor": last}
@@ -247,7 +242,7 @@ class SqliteRecords:
     async def summary(self, run_id: str, most: int | None = None) -> dict[str, Any]:
         row = self._one("summary", run_id, most)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+            raise no_run(run_id, self._store.file.path)
         return summary_of(row)
 
     async def receipt(self, run_id: str) -> dict[str, Any]:
@@ -262,7 +257,7 @@ class SqliteRecords:
         """The first and the last piece that may have events after this one."""
         row = self._one("is_finished", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self._store.file.path}")
+            raise no_run(run_id, self._store.file.path)
         first, last = piece(row[0], 0), piece(row[0], PIECES - 1)
         found = self._one("piece_with", first, last, min(after, _LAST_NUMBER) + 1)
         return (first if found is None or found[0] is None else found[0]), last
@@ -290,7 +285,7 @@ class SqliteRecords:
     def _batch(self, batch_id: str) -> Any:
         row = self._one("read_batch", batch_id)
         if row is None:
-            raise NotFound(f"no batch '{batch_id}' in {self._store.file.path}")
+            raise no_batch(batch_id, self._store.file.path)
         if not isinstance(row[2], str) or not isinstance(row[3], int):
             raise self._damaged(f"batch '{batch_id}'", "make another one of its items")
         return row
@@ -314,10 +309,8 @@ class SqliteRecords:
         self, *, limit: int = 50, cursor: str | None = None
     ) -> tuple[list[str], str | None]:
         limit = page_size(limit)
-        before = _LAST_NUMBER if cursor is None else place_in_list(cursor)
-        rows = self._store.rows("list_batches", before, limit + 1)
-        more = str(rows[limit - 1][0]) if len(rows) > limit else None
-        return [str(row[1]) for row in rows[:limit]], more
+        before = list_position(cursor, _LAST_NUMBER)
+        return batch_page(self._store.rows("list_batches", before, limit + 1), limit)
 
     async def batch_number(self, batch_id: str) -> int:
         return int(self._batch(batch_id)[0])
@@ -334,22 +327,19 @@ class SqliteRecords:
             by_status[known] = by_status.get(known, 0) + runs
             finished += done
             ended = max(ended, last if isinstance(last, float) else 0.0)
-        first = 0 if cursor is None else place_in_list(cursor)
-        rows = self._store.rows("batch_runs", number, first, limit + 1)
-        return {
-            "batch_id": batch_id,
-            "workflow": workflow,
-            "count": count,
-            "counts": by_status,
-            "created_at": _time(created_at),
-            "finished_at": _time(ended or created_at) if finished == count else None,
-            "runs": [
-                {"index": index, "run_id": run_id, "status": run_status(status)}
-                for index, run_id, status in rows[:limit]
-                if isinstance(index, int) and isinstance(run_id, str)
-            ],
-            "next_cursor": str(rows[limit][0]) if len(rows) > limit else None,
-        }
+        rows = self._store.rows("batch_runs", number, list_position(cursor, 0), limit + 1)
+        readable = (
+            (index, run_id, run_status(status))
+            for index, run_id, status in rows[:limit]
+            if isinstance(index, int) and isinstance(run_id, str)
+        )
+        return batch_view(
+            (batch_id, workflow, count, _time(created_at)),
+            by_status,
+            _time(ended or created_at) if finished == count else None,
+            readable,
+            rows[limit][0] if len(rows) > limit else None,
+        )
 
     # ── limits ───────────────────────────────────────────────────────────────────────────
 
@@ -374,7 +364,7 @@ class SqliteRecords:
         )
 
     def _schema_findings(self) -> Iterable[DoctorFinding]:
-        """Tables and indexes that somebody has dropped."""
+        """Tables and indexes that are missing."""
         there = {name for (name,) in self._store.rows("things")}
         for statement in split_statements(statements()["schema_1"]):
             name = _named(statement)
@@ -502,7 +492,7 @@ def _now_seen(connection: sqlite3.Connection, name: str) -> dict[str, int]:
 
 
 def _aliases(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
-    """Without those that cannot be read: set again, they are as they should be."""
+    """Without unreadable ones: setting them again repairs them."""
     return {name: to for name, to in rows if isinstance(name, str) and isinstance(to, int)}
 
 

@@ -1,22 +1,16 @@
-"""Runs in one SQLite file: the rules step them in memory, the journal keeps what they decided.
+"""Runs in one SQLite file: the rules step them in memory, the journal stores the decisions.
 
-A run that this process drives is in its memory, and every decision about it is staged; a round
-of staged decisions is one commit. What needs no promise (a result) rides with the next round;
-what does (a trigger, a claim, a command) waits for it. So nothing outside this process ever
-follows from a decision that a crash could undo.
+A run that this process drives is in memory, and its decisions are staged; all staged decisions are
+one commit. A decision that needs no promise (a result) travels with the next commit; one that does
+(a trigger, a claim, a command) waits for it. So nothing outside this process follows from a
+decision that a crash could undo.
 
-Any number of processes may move a run. Two that add to its log at the same place collide
-there, and the one that comes second reads what the first has written, decides anew and tries
-again: the log is the lock. That somebody *drives* a run (`owner`) only says who hands its nodes
-to a worker; if two should believe it, the log still lets one of them start a node.
+Any number of processes may move a run. Two that append to its log at the same position collide, and
+the second reads the new entries, decides again and retries: the log is the lock. The `owner` of a
+run only says which process dispatches its nodes. If two believe to be the owner, the log still lets
+one of them start a node.
 
-What it must not know: any rule, how a handler runs, or what the records beside runs are.
-
-Runs in one SQLite file, listened to: the same store, which also tells what it has written.
-
-Told is what a commit holds, not what was staged: a decision that another process overtook is made
-anew and told once. How long a node ran follows from the two events of its start and its end. What
-it must not know: who listens, or any rule.
+A damaged run is set aside: all others go on.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 
@@ -54,10 +48,10 @@ from dovetail.core.transitions import (
     Transition,
     bounded_submit,
 )
-from dovetail.engine.listener import Listener, end_in
+from dovetail.engine.listener import Listener, SafeListener, end_in
 from dovetail.engine.ports import Cached, Key, KeyUsed
-from dovetail.engine.views import LONGEST_WHY, damage_error, unread_run
-from dovetail.stores.records import Definitions
+from dovetail.engine.views import MAX_WHY_LENGTH, damage_error, unread_run
+from dovetail.stores.records import Definitions, no_run
 from dovetail.stores.sqlite.file import Owner, SqliteFile, statements
 from dovetail.stores.sqlite.group_commit import CachedRun, GroupCommit, projection, shown
 from dovetail.stores.sqlite.journal import Staged, decoded, thinned
@@ -77,13 +71,13 @@ T = TypeVar("T")
 POLL_SECONDS = 0.1
 """How often to look whether another process has moved a run that matters here."""
 NO_LIMIT = 1 << 31
-"""Of crashes, where a run is handed back and nobody has crashed."""
+"""Max crashes where a run is handed back without a crash."""
 MOST_LARGE = 4
 PART_BYTES = 4 << 20
-"""Of a journal, in one go: nobody else is served meanwhile."""
+"""Of a journal in one read: the event loop waits meanwhile."""
 RUNNING = NodeStatus.RUNNING
 MOST_NAMED = 1000
-"""Runs that were set aside and are not told of again."""
+"""Set-aside runs that are remembered, to log each once."""
 
 log = logging.getLogger("dovetail.store")
 
@@ -93,6 +87,22 @@ class JournalPart(list[tuple[int, int, bytes]]):
 
     is_full = False
     """There may be more."""
+
+
+async def _nothing() -> None: ...
+
+
+class SqliteObserver(NamedTuple):
+    """What the engine of a process does about what its store finds out."""
+
+    on_effects: Callable[[Decision], None] = lambda effects: None
+    """Another process stepped a run that this process owns: dispatch its outstanding effects."""
+    on_crash: Callable[[BaseException], None] = lambda error: None
+    """The store is lost."""
+    on_change: Callable[[], Awaitable[None]] = _nothing
+    """Another process wrote to the file."""
+    is_alive: Callable[[], bool] = lambda: True
+    """Whether this process still serves the runs that it owns; called from another thread."""
 
 
 class SqliteStore:
@@ -110,20 +120,13 @@ class SqliteStore:
         """`max_run_bytes` is what the outputs of a run that is made here may have together."""
         self.file = SqliteFile(path, sync)
         self.owner = Owner(lease_seconds)
-        self.on_orders: Callable[[Decision], None] = lambda orders: None
-        """Set by the wiring: what follows when a run turned out to have been moved elsewhere."""
-        self.on_crash: Callable[[BaseException], None] = lambda error: None
-        self.on_change: Callable[[], Awaitable[None]] = _nothing
-        """Set by the wiring: another process wrote to the file."""
-        self.is_alive: Callable[[], bool] = lambda: True
-        """Set by the wiring, asked from another thread: whether we still serve what we drive."""
+        self._engine = SqliteObserver()
         self._leaving = threading.Event()
         self._drives = drives
         self._max_run_bytes = max_run_bytes
         self._definitions = Definitions()
         self._runs: dict[str, CachedRun] = {}
         self._by_number: dict[int, CachedRun] = {}
-        # Who wants to hear of which run.
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._finishers: dict[str, list[asyncio.Future[RunState]]] = {}
         self._large: dict[str, tuple[RunState, int]] = {}
@@ -132,9 +135,13 @@ class SqliteStore:
         self._broken: BaseException | None = None
         self._lost: asyncio.Future[None] | None = None
         self._aside: set[str] = set()
-        """Runs that cannot be read, and that the log has told of."""
+        """Unreadable runs that were logged."""
         self._closing = False
         self._seen_version = -1
+
+    def observe(self, observer: SqliteObserver) -> None:
+        """Report to this observer from now on."""
+        self._engine = observer
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
 
@@ -143,11 +150,11 @@ class SqliteStore:
         self.file.create()
         self.reader = self.file.connect()
         self.writer = Writer(self.file)
-        self._rounds = GroupCommit(
+        self._commits = GroupCommit(
             self.writer,
             self.owner.name,
             catch_up=self._catch_up_or_leave,
-            tell=self._tell,
+            on_committed=self._on_committed,
             fail=self._break,
         )
         if self._drives:
@@ -161,7 +168,7 @@ class SqliteStore:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Hand back what is not finished, and let go of the file."""
+        """Hand back unfinished runs, and close the file."""
         self._closing = True
         self._leaving.set()
         self._polling.cancel()
@@ -183,14 +190,14 @@ class SqliteStore:
             self._by_number.clear()
 
     async def _hand_back(self) -> None:
-        await self._rounds.flush()
+        await self._commits.flush()
         mine = [kept for kept in self._runs.values() if kept.mine]
         for kept in mine:
             if any(node.status is RUNNING for node in kept.run.nodes):
                 now = max(time.time(), _newest(kept.run))
                 self._step(kept, TakeOver(kept.run.id, NO_LIMIT), now)
-        self._rounds.release([kept.number for kept in mine])
-        await self._rounds.flush()
+        self._commits.release([kept.number for kept in mine])
+        await self._commits.flush()
         if self._drives:
             await self.transact(self.owner.leave)
 
@@ -199,7 +206,7 @@ class SqliteStore:
         return self.writer.perform(lambda connection: self.writer.transaction(connection, work))
 
     def abort(self, error: BaseException) -> None:
-        """The engine is gone: nobody shall wait for an end that cannot come."""
+        """The engine has stopped: fail all waiting callers."""
         self._broken = self._broken or error
         self._stop_waiting(error)
 
@@ -211,15 +218,15 @@ class SqliteStore:
         await asyncio.shield(self._lost)
 
     def _break(self, error: BaseException) -> None:
-        """What is in memory may be ahead of the file now, so nobody may build on it."""
+        """Memory may be ahead of the file now, so nothing may build on it."""
         if self._broken is None:
             self._broken = error
             self._stop_waiting(error)
             if self._lost is not None and not self._lost.done():
                 self._lost.set_exception(error)
-                self._lost.exception()  # whoever waits is told; nobody need wait
+                self._lost.exception()  # retrieved, so that asyncio does not warn
             if not self._closing:
-                self.on_crash(error)
+                self._engine.on_crash(error)
 
     async def check_writable(self) -> None:
         """Raises `StoreError` if a write would fail, or one has failed: then none is tried again.
@@ -243,7 +250,7 @@ class SqliteStore:
         if submit.run_id in self._runs:
             return NOTHING
         run, creation, decision = self._prepare(submit, now)
-        made = await self._rounds.create(creation)
+        made = await self._commits.create(creation)
         return decision if self._entered(run, made) else NOTHING
 
     async def create_batch(
@@ -308,18 +315,18 @@ class SqliteStore:
                 return await self._apply_anywhere(moves, now)
         staged = [self._step(runs[move.run_id], move, now) for move in moves]
         if durable:
-            await self._rounds.flush()
+            await self._commits.flush()
             for place, one in enumerate(staged):
                 if not one.decision:
                     # Only what is kept meets what others kept. A refusal is kept nowhere, so
                     # it is made again with the newest state.
                     (one.decision,) = await self._apply_anywhere(moves[place : place + 1], now)
         else:
-            self._rounds.schedule()
+            self._commits.schedule()
         return [one.decision for one in staged]
 
     async def _apply_anywhere(self, moves: Sequence[Transition], now: float) -> list[Decision]:
-        """The same for runs that somebody else may move: read first, answer when it is kept.
+        """The same for runs of other owners: read first, answer when it is committed.
 
         A refusal rests on the run as the file had it, or on what was on its way there. If that
         did not arrive as it was, the refusal is made again.
@@ -333,21 +340,21 @@ class SqliteStore:
                     kept = self._fetch(moves[place].run_id)
                 except BrokenRun as error:
                     # A result, say, of a run that was damaged meanwhile: nothing follows from it,
-                    # and whoever brought it goes on with others.
-                    self._tell_aside(moves[place].run_id, error)
+                    # and the caller goes on with others.
+                    self._log_set_aside(moves[place].run_id, error)
                     continue
                 if kept is not None:
-                    unsure = kept.on_its_way
+                    unsure = kept.has_pending_writes
                     reading = kept.reading
                     tried.append(
                         (place, kept, unsure, reading, self._step(kept, moves[place], now))
                     )
-            await self._rounds.flush()
+            await self._commits.flush()
             open_places = []
             for place, kept, unsure, reading, staged in tried:
                 decisions[place] = staged.decision
                 if staged.decision:
-                    continue  # it is let go of once it is told
+                    continue  # dropped once it is committed
                 if unsure and kept.reading != reading:
                     open_places.append(place)
                 elif not kept.mine:
@@ -366,13 +373,13 @@ class SqliteStore:
         decision = RULES[type(move)](run, move, now, seq)
         staged = Staged(move, now, seq, decision)
         if decision.changed or decision.events:
-            self._rounds.stage(kept, staged)
+            self._commits.stage(kept, staged)
             if type(move) is Complete and move.cache and is_taken(decision):
                 for key, output in entries(move.cache, move.output):
-                    self._rounds.keep_output(key, now + move.cache.seconds, output, staged)
+                    self._commits.keep_output(key, now + move.cache.seconds, output, staged)
         return staged
 
-    def _tell(self, kept: CachedRun) -> None:
+    def _on_committed(self, kept: CachedRun) -> None:
         """What is in the file now may be known."""
         run = kept.run
         for watcher in self._watchers.get(run.id, ()):
@@ -407,7 +414,7 @@ class SqliteStore:
 
         Of a run there is one at the most: of two in the same round, one's decisions would be lost.
         """
-        if self._runs.get(kept.run.id) is kept and not kept.on_its_way:
+        if self._runs.get(kept.run.id) is kept and not kept.has_pending_writes:
             del self._runs[kept.run.id]
             del self._by_number[kept.number]
 
@@ -415,7 +422,7 @@ class SqliteStore:
         """The run as the file has it now; with what of it is on its way there, if anything is."""
         kept = self._runs.get(run_id)
         if kept is not None:
-            if kept.on_its_way or not self._is_behind(run_id):
+            if kept.has_pending_writes or not self._is_behind(run_id):
                 return kept
             ours = list(kept.staged)
             try:
@@ -423,7 +430,7 @@ class SqliteStore:
             except BrokenRun as error:
                 self._set_aside(kept, ours, error)
                 raise
-            self._keep(kept)  # it was let go of if it has ended: whoever asks may move it on
+            self._keep(kept)  # it was dropped if it has ended: the caller may retry it
             return kept
         row = self._query("read_run", run_id)
         if row is None:
@@ -465,7 +472,7 @@ class SqliteStore:
 
     def _unreadable(self, run_id: str, error: Exception) -> BrokenRun:
         """What is wrong, where, and what can be done about it."""
-        why = one_line(" ".join(str(error).split()), LONGEST_WHY) or type(error).__name__
+        why = one_line(" ".join(str(error).split()), MAX_WHY_LENGTH) or type(error).__name__
         if not isinstance(error, UnreadableJournal):
             why = f"its record makes no sense ({type(error).__name__}: {why})"
         short = run_id[:6]
@@ -502,7 +509,7 @@ class SqliteStore:
             self._set_aside(kept, ours, error)
 
     def _set_aside(self, kept: CachedRun, ours: Sequence[Staged], error: BrokenRun) -> None:
-        """Drive it no longer, and let nobody believe that something of it was kept."""
+        """Drive it no longer, and void its staged decisions."""
         run_id = kept.run.id
         kept.staged, kept.stale = [], False
         for one in ours:
@@ -514,9 +521,9 @@ class SqliteStore:
             kept.mine = False
             orders = Decision()
             orders.stop = [Stop(run_id, name, token) for name, token in _running(kept.run)]
-            self.on_orders(orders)
+            self._engine.on_effects(orders)
         self._refuse_waiting(run_id, error)
-        self._tell_aside(run_id, error)
+        self._log_set_aside(run_id, error)
 
     def _refuse_waiting(self, run_id: str, error: BrokenRun) -> None:
         for watcher in self._watchers.get(run_id, ()):
@@ -525,14 +532,14 @@ class SqliteStore:
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _tell_aside(self, run_id: str, error: BrokenRun) -> None:
+    def _log_set_aside(self, run_id: str, error: BrokenRun) -> None:
         """Once: it is met again and again."""
         if run_id not in self._aside and len(self._aside) < MOST_NAMED:
             self._aside.add(run_id)
             log.error("set aside: %s", error)
 
     def _catch_up(self, kept: CachedRun) -> None:
-        """Somebody else moved the run: take it from the file and step it again by what is ours.
+        """Another process moved the run: read it again, and step it by our transitions again.
 
         The run stays the same object: tasks under way and published nodes refer to it.
         """
@@ -551,17 +558,17 @@ class SqliteStore:
             again = self._step(kept, one.move, one.now)  # type: ignore[arg-type]
             one.seq, one.decision = again.seq, again.decision
             if kept.staged and kept.staged[-1] is again:
-                kept.staged[-1] = one  # whoever waits for this decision holds this object
+                kept.staged[-1] = one  # the caller of this decision holds this object
         if was_mine:
             orders = outstanding(kept.run) if kept.mine else Decision()
             ended = ran - _running(kept.run) if kept.mine else ran
             orders.stop = [Stop(kept.run.id, name, token) for name, token in ended]
-            self.on_orders(orders)
+            self._engine.on_effects(orders)
         if not kept.staged:
-            self._tell(kept)
+            self._on_committed(kept)
 
     async def _poll(self) -> None:
-        """See to what other processes wrote."""
+        """Watch for writes of other processes."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             if self._drives or self._runs or self._watchers or self._finishers:
@@ -572,12 +579,12 @@ class SqliteStore:
                     return
 
     async def _look(self) -> None:
-        changed, nudged = await self.writer.perform(self._look_in_file)
-        known = [self._by_number[number] for number in nudged if number in self._by_number]
-        self._rounds.look_again(known)
+        changed, notified = await self.writer.perform(self._look_in_file)
+        known = [self._by_number[number] for number in notified if number in self._by_number]
+        self._commits.look_again(known)
         if changed:
-            self._tell_strangers()
-            await self.on_change()
+            self._wake_waiters()
+            await self._engine.on_change()
 
     def _look_in_file(self, connection: sqlite3.Connection) -> tuple[bool, list[int]]:
         """In the writer's thread: whether another process wrote, and which of our runs it moved."""
@@ -586,17 +593,19 @@ class SqliteStore:
         # event loop as well. That costs a look, no more.
         version = connection.execute("PRAGMA data_version").fetchone()[0]
         changed, self._seen_version = version != self._seen_version, version
-        nudged = self.owner.nudges(connection) if changed and self._drives else []
-        if nudged:
-            self.writer.transaction(connection, lambda c: self.owner.drop_nudges(c, nudged))
-        return changed, nudged
+        notified = self.owner.notifications(connection) if changed and self._drives else []
+        if notified:
+            self.writer.transaction(
+                connection, lambda c: self.owner.drop_notifications(c, notified)
+            )
+        return changed, notified
 
     def _keep_lease(self) -> None:
         """In a thread of its own: a handler that blocks the event loop shall not look like a
         process that is gone, or others would take over what runs here."""
         try:
             while not self._leaving.wait(self.owner.pause_seconds):
-                if self.is_alive() and self.owner.must_renew:
+                if self._engine.is_alive() and self.owner.must_renew:
                     self.writer.submit(self._renew_in_file, self._renewed)
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._break, error)
@@ -609,8 +618,8 @@ class SqliteStore:
         if error is not None:
             self._break(error)
 
-    def _tell_strangers(self) -> None:
-        """Wake whoever waits for a run that is not driven here."""
+    def _wake_waiters(self) -> None:
+        """Wake callers that wait for a run of another owner."""
         for run_id, watchers in self._watchers.items():
             kept = self._runs.get(run_id)
             if kept is None or not kept.mine:
@@ -630,7 +639,7 @@ class SqliteStore:
                 for waiter in self._finishers.pop(run_id, ()):
                     if not waiter.done():
                         waiter.set_result(found.run)
-                self._tell(found)
+                self._on_committed(found)
 
     # ── the port: runs are read ──────────────────────────────────────────────────────────
 
@@ -643,9 +652,9 @@ class SqliteStore:
             return await self._read_apart(row, room if outputs else None)
         kept = self._fetch(run_id)
         if kept is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
-        if kept.on_its_way and kept.run.status in FINAL:
-            await self._rounds.flush()  # nobody is told of an end that could still be lost
+            raise no_run(run_id, self.file.path)
+        if kept.has_pending_writes and kept.run.status in FINAL:
+            await self._commits.flush()  # an end that could still be lost is not shown
         if not kept.mine:
             self._drop(kept)  # read, not held: the file is where it lives
         return kept.run
@@ -659,7 +668,7 @@ class SqliteStore:
         at, last = piece(number, 0), piece(number, PIECES - 1)
         known, goes_on_at = self._large.get(run.id, (run, 0))
         if goes_on_at and room is not None and self._query("has_piece", goes_on_at) is None:
-            return known  # who fetches its outputs one by one comes often
+            return known  # a caller that reads its outputs one by one comes often
         is_large = False
         while rows := self.part(at, last):
             found: list[JournalEntry] = []
@@ -703,11 +712,11 @@ class SqliteStore:
             if kept is None or not kept.mine or kept.run.finished:
                 row = self._query("is_finished", run_id)
                 if row is None:
-                    raise NotFound(f"no run '{run_id}' in {self.file.path}")
-                if row[1] and (kept is None or not kept.on_its_way):
+                    raise no_run(run_id, self.file.path)
+                if row[1] and (kept is None or not kept.has_pending_writes):
                     return await self.load(run_id)
                 if kept is None and (found := self._fetch(run_id)) is not None and not found.mine:
-                    self._drop(found)  # it can be read; nobody shall wait for one that cannot
+                    self._drop(found)  # it can be read: waiting makes sense
             run = await self._end_of(run_id)
             if run.finished:  # a retry may have reopened it
                 return run
@@ -725,7 +734,7 @@ class SqliteStore:
     async def watch(self, run_id: str, after: int = 0) -> AsyncIterator[Event]:
         row = self._query("is_finished", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         number = row[0]
         last = piece(number, PIECES - 1)
         found = self._query("piece_with", piece(number, 0), last, after + 1)
@@ -745,7 +754,7 @@ class SqliteStore:
                 if rows:
                     at = rows[-1][0] + 1
                     continue  # reading took a while: there may be more
-                if finished and not self._rounds.has_staged(run_id):
+                if finished and not self._commits.has_staged(run_id):
                     return
                 self._check()
                 await news.wait()
@@ -755,7 +764,7 @@ class SqliteStore:
                 del self._watchers[run_id]
 
     async def recall(self, key: str, now: float) -> Cached | None:
-        staged = self._rounds.staged_output(key)
+        staged = self._commits.staged_output(key)
         if staged is not None:
             until, output = staged
             return Cached(output) if now < until else None
@@ -784,7 +793,7 @@ class SqliteStore:
         With `stop` no row is read after the first one of which that is true.
         """
         if isinstance(self._broken, StoreLost):
-            raise self._broken  # it would be answered from a file that nobody else can find
+            raise self._broken  # the reply would come from a deleted file
         sql = statements()[name]
         if "{conditions}" in sql:
             numbered = enumerate(conditions, len(values) + 1)
@@ -825,12 +834,12 @@ class SqliteStore:
         rows = self.rows(name, *values)
         return rows[0] if rows else None
 
-    # ── who drives what ──────────────────────────────────────────────────────────────────
+    # ── owners ───────────────────────────────────────────────────────────────────────────
 
     async def owner_of(self, run_id: str) -> Literal["here", "elsewhere", "gone", "none"]:
         row = self._query("read_run", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         owner = row[-1]
         if self._query("is_finished", run_id)[1]:
             return "none"
@@ -845,7 +854,7 @@ class SqliteStore:
     async def adopt(
         self, run_ids: Iterable[str], now: float, max_crashes: int
     ) -> dict[str, Decision]:
-        """Drive these from now on, those that nobody drives; all orders that are outstanding.
+        """Own those of these runs that have no live owner; returns their outstanding orders.
 
         Taking one over adds to its log. So an owner that was only silent, and wakes up, finds
         its next addition refused and learns that it drives the run no longer.
@@ -863,7 +872,7 @@ class SqliteStore:
             try:
                 kept = self._fetch(run_id)
             except BrokenRun as error:  # damaged in this very moment
-                self._tell_aside(run_id, error)
+                self._log_set_aside(run_id, error)
                 continue
             assert kept is not None  # noqa: S101 - it was there a moment ago, and runs stay
             if kept.run.finished:  # and the list has not heard of it
@@ -873,7 +882,7 @@ class SqliteStore:
             kept.mine = True
             behind = max(0.0, _newest(kept.run) - now)
             staged[run_id] = self._step(kept, TakeOver(run_id, max_crashes, behind), now)
-        await self._rounds.flush()
+        await self._commits.flush()
         for run_id in ended:
             await self.repair(run_id)
         return {run_id: one.decision for run_id, one in staged.items()}
@@ -882,7 +891,7 @@ class SqliteStore:
         try:
             return self._fetch(run_id) is not None
         except BrokenRun as error:
-            self._tell_aside(run_id, error)
+            self._log_set_aside(run_id, error)
             return False
 
     # ── runs that are damaged ────────────────────────────────────────────────────────────
@@ -894,8 +903,8 @@ class SqliteStore:
         """
         self._check()
         while True:
-            if run_id in self._runs and self._runs[run_id].on_its_way:
-                await self._rounds.flush()
+            if run_id in self._runs and self._runs[run_id].has_pending_writes:
+                await self._commits.flush()
             kept, found = self._compared(run_id)
             if dry_run or not found:
                 return found
@@ -908,7 +917,7 @@ class SqliteStore:
                 following: int = following,
             ) -> bool:
                 if connection.execute(statements()["has_piece"], (following,)).fetchone():
-                    return False  # somebody moved the run meanwhile
+                    return False  # the run moved meanwhile
                 connection.execute(statements()["project_run"], right)
                 return True
 
@@ -922,7 +931,7 @@ class SqliteStore:
         try:
             row, shown_row = self._query("read_run", run_id), self._query("summary", run_id, None)
             if row is None:
-                raise NotFound(f"no run '{run_id}' in {self.file.path}")
+                raise no_run(run_id, self.file.path)
             kept = self._read(row)
         finally:
             self._reading(lambda reader: reader.execute("COMMIT"))
@@ -936,11 +945,11 @@ class SqliteStore:
         self._check()
         row = self._query("read_run", run_id)
         if row is None:
-            raise NotFound(f"no run '{run_id}' in {self.file.path}")
+            raise no_run(run_id, self.file.path)
         number, _, workflow, version, *_ = row
 
         def write(connection: sqlite3.Connection) -> bool:
-            connection.execute(statements()["nudge"], (number, self.owner.name))
+            connection.execute(statements()["notify_owner"], (number, self.owner.name))
             values = (RunStatus.CANCELLED.value, now, orjson.dumps(damage_error(why)), run_id)
             return connection.execute(statements()["end_damaged"], values).rowcount > 0
 
@@ -980,7 +989,7 @@ class SqliteStore:
 
 
 def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
-    # Closed before anybody else reads: they would see the file as it was for this.
+    # Closed before the next read, which would see the same snapshot of the file.
     with closing(cursor):
         found = []
         for row in cursor:
@@ -988,10 +997,6 @@ def _until(cursor: sqlite3.Cursor, stop: Callable[[Any], bool]) -> list[Any]:
             if stop(row):
                 break
         return found
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _differences(run: RunState, row: Sequence[Any]) -> Iterator[str]:
@@ -1025,7 +1030,7 @@ def _running(run: RunState) -> set[tuple[str, Token]]:
 
 MOST_CALLERS = 10_000
 MOST_STARTED = 100_000
-"""More cannot run here: those that came first are of runs that went on elsewhere."""
+"""More cannot run here: the oldest are of runs that went on elsewhere."""
 ENDS = frozenset({"node.completed", "node.failed", "node.retrying", "node.lost", "node.cancelled"})
 MEASURED = frozenset({"node.completed", "node.failed"})
 
@@ -1033,14 +1038,14 @@ MEASURED = frozenset({"node.completed", "node.failed"})
 class InstrumentedSqliteStore(SqliteStore):
     def __init__(self, path: Path, listener: Listener, **options: Any) -> None:
         super().__init__(path, **options)
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._started: dict[tuple[str, str], float] = {}
         """When each node that runs was started."""
         self._callers: dict[str, str] = {}
 
     async def __aenter__(self) -> InstrumentedSqliteStore:
         await super().__aenter__()
-        self._rounds.heard = self._written
+        self._commits.heard = self._written
         return self
 
     async def create(self, submit: Submit, now: float) -> Decision:
@@ -1079,7 +1084,7 @@ class InstrumentedSqliteStore(SqliteStore):
 
     def _pass_on(self, run_id: str, graph: Graph, events: Sequence[Event], *, ended: bool) -> None:
         if events:
-            self._listener.told(run_id, graph, events)
+            self._listener.on_events(run_id, graph, events)
         for _, at, kind, _, node, _, _ in events:
             if node is None:
                 continue
@@ -1091,10 +1096,10 @@ class InstrumentedSqliteStore(SqliteStore):
                 began = self._started.pop((run_id, node), None)
                 if began is not None and kind in MEASURED:
                     handler = graph.nodes[graph.index[node]].handler
-                    self._listener.took(handler, at - began)
+                    self._listener.on_duration(handler, at - began)
         if ended and self._listener.whole_logs:
             log = self._log(run_id)
-            self._listener.over(run_id, graph, log, self._callers.get(run_id))
+            self._listener.on_run_finished(run_id, graph, log, self._callers.get(run_id))
 
     def _end(self, run: RunState, status: RunStatus) -> None:
         wanted = self._listener.outputs_wanted(run.graph)
@@ -1102,7 +1107,7 @@ class InstrumentedSqliteStore(SqliteStore):
             return
         places = run.graph.index
         outputs = {name: run.nodes[places[name]].output for name in wanted}
-        self._listener.ended(run.id, run.graph, status, outputs)
+        self._listener.on_outcome(run.id, run.graph, status, outputs)
 
     def _log(self, run_id: str) -> list[Event]:
         number, _ = self._query("is_finished", run_id)

@@ -1,10 +1,10 @@
 """Dovetail's Celery application: `celery -A dovetail.transports.celery worker` works as ever.
 
-A message names one start of one node and is a hint, like every message of ours. The claim decides
-who starts a node, leases what becomes of one whose process died, and results go back on the stream
-that all transports share. So of Celery's own means only the carrying is used: no result backend, no
-retries, no visibility timeouts. What a worker does with a message is in
-`dovetail.wiring.celery`, which the worker itself imports.
+A message names one start of one node, and is a hint. The claim decides which worker starts a node,
+leases decide what becomes of a start whose process died, and results go back on the stream that all
+transports share. So Celery only carries messages: no result backend, no retries, no visibility
+timeouts. What a worker does with a message is in `dovetail.wiring.celery`, which the worker
+imports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery import Celery  # type: ignore[import-untyped]
 from kombu.entity import Exchange, Queue
 
 from dovetail.config import Settings, SettingsError, env_name
-from dovetail.redis_client.url import SCHEMES, of_celery, read
+from dovetail.redis_client.url import SCHEMES, read, to_celery
 
 QUEUE = "dovetail"
 TASK = "dovetail.execute_node"
@@ -45,7 +45,7 @@ def reached(url: str) -> dict[str, Any]:
     without options for one whose certificate nobody need look at."""
     if not is_redis(url):
         return {"broker_url": url}
-    found = of_celery(read(url))
+    found = to_celery(read(url))
     given: dict[str, Any] = {"broker_url": found.url}
     if found.use_ssl is not None:
         given["broker_use_ssl"] = found.use_ssl

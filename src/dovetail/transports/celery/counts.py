@@ -1,7 +1,6 @@
 """How many messages a broker was given and gave to workers: counted in Redis, by both ends.
 
-No broker says when a message was sent, or that one was lost; with these counts both can be told of
-any of them. What it must not know: what a message says, or which broker it is.
+No broker says when a message was sent, or that one was lost. These counts show both.
 """
 
 from __future__ import annotations
@@ -11,17 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dovetail.redis_client.pipelined import Command, PipelinedRedis
+from dovetail.redis_client.scripts import load_script
 
 COUNTS, WAITING, MARKS = "wf:broker", "wf:broker:waiting", "wf:broker:marks"
 """How many were `sent` and `taken`; how many wait, by handler; when how many had been sent."""
 MOST_MARKS = 5000
-_CORRECTED = """
-local known = redis.call('HMGET', KEYS[1], 'sent', 'taken')
-if (known[1] or '0') ~= ARGV[1] or (known[2] or '0') ~= ARGV[2] then return 0 end
-redis.call('HINCRBY', KEYS[1], 'taken', ARGV[3])
-return 1
-"""
-"""If nobody has counted anything meanwhile: two who find the same missing correct it once."""
 
 
 class Counts(NamedTuple):
@@ -53,7 +46,11 @@ async def counts(pipe: PipelinedRedis) -> Counts:
 
 async def correct(pipe: PipelinedRedis, known: Counts, by: int) -> bool:
     """So many more count as taken, if the counts are still what is known."""
-    return bool(await pipe.script(_CORRECTED, [COUNTS], [known.sent, known.taken, by]))
+    return bool(
+        await pipe.call_script(
+            load_script(__package__, "correct_counts"), [COUNTS], [known.sent, known.taken, by]
+        )
+    )
 
 
 async def waiting(pipe: PipelinedRedis) -> dict[str, int]:
@@ -70,7 +67,7 @@ async def none_waits(pipe: PipelinedRedis) -> None:
 
 async def mark(pipe: PipelinedRedis, sent: int, now: float) -> None:
     """Remember that so many have been sent by now."""
-    await pipe.many(
+    await pipe.call_many(
         [
             ("ZREMRANGEBYSCORE", MARKS, f"({sent}", "+inf"),  # of counts that were lost
             ("ZADD", MARKS, sent, f"{now:.3f}"),

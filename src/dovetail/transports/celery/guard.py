@@ -1,9 +1,8 @@
-"""What Celery and kombu would stumble over, stopped at the door of a worker.
+"""Guards a Celery worker against messages that would end it.
 
-By themselves they end the whole worker over a message whose headers or whose whole text are
-nonsense, and over a connection that was lost in between. What is refused here is told by the
-signal that Celery has for it. What they do for every message, and need to do once, is done once.
-What it must not know: what a message asks for.
+Celery and kombu end the whole worker over a message with damaged headers or text, and over a
+connection that was lost in between. Such a message is refused here, with the signal that Celery has
+for it. Work that they repeat for every message is done once.
 """
 
 from __future__ import annotations

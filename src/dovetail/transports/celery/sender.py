@@ -1,12 +1,11 @@
 """The orchestrators' end of Celery: tasks become its messages, on Redis or any other broker.
 
-Celery itself makes one message, and all others are filled in like it: its own way of sending one
-costs as much as everything else that happens to a node. What a broker cannot take while it is away
-is kept until it can; what is lost with it, or by somebody who emptied the queue, shows in the
-counts of messages sent and taken, and is published again from the runs. What it must not know: any
-rule, or who takes a message.
+Celery makes one message, and all others are filled in like it: its own way of sending one costs as
+much as everything else that happens to a node. While the broker is away, messages are kept.
+Messages that are lost with it, or with a queue that was emptied, show in the counts of messages
+sent and taken, and are published again from the runs.
 
-What could keep Celery's broker from carrying tasks, each with what to do about it.
+`examine` is the doctor's check of the broker.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class Envelopes:
 
 
 def fields_of(task: Task) -> dict[str, str]:
-    """What is told of a task to whoever runs it; see `messages`."""
+    """The fields of a task for the worker that runs it; see `messages`."""
     flat = [part if isinstance(part, str) else part.decode() for part in task_fields(task)]
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -148,7 +147,7 @@ def message_id(task: Task) -> str:
 
 
 def shown(task: Task) -> str:
-    """For whoever monitors Celery."""
+    """For tools that monitor Celery."""
     return (
         f"{{'run_id': '{task.run_id}', 'node_id': '{task.node_id}', 'handler': '{task.handler}'}}"
     )
@@ -161,11 +160,11 @@ class Broker(Protocol):
     """Whatever carries Celery's messages. Every call raises `StoreError` while it is away."""
 
     pipe: PipelinedRedis | None
-    """A connection that does for it, where it is a Redis that somebody has one to."""
+    """An open connection to use, where the broker is a Redis that has one."""
 
     async def put(self, messages: Sequence[Envelope]) -> None: ...
     async def waiting(self) -> int:
-        """How many messages nobody has got yet."""
+        """How many messages wait."""
         ...
 
     async def close(self) -> None: ...
@@ -340,7 +339,7 @@ class CelerySender(StreamSender):
     async def send(self, tasks: Sequence[Task]) -> None:
         messages = self._envelopes.made(tasks)
         # Before they are sent: if we die in between, they are missed.
-        self._pipe.soon(sent(task.handler for task in tasks))
+        self._pipe.enqueue(sent(task.handler for task in tasks))
         if not self._unsent:
             try:
                 await self._broker.put(messages)
@@ -365,7 +364,7 @@ class CelerySender(StreamSender):
     # ── what lies about ──────────────────────────────────────────────────────────────────
 
     async def waiting(self) -> int:
-        """How many messages nobody has got yet; none if that cannot be told."""
+        """How many messages wait; 0 if the broker cannot say."""
         try:
             return await self._broker.waiting()
         except StoreError:
@@ -385,7 +384,7 @@ class CelerySender(StreamSender):
         try:
             waiting = await self._broker.waiting()
         except StoreError:
-            return LONG_AGO  # nobody knows: to be patient is never wrong
+            return LONG_AGO  # unknown: to be patient is never wrong
         if not waiting:
             return None
         after = (await counts(self._pipe)).sent - waiting
@@ -393,7 +392,7 @@ class CelerySender(StreamSender):
         return LONG_AGO if found is None else found
 
     async def lost(self) -> list[str]:
-        """The queue was emptied by somebody who took nothing, or with its broker."""
+        """The queue was emptied by hand, or with its broker."""
         before = await counts(self._pipe)
         await mark(self._pipe, before.sent, self._clock())
         if self._unsent:
@@ -478,7 +477,7 @@ async def examine(settings: Settings) -> list[DoctorFinding]:
 
 async def _of_redis(url: str) -> DoctorFinding | None:
     async with PipelinedRedis(url) as pipe:
-        if await pipe.clustered():
+        if await pipe.is_clustered():
             message = "redis: it is a cluster, which Celery cannot use as a broker"
             return DoctorFinding(
                 CHECK, False, message, f"let {env_name('broker_url')} name another one"

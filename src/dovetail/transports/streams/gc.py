@@ -1,10 +1,9 @@
-"""What is left on the streams and nobody will come back for.
+"""Removes dead consumers and dead messages from the streams.
 
-A worker that was killed stays a consumer of every stream that it read, and each of them makes Redis
-slower to say what is pending. Where no worker is left that serves a handler, nobody refuses the
-messages of runs that have ended. Who is dismissed by mistake is a consumer again with its next
-read, and a message too few is sent again: any number of processes may clear up at once. What it
-must not know: any rule.
+A worker that was killed stays a consumer of every stream that it read, and each one makes Redis
+slower. Where no worker serves a handler, nothing refuses the messages of runs that have ended. A
+consumer that is removed by mistake is one again with its next read, and a message that is removed
+by mistake is sent again: any number of processes may do this at once.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 import hiredis
 
 from dovetail.redis_client.pipelined import PipelinedRedis, every_key
-from dovetail.transports.messages import read_tasks
-from dovetail.transports.streams.messages import TASKS
-from dovetail.transports.streams.sender import DISMISS, MARK, WORKERS
+from dovetail.redis_client.scripts import load_script
+from dovetail.transports.messages import TASKS, read_tasks
+from dovetail.transports.streams.sender import MARK, WORKERS
 
 MOST_DISMISSED = 500
 """Of one stream in one go, as are these."""
@@ -32,8 +31,8 @@ class StreamGarbage:
     def __init__(
         self, pipe: PipelinedRedis, workers: Workers, over: Over, *, idle_seconds: float
     ) -> None:
-        """`workers` tells who there is, in the fields of the API; `over` which of these runs have
-        ended, or are gone. A consumer that was idle for less is left alone."""
+        """`workers` lists the workers, in the fields of the API; `over` says which of these runs
+        have ended, or are gone. A consumer that was idle for less is left alone."""
         self._pipe = pipe
         self._workers = workers
         self._over = over
@@ -56,9 +55,9 @@ class StreamGarbage:
         """By name as well: Redis 7.0 takes one for idle that reads all the time and finds nothing.
 
         What they hold is looked at again with the dismissal, as one."""
-        (told,) = await self._pipe.ask([("XINFO", "CONSUMERS", stream, WORKERS)])
+        (told,) = await self._pipe.send([("XINFO", "CONSUMERS", stream, WORKERS)])
         if isinstance(told, hiredis.ReplyError):
-            return  # nobody has read it yet, or it is gone
+            return  # it has no reader yet, or it is gone
         consumers = [dict(zip(one[::2], one[1::2], strict=True)) for one in told]
         idle = [
             name
@@ -66,9 +65,11 @@ class StreamGarbage:
             if not one[b"pending"] and one[b"idle"] >= self._idle_milliseconds
             if (name := one[b"name"].decode()) != MARK and name not in alive
         ]
-        await self._pipe.many(
+        await self._pipe.call_many(
             [
-                self._pipe.evaluation(DISMISS, [stream], [WORKERS, name])
+                self._pipe.script_command(
+                    load_script(__package__, "dismiss"), [stream], [WORKERS, name]
+                )
                 for name in idle[:MOST_DISMISSED]
             ]
         )
@@ -91,8 +92,10 @@ class StreamGarbage:
         over = set(await self._over({run for runs in told_of.values() for run in runs}))
         useless = [number for number, runs in told_of.items() if runs and over.issuperset(runs)]
         if useless:
-            # Settled first, whoever had read it: what is deleted and pending is so for ever.
-            await self._pipe.many([("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)])
+            # Acknowledged first: a message that is deleted while pending stays pending for ever.
+            await self._pipe.call_many(
+                [("XACK", stream, WORKERS, *useless), ("XDEL", stream, *useless)]
+            )
 
 
 def _runs_of(fields: Any) -> set[str]:

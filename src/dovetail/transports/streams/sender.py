@@ -1,9 +1,8 @@
 """Tasks and results on Redis Streams: one stream of tasks per handler, one of results.
 
-A message is read by one consumer of its group, and removed once what it asked for is settled in
-the run's own state. Losing one costs time: any queued node can be published again from state, and
-any result whose start is not current is refused. What is no message of ours goes to the dead
-letters and never stops anybody. What it must not know: any rule.
+A message is read by one consumer of its group, and removed once the run's own state has what it
+asked for. Losing one costs time: any queued node can be published again from state, and any result
+whose start is not current is refused. A message that cannot be read becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import hiredis
@@ -25,15 +25,17 @@ from dovetail.redis_client.pipelined import (
     Command,
     PipelinedRedis,
     RedisError,
-    comes_later,
     is_replaced,
+    is_temporary,
 )
+from dovetail.redis_client.scripts import load_script
 from dovetail.transports.dead_letters import burying
-from dovetail.transports.messages import read_results, read_tasks
-from dovetail.transports.streams.messages import (
+from dovetail.transports.messages import (
     FEWEST_MESSAGES,
     RESULTS,
     packed_task_messages,
+    read_results,
+    read_tasks,
     stream_of,
     task_messages,
 )
@@ -45,7 +47,7 @@ MARK = "dovetail-mark"
 """A consumer that reads nothing: a group without it is of a stream that was lost, and made anew."""
 MOST_STOPS = 10_000
 MOST_ENDS, TOLD_AT_ONCE = 250, 16
-"""Few: they take memory for good, and who misses one looks by itself a second later."""
+"""Few: they take memory for good, and a listener that misses one reads the run a second later."""
 FEW_AT_ONCE, MOST_SETTLED = 4, 1000
 BLOCK_MILLISECONDS = 1000
 COMPANY_SECONDS = 0.001
@@ -55,22 +57,22 @@ LEARN_SECONDS = 5.0
 
 
 class StreamMessage(NamedTuple):
-    """A message that was read and is not settled yet, or one of several things that it tells."""
+    """A message that was read and is not acknowledged yet, or one of its tasks or results."""
 
     stream: str
     id: str
     content: Any
     """A `Task`, a `Complete` or a `Fail`."""
-    unsettled: list[int] | None = None
-    """How many of its tasks are not settled, the same for all of them; None if there is one, and
-    for results, which are settled together."""
+    unacknowledged: list[int] | None = None
+    """How many tasks of its message are not acknowledged, shared by all of them. None for a message
+    with one task, and for results, which are acknowledged together."""
 
     def is_last(self) -> bool:
-        """This is settled: whether all that its message tells is so by now."""
-        if self.unsettled is None:
+        """Acknowledge this one; returns whether it was the last of its message."""
+        if self.unacknowledged is None:
             return True
-        self.unsettled[0] -= 1
-        return self.unsettled[0] <= 0
+        self.unacknowledged[0] -= 1
+        return self.unacknowledged[0] <= 0
 
 
 Entry = tuple[str, Any]
@@ -85,8 +87,8 @@ def _time(message_id: bytes) -> float:
 
 
 async def _oldest_unread(pipe: PipelinedRedis, stream: str, group: str) -> float | None:
-    """When the oldest message was sent that nobody in this group has read."""
-    (groups,) = await pipe.ask([("XINFO", "GROUPS", stream)])
+    """When the oldest message that this group has not read was sent."""
+    (groups,) = await pipe.send([("XINFO", "GROUPS", stream)])
     if isinstance(groups, hiredis.ReplyError):
         return None
     after = b"0-0"
@@ -102,7 +104,7 @@ class StreamSender:
     """The orchestrators' end: tasks and orders to stop go out; what lies about can be asked for."""
 
     sends_ahead = True
-    """What is sent right behind a script is found by nobody before it."""
+    """Whether a task that is sent right behind a script is read only after that script."""
 
     def __init__(self, pipe: PipelinedRedis, quick: Quick | None = None) -> None:
         """`quick` says which handlers take but a moment: several of their tasks may travel in one
@@ -130,8 +132,8 @@ class StreamSender:
         self._sent_to.update(by_handler)
         messages = [self._messages(handler, own) for handler, own in by_handler.items()]
         if len(messages) == 1:
-            return self._pipe.together(messages[0])
-        return asyncio.gather(*map(self._pipe.together, messages))
+            return self._pipe.transaction(messages[0])
+        return asyncio.gather(*map(self._pipe.transaction, messages))
 
     def _messages(self, handler: str, tasks: Sequence[Task]) -> list[Command]:
         if len(tasks) < FEWEST_MESSAGES:
@@ -155,18 +157,18 @@ class StreamSender:
         await self._pipe.call("XADD", STOPS, "MAXLEN", "~", MOST_STOPS, "*", *fields)
 
     async def announce(self, run_ids: Iterable[str]) -> None:
-        """Tell who waits for the end of these runs."""
+        """Announce the end of these runs to callers that wait for it."""
         ended = list(run_ids)
         told = [
             " ".join(ended[at : at + TOLD_AT_ONCE]) for at in range(0, len(ended), TOLD_AT_ONCE)
         ]
-        await self._pipe.many(
+        await self._pipe.call_many(
             [("XADD", ENDS, "MAXLEN", "~", MOST_ENDS, "*", "run_ids", some) for some in told]
         )
 
     async def oldest_result(self) -> float | None:
-        """When the oldest result that nobody has settled was sent."""
-        (held,) = await self._pipe.ask([("XPENDING", RESULTS, ORCHESTRATORS)])
+        """When the oldest result that is not acknowledged was sent."""
+        (held,) = await self._pipe.send([("XPENDING", RESULTS, ORCHESTRATORS)])
         waits = await _oldest_unread(self._pipe, RESULTS, ORCHESTRATORS)
         if isinstance(held, hiredis.ReplyError) or not held[0]:
             return waits
@@ -189,73 +191,25 @@ class StreamSender:
         ]
         lost = []
         for handler, new in zip(
-            handlers, await self._pipe.ask(marks) if marks else (), strict=True
+            handlers, await self._pipe.send(marks) if marks else (), strict=True
         ):
-            if comes_later(new):
+            if is_temporary(new):
                 continue
             if new != 0 and handler in self._marked:
                 lost.append(handler)
-            if isinstance(new, hiredis.ReplyError):  # no stream, or nobody has read it yet
+            if isinstance(new, hiredis.ReplyError):  # no stream, or no reader yet
                 self._marked.discard(handler)
             else:
                 self._marked.add(handler)
         return lost
 
 
-_SETTLE = """
-local stream, group = KEYS[1], ARGV[1]
-redis.call('XACK', stream, unpack(ARGV))
-local held = redis.pcall('XPENDING', stream, group)
-if held.err then return end -- the stream was deleted
-local ms, seq = string.match(ARGV[#ARGV], '^(%d+)-(%d+)$')
-if held[1] == 0 then
-  redis.call('XTRIM', stream, 'MINID', ms .. '-' .. string.format('%.0f', seq + 1))
-else
-  local older_ms, older_seq = string.match(held[2], '^(%d+)-(%d+)$')
-  older_ms, older_seq, ms, seq = older_ms + 0, older_seq + 0, ms + 0, seq + 0
-  if older_ms > ms or (older_ms == ms and older_seq > seq) then
-    redis.call('XTRIM', stream, 'MINID', held[2])
-  else
-    redis.call('XDEL', stream, unpack(ARGV, 2))
-  end
-end
-"""
-"""Messages are read in order: if nobody holds one as old as the newest of these, all up to there
-are settled, and to cut a stream is cheaper than to delete from it one by one. The ids are in
-order."""
-_TRIM = """
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if groups.err then return end -- there is no such stream
-local from_ms, from_seq
-for _, told in ipairs(groups) do
-  local facts = {}
-  for k = 1, #told, 2 do facts[told[k]] = told[k + 1] end
-  local id, more = facts['last-delivered-id'], 1
-  if facts['pending'] > 0 then
-    id, more = redis.call('XPENDING', KEYS[1], facts['name'])[2], 0
-  end
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  ms, seq = ms + 0, seq + more
-  if from_ms == nil or ms < from_ms or (ms == from_ms and seq < from_seq) then
-    from_ms, from_seq = ms, seq
-  end
-end
-if from_ms == nil then return end
-redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-%.0f', from_ms, from_seq))
-"""
-"""Few messages are acknowledged and then deleted: who dies in between, or a log that ends there,
-leaves some that nobody reads again. Everything before what any group still needs may go."""
-DISMISS = """
-if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
-  redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
-end
-"""
-"""In one step: with what it holds, a consumer would take messages along that nobody reads again."""
+_script = partial(load_script, __package__)
 
 
 def _reads_later(reply: Any) -> bool:
     """Redis will do later, or has sent away who waited: this says nothing about what there is."""
-    return comes_later(reply) or (
+    return is_temporary(reply) or (
         isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNBLOCKED")
     )
 
@@ -294,8 +248,8 @@ class StreamReader:
                 await self._open(stream)
         command = ("XREADGROUP", "GROUP", self._group, self.consumer, "COUNT", limit)
         if (breaks := self._blocking.breaks) != self._breaks:
-            # What was read and never arrived is ours all the same, and nobody else's.
-            (reply,) = await self._pipe.ask(
+            # Messages whose reply was lost belong to this consumer all the same.
+            (reply,) = await self._pipe.send(
                 [(*command, "STREAMS", *streams, *["0"] * len(streams))]
             )
             found = await self._entries(reply)
@@ -306,7 +260,7 @@ class StreamReader:
         reading: Command = (*command, *block, "STREAMS", *streams, *[">"] * len(streams))
         self.is_reading = True
         try:
-            asked = self._blocking.ask([reading])
+            asked = self._blocking.send([reading])
             self._blocking.flush()
             (reply,) = await asked
         finally:
@@ -320,18 +274,18 @@ class StreamReader:
                 return []
             if _reads_later(reply):
                 if is_replaced(reply):
-                    self._blocking.leave()
+                    self._blocking.reconnect()
                 await asyncio.sleep(RETRY_SECONDS)
                 return []
             raise RedisError(f"XREADGROUP: {reply}")
-        name_of = self._pipe.name_of
+        name_of = self._pipe.key_name
         return [(name_of(stream), entry) for stream, entries in reply or () for entry in entries]
 
     def send(self, commands: Sequence[Command], *, now: bool) -> asyncio.Future[list[Any]] | None:
         """At once or along with the next read, on its connection; None while a read blocks that."""
         if self.is_reading:
             return None
-        asked = self._blocking.ask(commands, patience=COMPANY_SECONDS)
+        asked = self._blocking.send(commands, delay=COMPANY_SECONDS)
         if now:
             self._blocking.flush()
         return asked
@@ -339,11 +293,13 @@ class StreamReader:
     async def claim_stale(
         self, streams: Sequence[str], idle_seconds: float, limit: int
     ) -> list[StreamMessage]:
-        """Messages that another consumer has read and not settled for so long, at most so many of
-        each stream. What is settled and was left lying goes."""
+        """Messages that another consumer read so long ago and did not acknowledge, at most `limit`
+        of each stream. Messages that were acknowledged and not removed are removed."""
         idle = int(idle_seconds * 1000)
-        await self._pipe.many([self._pipe.evaluation(_TRIM, [stream], []) for stream in streams])
-        replies = await self._pipe.ask(
+        await self._pipe.call_many(
+            [self._pipe.script_command(_script("trim"), [stream], []) for stream in streams]
+        )
+        replies = await self._pipe.send(
             [
                 ("XAUTOCLAIM", stream, self._group, self.consumer, idle, "0-0", "COUNT", limit)
                 for stream in streams
@@ -352,7 +308,7 @@ class StreamReader:
         return await self.understood(
             (stream, entry)
             for stream, reply in zip(streams, replies, strict=True)
-            # No such stream or group: nobody has read anything.
+            # No such stream or group: nothing was read.
             if not isinstance(reply, hiredis.ReplyError)
             for entry in reply[1]
         )
@@ -360,11 +316,11 @@ class StreamReader:
     async def claim_from(
         self, stream: str, consumer: str, limit: int, *, idle_seconds: float = 0.0
     ) -> list[StreamMessage]:
-        """Messages that this consumer has read and not settled for so long. It is known to be
+        """Messages that this consumer has read and not acknowledged for so long. It is known to be
         gone, or it is this one, and was not able to go on with them."""
         idle = ("IDLE", int(idle_seconds * 1000))
         pending: Command = ("XPENDING", stream, self._group, *idle, "-", "+", limit, consumer)
-        (held,) = await self._pipe.ask([pending])
+        (held,) = await self._pipe.send([pending])
         if isinstance(held, hiredis.ReplyError) or not held:
             return []
         numbers = [entry[0] for entry in held]
@@ -375,18 +331,18 @@ class StreamReader:
         """Whether there is something in this stream that no consumer has read."""
         return await _oldest_unread(self._pipe, stream, self._group) is not None
 
-    async def dismiss(self, stream: str, consumer: str) -> None:
+    async def remove_consumer(self, stream: str, consumer: str) -> None:
         """One that is gone is a consumer no longer, unless it still holds something."""
         with contextlib.suppress(RedisError):  # there is no such stream, or group
-            await self._pipe.script(DISMISS, [stream], [self._group, consumer])
+            await self._pipe.call_script(_script("dismiss"), [stream], [self._group, consumer])
 
-    async def settle(self, messages: Iterable[StreamMessage]) -> None:
-        """These are done with: they shall be read by nobody again."""
-        await self._pipe.many(self._settling(messages))
+    async def acknowledge(self, messages: Iterable[StreamMessage]) -> None:
+        """These are done: they are not read again."""
+        await self._pipe.call_many(self._settling(messages))
 
-    def settle_soon(self, messages: Iterable[StreamMessage]) -> None:
+    def acknowledge_soon(self, messages: Iterable[StreamMessage]) -> None:
         """Behind whatever is asked next: its answer alone would wake us for nothing."""
-        self._pipe.soon(self._settling(messages), behind=True)
+        self._pipe.enqueue(self._settling(messages), last=True)
 
     def _settling(self, messages: Iterable[StreamMessage]) -> list[Command]:
         by_stream: dict[str, dict[str, None]] = {}
@@ -400,12 +356,12 @@ class StreamReader:
                 continue
             for at in range(0, len(ids), MOST_SETTLED):
                 args = [self._group, *ids[at : at + MOST_SETTLED]]
-                commands.append(self._pipe.evaluation(_SETTLE, [stream], args))
+                commands.append(self._pipe.script_command(_script("settle"), [stream], args))
         return commands
 
     async def _open(self, stream: str) -> None:
         command = ("XGROUP", "CREATE", stream, self._group, "0", "MKSTREAM")
-        (reply,) = await self._pipe.ask([command])
+        (reply,) = await self._pipe.send([command])
         if isinstance(reply, hiredis.ReplyError) and not str(reply).startswith("BUSYGROUP"):
             raise RedisError(f"XGROUP CREATE {stream}: {reply}")
         self._known.add(stream)
@@ -415,34 +371,34 @@ class StreamReader:
         found = []
         for stream, entry in entries:
             if entry is None or entry[1] is None:
-                continue  # deleted while somebody held it
+                continue  # deleted while a consumer held it
             number, fields = entry[0].decode(), entry[1]
-            unsettled = None
+            unacknowledged = None
             try:
                 if stream == RESULTS:
                     told: Sequence[Any] = read_results(fields)
                 else:
                     told = read_tasks(fields)
-                    unsettled = [len(told)] if len(told) > 1 else None
+                    unacknowledged = [len(told)] if len(told) > 1 else None
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
                 await self._bury(stream, number, fields, problem)
             else:
                 found += [
-                    new_tuple(StreamMessage, (stream, number, content, unsettled))
+                    new_tuple(StreamMessage, (stream, number, content, unacknowledged))
                     for content in told
                 ]
         return found
 
     async def bury(self, message: StreamMessage, problem: Exception) -> None:
-        """This was understood, and nobody can do what it says. It is for who has read it to
-        settle, with what else it may tell."""
+        """Add a dead letter for a message that cannot be applied. Its reader acknowledges it, with
+        the rest of its message."""
         stream, number = message.stream, message.id
         for _, fields in await self._pipe.call("XRANGE", stream, number, number):
             await self._write_letter(stream, number, fields, problem)
 
     async def _bury(self, stream: str, number: str, fields: Any, problem: Exception) -> None:
         await self._write_letter(stream, number, fields, problem)
-        await self.settle([StreamMessage(stream, number, None)])
+        await self.acknowledge([StreamMessage(stream, number, None)])
 
     async def _write_letter(
         self, stream: str, number: str, fields: Any, problem: Exception
@@ -450,4 +406,4 @@ class StreamReader:
         texts = [field.decode(errors="replace") for field in fields]
         told = dict(zip(texts[::2], texts[1::2], strict=False))
         reason = str(problem) or type(problem).__name__
-        await self._pipe.many(burying(stream, number, reason, told, self._redact))
+        await self._pipe.call_many(burying(stream, number, reason, told, self._redact))

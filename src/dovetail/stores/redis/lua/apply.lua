@@ -1,14 +1,13 @@
 -- apply: step one run by the transitions of the request, in order, then write what changed.
--- returns {place of the transition to go on with, or 0; why; events before these; decisions}
--- A decision is {changed, events, dispatch, wake, stop, ended, nodes that are left pending}.
+-- returns {index of the transition to go on with, or 0; why; events before these; decisions}
+-- A decision is {changed, events, dispatch, wake, stop, ended, nodes left pending}.
 
 local decisions, go_on, why = {}, 0, ''
 for k, move in ipairs(request.moves) do
   now, nonce = move.now, move.nonce
   out = {changed = {}, events = {}, dispatch = {}, wake = {}, stop = {}, ended = 0, pending = {}}
   if run.known then
-    local answer = rules[move.kind](move)
-    if answer == NEED_GRAPH then
+    if rules[move.kind](move) == NEED_GRAPH then
       go_on, why = k, NEED_GRAPH
       break
     end

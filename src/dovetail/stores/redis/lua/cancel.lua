@@ -1,17 +1,17 @@
--- cancel: somebody wants the run to stop.
+-- cancel: a user stops the run.
 rules.cancel = function(move)
-  if run.asked == nonce then return done_before() end
+  if run.asked == nonce then return repeat_reply() end
   if run.finished_at ~= '' and FINAL[run.status] then return end
   run.asked = nonce
   run.unfinished, run.failed, run.cancelled = 0, 0, 0
   all_nodes()
   for i = 0, run.size - 1 do
-    if node(i).s == 'R' then order(out.stop, i) end
+    if node(i).s == 'R' then add_order(out.stop, i) end
   end
   for i = 0, run.size - 1 do
     if not FINISHED[node(i).s] then cancel_node(i, 'run_cancelled') end
   end
-  -- Counted anew: a run that somebody cancels ends, whatever its counts say.
+  -- Counted anew: a cancelled run ends, whatever its counts say.
   run.unfinished, run.cancelled, run.active = 0, 0, 0
   for i = 0, run.size - 1 do
     if node(i).s == 'F' then run.failed = run.failed + 1 end
@@ -23,5 +23,5 @@ rules.cancel = function(move)
     run.status = 'CANCELLED'
     run_event('run.cancelled')
   end
-  close()
+  fill_slots_and_finish()
 end

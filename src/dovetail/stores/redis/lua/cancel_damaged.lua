@@ -3,7 +3,7 @@
 --   ARGV[1]  now        ARGV[2]  how many nodes it has, if its record does not say so
 -- returns 1 done, 0 it has ended already, -1 there is no record of it
 --
--- What of it has another kind than it should is of no use to anybody and goes. The log stays.
+-- Keys of a wrong type are deleted. The log stays.
 local call = redis.call
 local now = ARGV[1]
 if call('TYPE', KEYS[1]).ok ~= 'hash' then return -1 end

@@ -1,20 +1,20 @@
--- claim: a worker is about to start these nodes. Of many that ask, one wins. A script of its own.
+-- claim: a worker is about to start these nodes. Of several workers one wins. Part of the hot path.
 --   KEYS[1]  wf:{id}:nodes   KEYS[2]  wf:{id}:events
---   ARGV[1]  now             ARGV[2]  until when it has them
---   ARGV[3]  the worker      ARGV[4]  the same as JSON
---   ARGV[5]  1 if this very call may have been executed before
---   ARGV[6]… of each node: place, and its token as epoch|attempt|nonce
--- returns {events there are after it, or 0 if it has changed nothing; 1 or 0 for each}
+--   ARGV[1]  now             ARGV[2]  end of the lease
+--   ARGV[3]  the worker      ARGV[4]  its name as JSON
+--   ARGV[5]  1 if this call may have been executed before
+--   ARGV[6]… of each node: index, and its token as epoch|attempt|nonce
+-- returns {number of events, or 0 if nothing changed; 1 or 0 for each node}
 
 local call, match = redis.call, string.match
 local now, lease, worker = ARGV[1], ARGV[2], ARGV[3]
-local granted, states, log, seen, places = {0}, {}, {}, {}, {}
+local granted, states, log, seen, indexes = {0}, {}, {}, {}, {}
 local won = 0
-for k = 6, #ARGV, 2 do places[k / 2 - 2] = ARGV[k] end
-local before = call('HMGET', KEYS[1], unpack(places))
--- What was queued together is alike: the state and token looked at last, and what they mean.
-local state, token, becomes, told, ending
-for k, place in ipairs(places) do
+for k = 6, #ARGV, 2 do indexes[k / 2 - 2] = ARGV[k] end
+local before = call('HMGET', KEYS[1], unpack(indexes))
+-- Nodes that were queued together are alike: the state and token parsed last, and their meaning.
+local state, token, becomes, event, ending
+for k, index in ipairs(indexes) do
   local wanted = ARGV[5 + 2 * k]
   if before[k] ~= state or wanted ~= token then
     state, token, becomes = before[k], wanted, nil
@@ -23,27 +23,27 @@ for k, place in ipairs(places) do
     if e ~= nil and e .. '|' .. ta .. '|' .. n == wanted then
       becomes = 'R|' .. e .. '|' .. ta .. '|' .. c .. '|' .. ta .. '|' .. n .. '|' .. answered
         .. '|||' .. lease .. '|' .. worker .. '|' .. now .. '|'
-      told = '[' .. now .. ',"node.started",' .. e .. ','
+      event = '[' .. now .. ',"node.started",' .. e .. ','
       ending = ',' .. ta .. ',{"worker":' .. ARGV[4] .. '}]'
     end
   end
   local mine = 0
-  if seen[place] then
+  if seen[index] then
     mine = 0 -- the same message twice
   elseif becomes ~= nil then
     mine = 1
-    seen[place] = true
+    seen[index] = true
     won = won + 1
-    states[2 * won - 1] = place
+    states[2 * won - 1] = index
     states[2 * won] = becomes
-    log[won] = told .. place .. ending
+    log[won] = event .. index .. ending
   elseif ARGV[5] == '1' then
-    -- Its answer was lost on the way, and the connection asked again.
+    -- The reply was lost, and the connection sent the call again.
     local e, ta, n, rest = match(state or '', '^R|(%d+)|%d+|%d+|(%d+)|(%d+)|%d+|%d+|||(.*)$')
     if e ~= nil and e .. '|' .. ta .. '|' .. n == wanted
       and rest == lease .. '|' .. worker .. '|' .. now .. '|' then
       mine = 1
-      seen[place] = true
+      seen[index] = true
     end
   end
   granted[k + 1] = mine

@@ -1,5 +1,5 @@
--- complete: the handler returned. Children that wait for nobody else are queued.
---   move: i place, te ta n token, output JSON, children {place, parents, conditional}
+-- complete: the handler returned. Children whose parents are all settled are queued.
+--   move: i node index, te ta n token, output JSON, children {index, parents, conditional}
 rules.complete = function(move)
   local nd = node(move.i)
   if nd.s ~= 'R' or not same_token(nd, move) then
@@ -15,6 +15,6 @@ rules.complete = function(move)
   nd.s, nd.l, nd.fi = 'C', '', now
   run.active = run.active - 1
   run.unfinished = run.unfinished - 1
-  note(move.i, 'node.completed')
-  settle(move.children)
+  record_change(move.i, 'node.completed')
+  complete_children(move.children)
 end

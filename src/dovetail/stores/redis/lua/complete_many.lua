@@ -1,15 +1,15 @@
--- complete_many: handlers returned, in a run that nothing has happened to but success. A script
--- of its own, for what nearly every call is; where it stops, `complete` goes on.
+-- complete_many: handlers returned, in a run in which every node has succeeded so far. Part of the
+-- hot path: nearly every call is of this kind. Where it stops, `complete` goes on.
 --   KEYS[1]  wf:{id}:meta    KEYS[2]  wf:{id}:nodes   KEYS[3]  wf:{id}:deps
 --   KEYS[4]  wf:{id}:out     KEYS[5]  wf:{id}:events
---   ARGV[1]  now             ARGV[2]  nonce of the tokens it gives out
---   ARGV[3]… of each node: place, its token's nonce, its output, its children
--- Children are place:parents,… or ? if one of them has a condition.
--- returns {nodes done, events there are, whether the run has ended, then what became ready: the
--- number of the node it follows from and its place}
+--   ARGV[1]  now             ARGV[2]  nonce of the new tokens
+--   ARGV[3]… of each node: index, its token's nonce, its output, its children
+-- Children are index:parents,… or ? if one of them has a condition.
+-- returns {nodes done, number of events, whether the run has ended, then for each node that became
+-- ready: the number of the completed node, and its own index}
 --
--- Whether it is such a run is told by its counts. A child of a node that runs has not been touched
--- in it: so it is not read. It stops, too, at an output that the run may not keep.
+-- The counts say whether it is such a run. The child of a running node has no state in it, so it is
+-- not read. It stops, too, at an output that exceeds the run's limit.
 
 local call, match = redis.call, string.match
 local UNIT = 100000
@@ -22,18 +22,18 @@ local unfinished, active, kept_bytes, max_bytes = match(before[1] or '',
 if unfinished == nil then return {0, 0, 0} end
 kept_bytes, max_bytes = tonumber(kept_bytes), tonumber(max_bytes)
 
-local answer, states, outputs, log, seen = {0, 0, 0}, {'counts', ''}, {}, {}, {}
-local done, answers, written, events = 0, 3, 2, 0 -- how long they are: to ask takes longer
+local reply, states, outputs, log, seen = {0, 0, 0}, {'counts', ''}, {}, {}, {}
+local done, answers, written, events = 0, 3, 2, 0 -- lengths: # would take longer
 local counts, stored
 local queued = 'Q|1|0|0|1|' .. nonce .. '|0|0|P|||||'
 local of_queued = '[' .. now .. ',"node.queued",1,'
 local of_completed = '[' .. now .. ',"node.completed",1,'
--- Nodes that were claimed together are in the same state, and siblings have the same children: the
--- state, nonce and children looked at last, and what they mean.
+-- Nodes that were claimed together have the same state, and siblings the same children: the state,
+-- nonce and children parsed last, and their meaning.
 local state, token, becomes, kin
 local children, parents, families = {}, {}, 0
 for k = 1, many do
-  local place, at = asked[k + 1], 4 * k
+  local index, at = asked[k + 1], 4 * k
   if before[k + 1] ~= state or ARGV[at] ~= token then
     state, token, becomes = before[k + 1], ARGV[at], nil
     local c, n, whose = match(state or '', '^R|1|1|(%d+)|1|(%d+)|0|0|||[^|]*|([^|]*|[^|]*|)')
@@ -41,7 +41,7 @@ for k = 1, many do
       becomes = 'C|1|1|' .. c .. '|1|' .. n .. '|1|' .. n .. '||||' .. whose .. now
     end
   end
-  if becomes == nil or ARGV[at + 2] == '?' or seen[place] then break end
+  if becomes == nil or ARGV[at + 2] == '?' or seen[index] then break end
   if max_bytes ~= nil then
     local bytes = kept_bytes + #ARGV[at + 1]
     if bytes > max_bytes then break end
@@ -55,14 +55,14 @@ for k = 1, many do
       parents[families] = tonumber(count)
     end
   end
-  seen[place] = true
-  states[written + 1] = place
+  seen[index] = true
+  states[written + 1] = index
   states[written + 2] = becomes
   written = written + 2
-  outputs[2 * k - 1] = place
+  outputs[2 * k - 1] = index
   outputs[2 * k] = ARGV[at + 1]
   events = events + 1
-  log[events] = of_completed .. place .. ',1,null]'
+  log[events] = of_completed .. index .. ',1,null]'
   for number = 1, families do
     local child, ready = children[number], parents[number] == 1
     if not ready then
@@ -83,15 +83,15 @@ for k = 1, many do
       events = events + 1
       log[events] = of_queued .. child .. ',0,null]'
       if parents[number] > 1 then counts[child] = -1 end
-      answer[answers + 1] = k
-      answer[answers + 2] = tonumber(child)
+      reply[answers + 1] = k
+      reply[answers + 2] = tonumber(child)
       answers = answers + 2
     end
   end
   done = k
 end
-if done == 0 then return answer end
-answer[1] = done
+if done == 0 then return reply end
+reply[1] = done
 unfinished, active = unfinished - done, active - done + (answers - 3) / 2
 
 local function in_pieces(command, key, list, length)
@@ -123,10 +123,10 @@ if counts ~= nil then
   if #forgotten > 0 then in_pieces('HDEL', KEYS[3], forgotten, #forgotten) end
 end
 if unfinished == 0 then
-  answer[3] = 1
+  reply[3] = 1
   events = events + 1
   log[events] = '[' .. now .. ',"run.completed",1,null,null,null]'
   call('HSET', KEYS[1], 'status', 'COMPLETED', 'finished_at', now)
 end
-answer[2] = in_pieces('RPUSH', KEYS[5], log, events)
-return answer
+reply[2] = in_pieces('RPUSH', KEYS[5], log, events)
+return reply

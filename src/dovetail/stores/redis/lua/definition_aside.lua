@@ -1,4 +1,4 @@
--- aside: put a definition away that nothing seems to refer to. Who wants it finds it there.
+-- aside: set a definition aside that nothing seems to refer to. A reader finds it there.
 --   KEYS[1]  wf:def:<digest>              string
 --   KEYS[2]  wf:unused:{wf:def:<digest>}  hash  content, since; of the same slot
 --   ARGV[1]  now

@@ -1,7 +1,7 @@
--- back: a definition that may have been put aside is wanted.
+-- back: bring a definition back that may have been set aside.
 --   KEYS[1]  wf:def:<digest>              string
 --   KEYS[2]  wf:unused:{wf:def:<digest>}  hash  content, since; of the same slot
--- returns its content, if there is such a definition
+-- returns its content, or false
 local content = redis.call('GET', KEYS[1])
 if not content then
   content = redis.call('HGET', KEYS[2], 'content')

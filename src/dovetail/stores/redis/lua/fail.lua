@@ -1,5 +1,5 @@
 -- fail: the handler raised or timed out, or the node could not be rendered.
---   move: i place, te ta n token, error JSON, permanent, unrendered, max_retries,
+--   move: i node index, te ta n token, error JSON, permanent, unrendered, max_retries,
 --         base cap jitter chance, after and at_least (or absent)
 local LONGEST_RETRY_AFTER = 3600
 
@@ -31,7 +31,7 @@ rules.fail = function(move)
   else
     local wait = string.format('%.17g', delay(move, number))
     set_end(move.i, nil, nil, move.error)
-    note(move.i, 'node.retrying', '{"error":' .. move.error .. ',"delay":' .. wait
+    record_change(move.i, 'node.retrying', '{"error":' .. move.error .. ',"delay":' .. wait
       .. ',"retry":' .. number .. '}')
     nd.l, nd.w = '', ''
     fence(nd)
@@ -39,5 +39,5 @@ rules.fail = function(move)
     nd.u = string.format('%.17g', tonumber(now) + tonumber(wait))
     out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
   end
-  close()
+  fill_slots_and_finish()
 end

@@ -1,4 +1,4 @@
--- book: a time at which to come and start; nobody else gets the same token.
+-- book: reserve a token; returns the time at which a node may start with it.
 -- returns {that time, the time now}
 local taken = math.max(booked, started)
 local at = math.max(now, taken - (burst - 1) * interval)

@@ -1,12 +1,12 @@
--- What the scripts of a bucket share: it is read here, and each of them goes on from here.
---   KEYS[1]  wf:limit:<tag>  hash  rate, burst      as somebody set them, or absent
+-- bucket: reads a token bucket. Put before each script of limits.
+--   KEYS[1]  wf:limit:<tag>  hash  rate, burst      as an operator set them, or absent
 --                                  booked, started  when the bucket would be full again
---                                  usual_rate, usual_burst  of a bucket that nobody has set, as its
---                                                   users know it: an orchestrator may not
---   ARGV[1]  rate, ARGV[2] burst: of a bucket that nobody has set
---   ARGV[3]  the time, or empty for Redis' own: whoever shares a bucket shares its clock
+--                                  usual_rate, usual_burst  of a bucket that was never set, as its
+--                                                   users configure it
+--   ARGV[1]  rate, ARGV[2] burst: of a bucket that was never set
+--   ARGV[3]  the time, or empty for the clock of Redis, which all processes share
 --   ARGV[4]  how late a start may be without costing the rate anything
---   ARGV[5]  what the operation takes
+--   ARGV[5]  operand
 -- The arithmetic is that of engine/limits.py, and a test holds them together.
 
 local BUCKET = KEYS[1]
@@ -32,7 +32,7 @@ local function keep()
   redis.call('HSET', BUCKET, 'booked', text(booked), 'started', text(started))
   if kept[1] then return end
   redis.call('HSET', BUCKET, 'usual_rate', ARGV[1], 'usual_burst', ARGV[2])
-  -- Nobody set it: a bucket that has been full for long is no other than a new one.
+  -- A bucket that was never set and is full for long equals a new one: it may expire.
   local life = math.max(0, booked - now, started - now) + FORGET
   if life < LONGEST then
     redis.call('PEXPIRE', BUCKET, math.floor(life * 1000))

@@ -1,5 +1,5 @@
--- set: from now on this rate (ARGV[5]) and burst (ARGV[6]). What was started and booked counts on,
--- as so many tokens, of which nobody owes more than a burst.
+-- set: from now on this rate (ARGV[5]) and burst (ARGV[6]). Started and booked tokens still count,
+-- at most a burst of them.
 local new_rate, new_burst = operand, tonumber(ARGV[6])
 if started > now then
   started = now + math.min((started - now) * rate, new_burst) / new_rate

@@ -1,4 +1,4 @@
--- start: take a token now, if what was started before leaves one.
+-- start: take a token now, if one is left.
 -- returns 1 taken, 0 none is left
 if started - (burst - 1) * interval > now + lateness then return 0 end
 started = math.max(started, now) + interval

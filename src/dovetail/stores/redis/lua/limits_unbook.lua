@@ -1,4 +1,4 @@
--- unbook: so many (ARGV[5]) of those that booked will not come.
+-- unbook: give back so many (ARGV[5]) booked tokens.
 booked = booked - operand / rate
 keep()
 return 1

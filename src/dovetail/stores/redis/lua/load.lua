@@ -1,28 +1,27 @@
--- load: everything about one run, at one moment; its outputs as far as they are small. Behind
--- within.lua.
+-- load: a whole run at one moment, with outputs as far as they fit. Needs within.lua before it.
 --   KEYS[1] .. KEYS[4]  wf:{id}: meta nodes deps ends   hashes
 --   KEYS[5]             wf:{id}:out                     hash
 --   KEYS[6]             wf:{id}:events                  list
---   ARGV[1]             bytes that outputs may have together; less than 0: without them
---   ARGV[2]             bytes that one may have; if it is given, no other output is read later
--- returns {the four hashes, flat; the number of events; places with outputs; the first outputs;
---   with ARGV[2] each place whose output is not among them, and its size}
+--   ARGV[1]             max bytes of outputs together; negative: no outputs
+--   ARGV[2]             max bytes of one output; if given, larger ones are returned as sizes
+-- returns {the four hashes, flat; number of events; indexes with outputs; the first outputs;
+--   with ARGV[2] each index whose output is left out, and its size}
 local found = {}
 for k = 1, 4 do found[k] = redis.call('HGETALL', KEYS[k]) end
 found[5] = redis.call('LLEN', KEYS[6])
 local most, largest = tonumber(ARGV[1]), tonumber(ARGV[2])
-local places = most < 0 and {} or redis.call('HKEYS', KEYS[5])
+local indexes = most < 0 and {} or redis.call('HKEYS', KEYS[5])
 if not largest then
-  found[6], found[7], found[8] = places, within(most, KEYS[5], places, 0), {}
+  found[6], found[7], found[8] = indexes, within(most, KEYS[5], indexes, 0), {}
   return found
 end
 local small, sizes, left_out = {}, {}, {}
-for _, place in ipairs(places) do
-  local size = redis.call('HSTRLEN', KEYS[5], place)
+for _, index in ipairs(indexes) do
+  local size = redis.call('HSTRLEN', KEYS[5], index)
   if size > largest then
-    left_out[#left_out + 1], left_out[#left_out + 2] = place, size
+    left_out[#left_out + 1], left_out[#left_out + 2] = index, size
   else
-    small[#small + 1], sizes[#small + 1] = place, size
+    small[#small + 1], sizes[#small + 1] = index, size
   end
 end
 local given = within(most, KEYS[5], small, 0)

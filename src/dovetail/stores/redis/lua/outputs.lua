@@ -1,11 +1,11 @@
--- outputs: of some nodes of a run, with the epoch that they are of. Behind within.lua.
+-- outputs: outputs of some nodes and the run's epoch. Needs within.lua before it.
 --   KEYS[1]  wf:{id}:meta  hash
 --   KEYS[2]  wf:{id}:out   hash
---   ARGV[1]  bytes that they may have together
---   ARGV[2]  how many are given in any case
---   ARGV[3]… places
--- returns {epoch, nothing if there is no such run; outputs of the first of these places}
-local places = {}
-for k = 3, #ARGV do places[k - 2] = ARGV[k] end
+--   ARGV[1]  max bytes together
+--   ARGV[2]  how many are returned in any case
+--   ARGV[3]… node indexes
+-- returns {epoch, or false without a run; outputs of the first of these nodes}
+local indexes = {}
+for k = 3, #ARGV do indexes[k - 2] = ARGV[k] end
 return {redis.call('HGET', KEYS[1], 'epoch'),
-  within(tonumber(ARGV[1]), KEYS[2], places, tonumber(ARGV[2]))}
+  within(tonumber(ARGV[1]), KEYS[2], indexes, tonumber(ARGV[2]))}

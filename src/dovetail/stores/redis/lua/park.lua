@@ -1,5 +1,5 @@
--- park: the node's rate limit has no token before `until`; one that is parked may come sooner.
---   move: i place, te ta n token, until, tag JSON
+-- park: the node's rate limit has no token before `until`. A parked node may be moved earlier.
+--   move: i node index, te ta n token, until, tag JSON
 rules.park = function(move)
   local nd = node(move.i)
   if not same_token(nd, move) then return end
@@ -10,6 +10,6 @@ rules.park = function(move)
   end
   nd.p, nd.u = 'K', move['until']
   out.wake[#out.wake + 1] = {nd.u, move.i, nd.e, nd.ta, nd.n}
-  note(move.i, 'node.parked', '{"until":' .. nd.u .. ',"resource_tag":' .. move.tag .. '}')
-  close()
+  record_change(move.i, 'node.parked', '{"until":' .. nd.u .. ',"resource_tag":' .. move.tag .. '}')
+  fill_slots_and_finish()
 end

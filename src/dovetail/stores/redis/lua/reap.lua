@@ -1,5 +1,5 @@
 -- reap: the node's lease ran out, its worker is lost.
---   move: i place, te ta n token, max_crashes, once (at most once)
+--   move: i node index, te ta n token, max_crashes, once (at most once)
 rules.reap = function(move)
   local nd = node(move.i)
   if nd.s ~= 'R' or not same_token(nd, move) then return end
@@ -7,5 +7,5 @@ rules.reap = function(move)
   local final = move.once or nd.c + 1 >= move.max_crashes
   if final and run.status == 'RUNNING' and graph == nil then return NEED_GRAPH end
   lose_node(move.i, move.max_crashes, move.once)
-  close()
+  fill_slots_and_finish()
 end

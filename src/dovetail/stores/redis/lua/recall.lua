@@ -1,5 +1,5 @@
 -- recall: the node's output was found in the node cache; no start is needed.
---   move: i place, te ta n token, output JSON, children {place, parents, conditional}
+--   move: i node index, te ta n token, output JSON, children {index, parents, conditional}
 rules.recall = function(move)
   local nd = node(move.i)
   if nd.p ~= 'P' or not same_token(nd, move) then return end
@@ -11,6 +11,6 @@ rules.recall = function(move)
   if nd.a > 0 then set_end(move.i, '', -1, '') end -- the error of an earlier attempt
   run.active = run.active - 1
   finish(move.i, 'C')
-  note(move.i, 'node.cached')
-  settle(move.children)
+  record_change(move.i, 'node.cached')
+  complete_children(move.children)
 end

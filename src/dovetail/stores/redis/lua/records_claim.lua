@@ -1,7 +1,7 @@
--- claim: an idempotency key, with all that is needed to make what was asked for.
+-- claim: take an idempotency key, and store what is needed to create its runs.
 --   KEYS[1]  wf:key:<scope>:<key>  hash  body, made, todo
---   ARGV[1]  digest of what is asked, ARGV[2] the run or batch to be made, ARGV[3] todo, or empty
--- returns {digest, run or batch} under that key: these, or those of whoever came first
+--   ARGV[1]  digest of the request, ARGV[2] the run or batch to create, ARGV[3] todo, or empty
+-- returns {digest, run or batch} of that key: these, or those of the first request
 local known = redis.call('HMGET', KEYS[1], 'body', 'made')
 if known[2] then return known end
 redis.call('HSET', KEYS[1], 'body', ARGV[1], 'made', ARGV[2])

@@ -1,10 +1,10 @@
--- delete: forget a workflow, unless runs of it are not finished. Its numbers go on.
+-- delete: delete a workflow, unless it has unfinished runs. Its version numbers go on.
 --   KEYS[1]  wf:workflow:{name}           hash  latest, created_at, updated_at, deleted
 --   KEYS[2]  wf:workflow:{name}:versions  hash
 --   KEYS[3]  wf:workflow:{name}:aliases   hash
 --   KEYS[4]  wf:workflow:{name}:open      zset  unfinished runs of its versions
---   ARGV[1]  as it must be seen, or empty
--- returns how many of them there are; -1 if it is seen otherwise
+--   ARGV[1]  the workflow as it must be, or empty
+-- returns the number of unfinished runs; -1 if the workflow has changed
 if redis.call('HGET', KEYS[1], 'deleted') == '1' then return 0 end
 if ARGV[1] ~= '' and seen(KEYS[1], KEYS[3]) ~= ARGV[1] then return -1 end
 local open = redis.call('ZCARD', KEYS[4])

@@ -1,8 +1,8 @@
--- drop: forget a run that ended before a time, but for where it is listed.
+-- drop: delete a run that ended before a time, except the fields that say where it is listed.
 --   KEYS[1]  wf:{id}:meta          hash
 --   KEYS[2]… everything else of the run
 --   ARGV[1]  the time
--- returns 1 forgotten, 0 it is not finished, or not for so long
+-- returns 1 deleted, 0 it is unfinished, or ended later
 local kept = redis.call('HMGET', KEYS[1], 'finished_at', 'dropped')
 if kept[2] then return 1 end
 if not kept[1] or kept[1] == '' or tonumber(kept[1]) > tonumber(ARGV[1]) then return 0 end

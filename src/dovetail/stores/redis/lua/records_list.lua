@@ -1,6 +1,6 @@
--- list: put one run into lists and take it out of others, all at once.
+-- list: add a run to lists and remove it from others, at once.
 --   KEYS     sorted sets of one slot
---   ARGV     for each of them: the score, or empty to take it out; its name in that set
+--   ARGV     for each of them: the score, or empty to remove it; its member in that set
 for k, key in ipairs(KEYS) do
   local score, member = ARGV[2 * k - 1], ARGV[2 * k]
   if score == '' then

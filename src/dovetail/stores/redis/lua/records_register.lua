@@ -1,9 +1,9 @@
--- register: a new version of a workflow, unless its latest is the same.
+-- register: add a version to a workflow, unless its latest is the same.
 --   KEYS[1]  wf:workflow:{name}           hash  latest, created_at, updated_at, deleted
 --   KEYS[2]  wf:workflow:{name}:versions  hash  version -> digest and time
 --   KEYS[3]  wf:workflow:{name}:aliases   hash  alias -> version
---   ARGV[1]  digest, ARGV[2] now, ARGV[3] as it must be seen, or empty
--- returns {version, 1 if it is new}; {0, 0} if it is seen otherwise
+--   ARGV[1]  digest, ARGV[2] now, ARGV[3] the workflow as it must be, or empty
+-- returns {version, 1 if it is new}; {0, 0} if the workflow has changed
 local kept = redis.call('HMGET', KEYS[1], 'latest', 'deleted')
 local latest, gone = tonumber(kept[1]) or 0, kept[2] == '1'
 if latest > 0 and not gone then

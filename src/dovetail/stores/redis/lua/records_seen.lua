@@ -1,4 +1,5 @@
--- Put before a script: a workflow as somebody sees it, in one line. Aliases are ASCII.
+-- seen: a workflow's latest version and aliases in one line. Put before scripts that compare it with
+-- what the caller has seen. Aliases are ASCII.
 --   workflow  wf:workflow:{name}          hash  latest, deleted
 --   aliases   wf:workflow:{name}:aliases  hash  alias -> version
 local function seen(workflow, aliases)

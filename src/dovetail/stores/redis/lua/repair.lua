@@ -1,9 +1,9 @@
--- repair: what the log of a run says takes the place of its state, if nobody has moved it since the
--- log was read.
+-- repair: replace the state of a run by the state that its log yields, if the log has not grown since
+-- it was read.
 --   KEYS[1] .. KEYS[7]  wf:{id}: meta nodes deps out ends events held
---   ARGV[1]  how many events the log had when it was read
---   ARGV[2]  JSON: meta, nodes, deps, ends, held as flat lists of names and values; outputs: the
---            places whose outputs are nobody's
+--   ARGV[1]  number of events when the log was read
+--   ARGV[2]  JSON: meta, nodes, deps, ends, held as flat lists of names and values; outputs:
+--            nodes whose outputs must go
 -- returns 1 done, 0 read again
 local call = redis.call
 if call('LLEN', KEYS[6]) ~= tonumber(ARGV[1]) then return 0 end

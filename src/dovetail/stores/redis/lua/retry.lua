@@ -1,7 +1,7 @@
 -- retry: the run goes on after its end, in a new epoch.
---   move: from (place or absent), name (JSON)
+--   move: from (node index or absent), name (JSON)
 rules.retry = function(move)
-  if run.asked == nonce then return done_before() end
+  if run.asked == nonce then return repeat_reply() end
   if not FINAL[run.status] then return end
   if run.status == 'COMPLETED' and move.from == nil then return end
   if graph == nil then return NEED_GRAPH end
@@ -29,7 +29,7 @@ rules.retry = function(move)
   run.status, run.finished_at, run.error = 'RUNNING', '', ''
   run_event('run.retried', move.from ~= nil and '{"from":' .. move.name .. '}' or nil)
   for i = 0, run.size - 1 do
-    if again[i] and node(i).s == 'R' then order(out.stop, i) end
+    if again[i] and node(i).s == 'R' then add_order(out.stop, i) end
   end
   for i = 0, run.size - 1 do
     if again[i] then

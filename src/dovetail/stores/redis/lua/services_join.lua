@@ -1,9 +1,9 @@
--- join: a service says which transport it has, unless live services have another one.
+-- join: register a service with its transport, unless live services have another transport.
 --   KEYS[1]  wf:services  sorted set  <transport>|<kind>|<id>, by the end of its lease
 --   ARGV[1]  the member
 --   ARGV[2]  seconds of silence after which it counts as gone
---   ARGV[3]  1 to join beside others, too: it runs already, and Redis may have lost that
--- returns every live service, the own one included
+--   ARGV[3]  1 to join in any case: it runs already, and Redis may have lost its entry
+-- returns every live service, this one included
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.3f', now))

@@ -1,8 +1,9 @@
--- settle: the verdicts on conditions of nodes that became ready.
---   move: verdicts place -> true, false or an error as JSON text; epoch of the run they were made of;
---         families place -> {parents, conditional, {{child, its parents}, …}}, of all of these nodes
+-- settle: the results of conditions of nodes that became ready.
+--   move: verdicts index -> true, false or an error as JSON text;
+--         epoch of the run they belong to;
+--         families index -> {parents, conditional, {{child, its parents}, …}}, of all these nodes
 --         and of some below them
--- If a verdict is an error the whole graph comes with it.
+-- If a result is an error the whole graph comes with it.
 rules.settle = function(move)
   if run.pending == '' or run.epoch ~= move.epoch then return end
   local pending = cjson.decode(run.pending)

@@ -1,14 +1,13 @@
--- snapshot: what one run has beyond an event that is known, at one moment.
+-- snapshot: a run's state and its events from a known one on, at one moment.
 --   KEYS[1]  wf:{id}:meta    hash
 --   KEYS[2]  wf:{id}:nodes   hash
 --   KEYS[3]  wf:{id}:ends    hash
 --   KEYS[4]  wf:{id}:events  list
---   ARGV[1]  the number of the event that is known, or 0
---   ARGV[2]  the generation that it is of
--- returns {meta, number of events, events from the known one on, nodes, ends}: hashes flat, and of
---   the last two only what these events name, unless much or everything may have changed, and
---   the counts;
---   {} if there is no such run; without events, nodes and ends if the known one is not there
+--   ARGV[1]  the number of the known event, or 0
+--   ARGV[2]  its generation
+-- returns {meta, number of events, events from the known one on, nodes, ends}: hashes flat; of the
+--   last two only the nodes of these events and the counts, unless much may have changed;
+--   {} without a run; {meta, number of events} if the known event is missing
 local UNPACKED = 4000
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'size')
 if not kept[1] then return {} end
@@ -19,7 +18,7 @@ local meta
 if whole then
   meta = redis.call('HGETALL', KEYS[1])
 else
-  -- What the trigger said does not change, and may be large.
+  -- The fields of the trigger do not change, and may be large.
   local names = {}
   for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
     if name ~= 'params' and name ~= 'retries' then names[#names + 1] = name end
@@ -33,14 +32,14 @@ if count < known then return {meta, count} end
 
 local events = redis.call('LRANGE', KEYS[4], math.max(known - 1, 0), -1)
 whole = whole or count - known >= tonumber(kept[3])
-local places, seen = {'counts'}, {}
+local indexes, seen = {'counts'}, {}
 if not whole then
   for k = 2, #events do
-    local place = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')
-    if place then
-      if not seen[place] then
-        seen[place] = true
-        places[#places + 1] = place
+    local index = string.match(events[k], '^%[[^,]+,"[^"]+",%d+,(%d+)')
+    if index then
+      if not seen[index] then
+        seen[index] = true
+        indexes[#indexes + 1] = index
       end
     elseif string.find(events[k], '^%[[^,]+,"run%.retried"') then
       whole = true
@@ -52,12 +51,12 @@ end
 local function named(key)
   if whole then return redis.call('HGETALL', key) end
   local found = {}
-  for first = 1, #places, UNPACKED do
-    local last = math.min(first + UNPACKED - 1, #places)
-    local values = redis.call('HMGET', key, unpack(places, first, last))
+  for first = 1, #indexes, UNPACKED do
+    local last = math.min(first + UNPACKED - 1, #indexes)
+    local values = redis.call('HMGET', key, unpack(indexes, first, last))
     for k, value in ipairs(values) do
       if value then
-        found[#found + 1] = places[first + k - 1]
+        found[#found + 1] = indexes[first + k - 1]
         found[#found + 1] = value
       end
     end

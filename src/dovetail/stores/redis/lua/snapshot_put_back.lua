@@ -1,10 +1,10 @@
--- put_back: a run that was written beside its place takes its place.
---   KEYS[1] .. KEYS[n]     wf:{id}:<part>                    where it belongs, meta first
---   KEYS[n+1] .. KEYS[2n]  wf:{id}:restoring:<nonce>:<part>  where it was written; these expire
+-- put_back: rename the staged keys of a restored run to their final names.
+--   KEYS[1] .. KEYS[n]     wf:{id}:<part>                    final keys, meta first
+--   KEYS[n+1] .. KEYS[2n]  wf:{id}:restoring:<nonce>:<part>  staged keys; these expire
 --   ARGV[1]  the generation of the run that it replaces; empty: only if there is none
 --   ARGV[2]  its epoch: a run that was retried since is not replaced
---   ARGV[3]… of each part: what counts it, and how much of it was written
--- returns 1 done, 0 there is another run, -1 some of what was written is lost
+--   ARGV[3]… of each part: the command that counts it, and the expected count
+-- returns 1 done, 0 another run is there, -1 staged keys are incomplete
 local n = #KEYS / 2
 local kept = redis.call('HMGET', KEYS[1], 'status', 'generation', 'epoch')
 local free

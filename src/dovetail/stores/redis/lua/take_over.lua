@@ -1,4 +1,4 @@
--- take_over: whoever drove the run is gone; every order that is outstanding is given.
+-- take_over: the process that drove the run is gone; all outstanding orders are given again.
 --   move: max_crashes, behind
 rules.take_over = function(move)
   if run.finished_at ~= '' then return end
@@ -14,13 +14,13 @@ rules.take_over = function(move)
       changed(i)
     end
   end
-  close()
+  fill_slots_and_finish()
   out.dispatch = {}
   for i = 0, run.size - 1 do
     local nd = node(i)
     if nd.p == 'P' then
       changed(i)
-      order(out.dispatch, i)
+      add_order(out.dispatch, i)
     elseif nd.u ~= '' then
       changed(i)
       out.wake[#out.wake + 1] = {nd.u, i, nd.e, nd.ta, nd.n}

@@ -1,7 +1,8 @@
--- settle: strike out what has not changed since it was taken.
+-- remove_unchanged: remove members whose score has not changed since it was read. A member that
+-- another process put back meanwhile has another score, and stays.
 --   KEYS[1]  a zset
---   ARGV     {member, the score it had then, …}
--- returns how many were struck out
+--   ARGV     {member, the score that was read, …}
+-- returns how many were removed
 local done = 0
 for k = 1, #ARGV, 2 do
   local score = redis.call('ZSCORE', KEYS[1], ARGV[k])

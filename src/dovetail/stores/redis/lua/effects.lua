@@ -1,26 +1,24 @@
--- What every rule is made of. The files of this folder are joined to one script: this one, one
--- file per transition, and apply.lua, which steps one run by a list of transitions. What happens
--- to every node of every run has a script of its own beside it: submit, claim, complete_many.
+-- The effects of transitions, as in core/effects.py. One script is joined from this file, one file
+-- per transition, and apply.lua, which steps a run by a list of transitions. The transitions of the
+-- hot path have scripts of their own: submit, claim, complete_many.
 --
 -- All keys belong to one run and share its hash tag:
 --   KEYS[1]  wf:{id}:meta    hash  status, epoch, times, error; the definition's digest, params
---   KEYS[2]  wf:{id}:nodes   hash  place -> state (see `parse`); a node that is not there is untouched;
---                                  counts -> unfinished nodes|active ones|1 if nothing has happened
---                                  to the run but success, and nothing bounds its concurrency: see
---                                  complete_many. A run that may keep only so many bytes of outputs
---                                  has :bytes it keeps:bytes it may keep behind it
---   KEYS[3]  wf:{id}:deps    hash  place -> settled parents * UNIT + completed ones, while it waits
---   KEYS[4]  wf:{id}:out     hash  place -> output, JSON
---   KEYS[5]  wf:{id}:ends    hash  place -> reason, cause and error, JSON
---   KEYS[6]  wf:{id}:events  list  the log; an event's number is its place in it
---   KEYS[7]  wf:{id}:held    zset  ready nodes beyond max_concurrency, by place
---   ARGV[1]  JSON: the transitions, and what of the graph each needs
---   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it and has none says so, and is
---            called again with it: only failures and retries do.
+--   KEYS[2]  wf:{id}:nodes   hash  index -> state (see `parse`), missing while untouched;
+--                                  counts -> unfinished nodes|active nodes|1 while every node has
+--                                  succeeded and the run has no max_concurrency: see complete_many.
+--                                  A run with a limit of output bytes adds :kept bytes:max bytes
+--   KEYS[3]  wf:{id}:deps    hash  index -> settled parents * UNIT + completed ones, while it is PENDING
+--   KEYS[4]  wf:{id}:out     hash  index -> output, JSON
+--   KEYS[5]  wf:{id}:ends    hash  index -> reason, cause and error, JSON
+--   KEYS[6]  wf:{id}:events  list  the log; an event's number is its position
+--   KEYS[7]  wf:{id}:held    zset  ready nodes beyond max_concurrency, by index
+--   ARGV[1]  JSON: the transitions, each with the part of the graph that it needs
+--   ARGV[2]  JSON: the whole graph, or empty. A rule that needs it returns NEED_GRAPH and is called
+--            again with it: only failures and retries do.
 --
--- The core says what follows from what; here is how it is done where the state is. Nothing is
--- written before the end, so a rule that must ask for the graph has changed nothing. Times are
--- texts as they came: Lua would print 14 of their 17 digits.
+-- Nothing is written before the end, so a rule that returns NEED_GRAPH has changed nothing. Times
+-- stay the texts that came in: Lua would print 14 of their 17 digits.
 
 local META, NODES, DEPS, OUT, ENDS, EVENTS, HELD =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -41,18 +39,18 @@ do
   run.finished_at, run.fail_fast = kept[5], kept[6] ~= '0'
   run.limit, run.size = tonumber(kept[7] or 0) or 0, tonumber(kept[8])
   run.error, run.pending = kept[9] or '', kept[10] or ''
-  run.asked = kept[11] or '' -- the nonce of what a user asked for last
+  run.asked = kept[11] or '' -- the nonce of the last command of a user
   local unfinished, active, bytes, most = string.match(call('HGET', NODES, 'counts') or '',
     '^(%d+)|(%d+)|%d:?(%d*):?(%d*)')
   run.unfinished, run.active = tonumber(unfinished), tonumber(active)
-  run.kept_bytes, run.max_bytes = tonumber(bytes), tonumber(most) -- nothing without a limit
+  run.kept_bytes, run.max_bytes = tonumber(bytes), tonumber(most) -- nil without a limit
   run.held = 0
   if run.known and run.limit > 0 then run.held = call('ZCARD', HELD) end
 end
 
--- ── nodes, read when they are first asked for and written once at the end ──────────────────
+-- ── nodes: read at first use, written once at the end ─────────────────────────────────────
 -- Statuses: W pending, Q queued, R running, C completed, F failed, S skipped, X cancelled.
--- Phases of a queued one: H held, P published, K parked, B backing off.
+-- Phases of a QUEUED node: H held, P published, K parked, B backing off.
 
 local nodes, touched = {}, {}
 
@@ -128,7 +126,7 @@ local function write(i, kind, data)
     .. (data or 'null') .. ']')
 end
 
-local function note(i, kind, data)
+local function record_change(i, kind, data)
   changed(i)
   write(i, kind, data)
 end
@@ -138,22 +136,22 @@ local function same_token(nd, move)
   return nd.n == move.n and nd.ta == move.ta and epoch == move.te
 end
 
-local function order(list, i)
+local function add_order(list, i)
   local nd = node(i)
   list[#list + 1] = {i, nd.e, nd.ta, nd.n}
 end
 
--- What a user asked for was done, and its answer lost on the way: say so, with what is published.
-local function done_before()
+-- This command was executed and its reply was lost: reply the same again.
+local function repeat_reply()
   for i = 0, run.size - 1 do
-    if node(i).n == nonce and node(i).p == 'P' then order(out.dispatch, i) end
+    if node(i).n == nonce and node(i).p == 'P' then add_order(out.dispatch, i) end
   end
   out.changed[1] = 0
 end
 
 -- ── reason, cause and error of nodes ───────────────────────────────────────────────────────
 
-local function end_of(i)
+local function end_fields(i)
   if ends[i] == nil then
     local text = call('HGET', ENDS, i)
     ends[i] = text and cjson.decode(text) or {'', -1, ''}
@@ -162,11 +160,11 @@ local function end_of(i)
 end
 
 local function set_end(i, reason, cause, err)
-  local kept = end_of(i)
+  local kept = end_fields(i)
   ends[i] = {reason or kept[1], cause or kept[2], err or kept[3], true}
 end
 
--- ── consequences, as in core/effects.py ───────────────────────────────────────────────
+-- ── effects ────────────────────────────────────────────────────────────────────────────────
 
 local function finish(i, status)
   local nd = node(i)
@@ -184,7 +182,7 @@ local function publish(i)
   end
   run.active = run.active + 1
   nd.p = 'P'
-  order(out.dispatch, i)
+  add_order(out.dispatch, i)
 end
 
 local function fence(nd)
@@ -195,7 +193,7 @@ local function queue_node(i)
   local nd = node(i)
   nd.s = 'Q'
   fence(nd)
-  note(i, 'node.queued')
+  record_change(i, 'node.queued')
   publish(i)
 end
 
@@ -230,14 +228,14 @@ local function end_run()
   end
 end
 
-local function close()
+local function fill_slots_and_finish()
   while run.held > 0 and run.active < run.limit do
     local i = tonumber(call('ZPOPMIN', HELD)[1])
     run.held = run.held - 1
     changed(i)
     run.active = run.active + 1
     node(i).p = 'P'
-    order(out.dispatch, i)
+    add_order(out.dispatch, i)
   end
   if run.unfinished == 0 and run.finished_at == '' then end_run() end
 end
@@ -252,14 +250,14 @@ local function skip_node(i, reason, cause)
   finish(i, 'S')
   local why = '{"reason":"' .. reason .. '"'
   if cause ~= nil then why = why .. ',"cause":' .. cause end
-  note(i, 'node.skipped', why .. '}')
+  record_change(i, 'node.skipped', why .. '}')
 end
 
 local function cancel_node(i, reason)
   set_end(i, reason)
   finish(i, 'X')
   run.cancelled = run.cancelled + 1
-  note(i, 'node.cancelled', '{"reason":"' .. reason .. '"}')
+  record_change(i, 'node.cancelled', '{"reason":"' .. reason .. '"}')
 end
 
 local function pending_below(i)
@@ -278,14 +276,14 @@ local function pending_below(i)
   return list
 end
 
--- Only with the graph: a rule asks for it before it changes anything.
+-- Needs the graph: a rule asks for it before it changes anything.
 local function fail_node(i, err, reason)
   set_end(i, reason or '', nil, err)
   finish(i, 'F')
   run.failed = run.failed + 1
-  local told = '{"error":' .. err
-  if reason ~= nil then told = told .. ',"reason":"' .. reason .. '"' end
-  note(i, 'node.failed', told .. '}')
+  local data = '{"error":' .. err
+  if reason ~= nil then data = data .. ',"reason":"' .. reason .. '"' end
+  record_change(i, 'node.failed', data .. '}')
   if run.status ~= 'RUNNING' then return end
   local below = pending_below(i)
   if not run.fail_fast then
@@ -298,7 +296,7 @@ local function fail_node(i, err, reason)
     set_end(child, 'dependency_failed', i)
     finish(child, 'F')
     run.failed = run.failed + 1
-    note(child, 'node.failed', '{"reason":"dependency_failed","cause":' .. i .. '}')
+    record_change(child, 'node.failed', '{"reason":"dependency_failed","cause":' .. i .. '}')
   end
   all_nodes()
   for other = 0, run.size - 1 do
@@ -311,7 +309,7 @@ local function fail_node(i, err, reason)
   run_event('run.failed', run.error)
 end
 
--- Count an output of a run that has a limit; true if the run may not keep it as well.
+-- Count an output of a run that has a limit of bytes; true if it exceeds the limit.
 local function weigh(output)
   if run.max_bytes == nil then return false end
   if run.kept_bytes + #output > run.max_bytes then return true end
@@ -319,7 +317,7 @@ local function weigh(output)
   return false
 end
 
--- The node gave more than its run may keep: it fails, and trying again would not help.
+-- The output exceeds the run's limit: the node fails, and a retry would not help.
 local function overweight(i, output)
   local nd = node(i)
   nd.aa, nd.an = nd.ta, nd.n
@@ -327,14 +325,14 @@ local function overweight(i, output)
   fail_node(i, string.format('{"type":"too_large","message":"the run keeps %d bytes of outputs and '
     .. 'this output has %d: together more than the %d bytes that a run may keep '
     .. '(DOVETAIL_MAX_RUN_BYTES)"}', run.kept_bytes, #output, run.max_bytes))
-  close()
+  fill_slots_and_finish()
 end
 
 local function lose_node(i, max_crashes, once)
   local nd = node(i)
   run.active = run.active - 1
   nd.c = nd.c + 1
-  note(i, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
+  record_change(i, 'node.lost', '{"worker":' .. cjson.encode(nd.w) .. ',"crashes":' .. nd.c .. '}')
   if once or nd.c >= max_crashes then
     local which = nd.c > 1 and nd.c .. ' attempts' or 'attempt ' .. nd.a
     fail_node(i, '{"type":"worker_lost","message":"its worker died during ' .. which .. '"}',
@@ -427,11 +425,11 @@ local function resolve(ready, queue, verdicts, families)
   for _, i in ipairs(queue) do
     if node(i).s == 'W' then queue_node(i) end
   end
-  close()
+  fill_slots_and_finish()
 end
 
 -- A node is COMPLETED: count it off at its children and queue those that are ready.
-local function settle(children)
+local function complete_children(children)
   local ready, conditional = {}, false
   for _, child in ipairs(children) do
     local i, parents = child[1], child[2]
@@ -444,11 +442,11 @@ local function settle(children)
     end
   end
   if conditional then
-    -- Beside what somebody else may have left pending and is about to settle, or died over.
+    -- Besides nodes that another process left pending and may still decide.
     local kept = run.pending ~= '' and cjson.decode(run.pending) or {ready = {}, queue = {}}
     for _, i in ipairs(ready) do kept.ready[#kept.ready + 1] = i end
     return leave_pending(kept.ready, 1, kept.queue)
   end
   for _, i in ipairs(ready) do queue_node(i) end
-  if run.held > 0 or run.unfinished == 0 then close() end
+  if run.held > 0 or run.unfinished == 0 then fill_slots_and_finish() end
 end

@@ -1,25 +1,33 @@
-"""The workers' end of the streams: tasks come in, results go out.
+"""Reads streams: the inbox of a worker, and the results that an orchestrator applies.
 
-A worker that is quick reads ahead, and a message may hold several tasks. What it keeps that way and
-cannot begin soon it gives away, if there is nothing else for others to do. What it must not know:
-any rule.
+A fast worker reads ahead, and a message may hold several tasks. A worker gives back tasks that it
+has read and cannot begin, if other workers are idle.
+
+An orchestrator acknowledges a result once it is applied. Each orchestrator holds a lease of a few
+seconds; when it lapses, another one reclaims the results that it had read. Results that two
+orchestrators apply are refused the second time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
 
 import hiredis
 
 from dovetail.engine.ports import Result, Task
-from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, as_one
-from dovetail.transports.streams.messages import (
+from dovetail.engine.supervisor import BackgroundTask, bisect_failures, describe_error
+from dovetail.redis_client.pipelined import Command, PipelinedRedis, RedisError, in_transaction
+from dovetail.redis_client.scripts import load_script
+from dovetail.transports.messages import (
     FEWEST_PACKED,
+    RESULTS,
     result_messages,
     stream_of,
     task_messages,
@@ -36,13 +44,13 @@ AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 """How often a worker looks for what another has read and not begun."""
 QUICK_SECONDS, QUICK_FOR_SECONDS = 0.05, 60.0
-"""Who takes no longer for what it was given is quick, and believed to be so for a while."""
+"""A worker that needs no longer for its tasks is fast, and counts as fast for a while."""
 FARTHEST_AHEAD = 8
 SHARE_SECONDS, LONG_SECONDS = 0.1, 1.0
 """So long a worker may do nothing with what it keeps, and so long it may take to begin all of it,
 before that is for others."""
 TOLD_SECONDS, MOST_TOLD_BYTES = 3.0, 16 << 20
-"""While its log is synced, Redis answers up to two seconds before that has what it was told."""
+"""While its log is synced, Redis replies up to two seconds before the log has a write."""
 
 Received = tuple[StreamMessage, Task]
 
@@ -70,7 +78,7 @@ class StreamInbox:
         self._kept: list[StreamMessage] = []
         """Read and not asked for yet: a read may bring more than was wanted."""
         self._unopened: deque[Entry] = deque()
-        """The same, behind these: nobody has looked what they say."""
+        """The same, behind these, which are not decoded yet."""
         self._asked_for = 0
         self._busy = 1
         """Streams that brought something last time."""
@@ -97,7 +105,7 @@ class StreamInbox:
 
     async def tasks(self, limit: int) -> list[Received]:
         now = time.monotonic()
-        # Who comes back at once for as much again may as well be given more to keep. Of a worker
+        # A worker that comes back at once for as many tasks may keep more. Of a worker
         # that takes longer, others would have to wait for what it keeps.
         if self._full:
             quick = now - self._given_at < QUICK_SECONDS
@@ -177,9 +185,9 @@ class StreamInbox:
             self._look_at = time.monotonic() + min(LOOK_SECONDS, self._stale_seconds / 2)
         return found
 
-    async def settle(self, messages: Sequence[StreamMessage]) -> None:
-        """Soon: whoever reads one of these again is refused, so there is nothing to wait for."""
-        self._readers[0][0].settle_soon(messages)
+    async def acknowledge(self, messages: Sequence[StreamMessage]) -> None:
+        """Soon, without waiting: a worker that reads one of these again is refused."""
+        self._readers[0][0].acknowledge_soon(messages)
 
     async def send(self, results: Sequence[Result]) -> None:
         """On their way when this returns; whatever comes next sees to it that they arrive."""
@@ -187,15 +195,15 @@ class StreamInbox:
         commands = result_messages(results)
         await self._arrived()
         # As one: an orchestrator that waits would be woken by the first, and take in that alone.
-        asked = as_one(commands)
+        asked = in_transaction(commands)
         # On the connection that is used next: with the next read, or the claims of what is kept,
         # and behind these, as handlers wait for them.
         reply = None
         if len(self._readers) == 1 and not self._kept and not self._unopened:
-            # For few everybody may wait: to put the next read together is a twentieth of a chain.
+            # Few are awaited here: building the next read is a twentieth of a chain's time.
             reply = self._readers[0][0].send(asked, now=len(results) <= FEW_AT_ONCE)
         if reply is None:
-            reply = self._pipe.ask(asked, patience=COMPANY_SECONDS, behind=True)
+            reply = self._pipe.send(asked, delay=COMPANY_SECONDS, last=True)
         self._sent.append((reply, commands))
         self._remember(commands)
 
@@ -233,7 +241,9 @@ class StreamInbox:
     async def tell_again(self) -> None:
         """It may lack the end of its log: what was sent last is sent again. Whatever it still has
         is refused the second time."""
-        await self._pipe.many([command for _, _, commands in self._told for command in commands])
+        await self._pipe.call_many(
+            [command for _, _, commands in self._told for command in commands]
+        )
 
     async def _arrived(self) -> None:
         """Everything that was sent before has arrived."""
@@ -241,7 +251,7 @@ class StreamInbox:
             reply, commands = self._sent.popleft()
             try:
                 await self._deliver(reply, commands)
-            except asyncio.CancelledError:  # who comes next sees to it
+            except asyncio.CancelledError:  # the next call handles it
                 self._sent.append((reply, commands))
                 raise
 
@@ -256,7 +266,7 @@ class StreamInbox:
                 again = [one for one, bad in answers if isinstance(bad, hiredis.ReplyError)]
         while again:
             try:
-                await self._pipe.many(again)
+                await self._pipe.call_many(again)
                 return
             except RedisError:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -276,18 +286,18 @@ class StreamInbox:
         if not kept or not (stands_still or kept * self._pace >= LONG_SECONDS):
             return
         stream = self._kept[0].stream if self._kept else self._unopened[0][0]
-        # Who finds work there needs none of ours, and ours would have to wait behind it.
+        # A worker that finds tasks there needs none of ours, and ours would wait behind them.
         if not await self._readers[0][0].has_unread(stream):
             await self._give_away()
 
     async def _give_away(self) -> None:
-        """What was read and not begun, one by one: who can begin one takes it."""
+        """Send back tasks that were read and not begun, one by one, for idle workers."""
         unopened, self._unopened = self._unopened, deque()
         left, self._kept = self._kept, []
         left += await self._opened(list(unopened))
-        await self._pipe.many(task_messages(message.content for message in left))
-        # After they are sent again: who dies in between leaves them twice, not lost.
-        await self._readers[0][0].settle(left)
+        await self._pipe.call_many(task_messages(message.content for message in left))
+        # After they are sent again: a process that dies in between leaves them twice, not lost.
+        await self._readers[0][0].acknowledge(left)
 
     async def close(self) -> None:
         """Read no more, and let others have at once what was read and never begun."""
@@ -298,4 +308,150 @@ class StreamInbox:
         await self._give_away()
         for reader, streams in self._readers:
             for stream in streams:
-                await reader.dismiss(stream, reader.consumer)
+                await reader.remove_consumer(stream, reader.consumer)
+
+
+ORCHESTRATORS_ALIVE = "wf:orchestrators"
+LEASE_SECONDS = 4.0
+BEAT_SECONDS = 0.5
+
+
+class OrchestratorPeers:
+    def __init__(self, pipe: PipelinedRedis, me: str) -> None:
+        self._pipe = pipe
+        self._me = me
+
+    async def beat(self) -> list[str]:
+        """Renew the own lease; returns whose has lapsed."""
+        lapsed = await self._pipe.call_script(
+            load_script(__package__, "orchestrators_beat"),
+            [ORCHESTRATORS_ALIVE],
+            [self._me, repr(LEASE_SECONDS)],
+        )
+        return [name.decode() for name in lapsed]
+
+    async def forget(self, name: str) -> None:
+        """It is gone, and nothing of it is left to do."""
+        await self._pipe.call("ZREM", ORCHESTRATORS_ALIVE, name)
+
+    async def leave(self) -> None:
+        await self.forget(self._me)
+
+
+MOST_MESSAGES = 128
+"""Messages of results per read: each may hold dozens."""
+FEW, MANY = 16, 128
+GATHER_SECONDS = 0.002
+SINGLES_SECONDS = 0.02
+"""Celery's processes send results one by one, each as expensive as many together."""
+CROWD, CROWD_SECONDS = 32, 0.1
+"""While so many messages wait, no worker waits for what follows from a result."""
+UNDER_WAY_SECONDS = 1.0
+"""So long after it was read, a result that is not acknowledged may still be under way."""
+
+log = logging.getLogger("dovetail.wiring.distributed")
+
+
+class ApplyResults(Protocol):
+    async def __call__(self, results: Sequence[Result], *, again: bool = False) -> bool:
+        """Whether more followed from these than their own completion. `again`: another process had
+        them before, and may have died over them."""
+        ...
+
+
+class ResultConsumer:
+    def __init__(
+        self,
+        reader: StreamReader,
+        apply_results: ApplyResults,
+        waiting: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """`waiting` says how many tasks wait, where results come as singles."""
+        self._reader = reader
+        self._apply_results = apply_results
+        self._waiting = waiting
+        self.unapplied = asyncio.Event()
+        """Set it if one of these could not go on: what it had read may not be applied."""
+
+    async def take(self, stopping: asyncio.Event | None) -> None:
+        """Apply new results until `stopping` is set, between two batches."""
+        crowd, seen_at = 0, 0.0
+        async with BackgroundTask() as beside:
+            while stopping is None or not stopping.is_set():
+                messages = await self._reader.read([RESULTS], MOST_MESSAGES)
+                await beside.done()
+                if len(messages) >= MANY:  # while Redis is busy with these, the next are read
+                    beside.begin(self._take_many(messages))
+                    continue
+                followed = False
+                if messages:
+                    followed = await self._apply(messages)
+                    self._reader.acknowledge_soon(messages)
+                if len(messages) >= FEW and not followed:
+                    await asyncio.sleep(GATHER_SECONDS)  # more will come: many cost less than few
+                elif self._waiting is not None and messages:
+                    if followed and time.monotonic() - seen_at > CROWD_SECONDS:
+                        crowd, seen_at = await self._waiting(), time.monotonic()
+                    if not followed or crowd >= CROWD:
+                        await asyncio.sleep(SINGLES_SECONDS)
+            await beside.done()
+
+    async def _take_many(self, messages: Sequence[StreamMessage]) -> None:
+        await self._apply(messages)
+        self._reader.acknowledge_soon(messages)
+
+    async def _apply(self, messages: Sequence[StreamMessage], *, again: bool = False) -> bool:
+        """As `ApplyResults` says. A result that cannot be applied becomes a dead letter: an unread
+        result would keep the orchestrators from reaping lost workers."""
+
+        async def apply_results(some: Sequence[StreamMessage]) -> Sequence[bool]:
+            nonlocal again
+            had_before, again = again, True
+            return [await self._apply_results([one.content for one in some], again=had_before)]
+
+        return any(await bisect_failures(apply_results, messages, self._bury))
+
+    async def _bury(self, message: StreamMessage, problem: Exception) -> Sequence[bool]:
+        log.error(
+            "a result of run %s is a dead letter: %s",
+            message.content.run_id,
+            describe_error(problem),
+        )
+        await self._reader.bury(message, problem)
+        return ()
+
+    # ── and those that were read before ──────────────────────────────────────────────────
+
+    async def reclaim_from_dead_peers(self, peers: OrchestratorPeers) -> None:
+        """Results that an orchestrator has read whose lease then lapsed."""
+        while True:
+            for name in await peers.beat():
+                while messages := await self._reader.claim_from(RESULTS, name, MOST_MESSAGES):
+                    await self._take_again(messages)
+                await self._reader.remove_consumer(RESULTS, name)
+                await peers.forget(name)
+            await asyncio.sleep(BEAT_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
+
+    async def reclaim_stale(self, idle: float, pause: float) -> None:
+        """Apply results that an unknown consumer read so long ago and did not acknowledge."""
+        while True:
+            while messages := await self._reader.claim_stale([RESULTS], idle, MOST_MESSAGES):
+                await self._take_again(messages)
+            await asyncio.sleep(pause)
+
+    async def retry_unapplied(self) -> None:
+        """The same of our own: results that we have read and then were not able to apply. Not
+        those that were read just now, which may be under way."""
+        reader, idle = self._reader, UNDER_WAY_SECONDS
+        while True:
+            await self.unapplied.wait()
+            self.unapplied.clear()  # first: what cannot be applied from now on is for next time
+            await asyncio.sleep(idle)
+            while messages := await reader.claim_from(
+                RESULTS, reader.consumer, MOST_MESSAGES, idle_seconds=idle
+            ):
+                await self._take_again(messages)
+
+    async def _take_again(self, messages: Sequence[StreamMessage]) -> None:
+        await self._apply(messages, again=True)
+        await self._reader.acknowledge(messages)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.audit.event_check import audit
-from dovetail.core.restore import UNKNOWN_WORKER, counts_as_started, restore
 from dovetail.core.states import NodeStatus
-from dovetail.core.step import step
+from dovetail.core.step import UNKNOWN_WORKER, counts_as_started, restore, step
 from dovetail.core.transitions import Claim, Complete, Park, Reap, Submit
 
 from .walk import Walk

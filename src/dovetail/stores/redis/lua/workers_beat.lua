@@ -1,4 +1,4 @@
--- beat: a worker says that it is alive, and what it is. It is forgotten if it falls silent.
+-- beat: a worker's heartbeat and its facts. The key expires if the worker falls silent.
 --   KEYS[1]  wf:worker:<worker_id>  hash  host, pid, started_at, handlers, running, concurrency,
 --                                         last_heartbeat
 --   ARGV[1]  milliseconds of silence after which it counts as dead

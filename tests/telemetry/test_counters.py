@@ -1,4 +1,4 @@
-"""Counting itself: what bounds it, how several processes add up, and who may ask."""
+"""Counters: their bounds, the sum over several processes, and access to the metrics port."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ import pytest
 from dovetail.core.dag import Graph, build_graph
 from dovetail.core.definition.model import Workflow
 from dovetail.core.events import NODE_EVENTS, RUN_EVENTS, Event
-from dovetail.telemetry.metrics import (
-    EVENTS,
-    METRICS,
-    MOST_LABELS,
-    OTHER,
-    SECONDS,
-    Counters,
-    ServiceFacts,
-)
-from dovetail.telemetry.port import MOST_AT_ONCE, MetricsPort, MetricsPortError
+from dovetail.telemetry.counters import EVENTS, MAX_LABEL_SETS, METRICS, OTHER, SECONDS, Counters
+from dovetail.telemetry.metrics import ServiceFacts
+from dovetail.telemetry.port import MAX_CONNECTIONS, MetricsPort, MetricsPortError
 from dovetail.telemetry.service import Telemetry
 
 from ..servers.server import free_port
@@ -57,19 +50,19 @@ def test_the_page_explains_every_metric_with_its_labels() -> None:
     assert said == [(one.name, list(one.labels), one.kind) for one in METRICS]
 
 
-def test_names_that_anybody_may_send_do_not_grow_for_ever() -> None:
-    tally = Counters()
-    for number in range(MOST_LABELS + 50):
-        tally.told(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
-    counts = tally.counts["dovetail_runs_total"]
-    assert len(counts) == MOST_LABELS + 1
+def test_label_sets_from_callers_are_bounded() -> None:
+    counters = Counters()
+    for number in range(MAX_LABEL_SETS + 50):
+        counters.add_events(graph(f"w{number}"), [Event(1, 1.0, "run.completed", 1)])
+    counts = counters.counts["dovetail_runs_total"]
+    assert len(counts) == MAX_LABEL_SETS + 1
     assert counts[OTHER, OTHER] == 50
 
 
 def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
     telemetry = Telemetry()
     for seconds in (0.001, 0.005, 0.006, 4000.0):
-        telemetry.took("h", seconds)
+        telemetry.on_duration("h", seconds)
     page = Page(telemetry.page(ServiceFacts()).decode())
     name = "dovetail_node_duration_seconds_bucket"
     assert page(name, handler="h", le=str(SECONDS[0])) == 2
@@ -78,7 +71,7 @@ def test_a_spread_has_every_value_in_the_first_bucket_that_holds_it() -> None:
     assert page(name, handler="h", le="+Inf") == 4
 
 
-def test_facts_that_nobody_knows_are_left_out() -> None:
+def test_unknown_facts_are_left_out() -> None:
     page = Page(Telemetry().page(ServiceFacts(archive_lag_seconds=1.5)).decode())
     assert page("dovetail_archive_lag_seconds") == 1.5
     assert not page.all("dovetail_workers_alive")
@@ -88,7 +81,7 @@ def test_facts_that_nobody_knows_are_left_out() -> None:
 def test_names_of_all_kinds_are_written_so_that_they_are_read_again() -> None:
     telemetry = Telemetry()
     for name in ('qu"ote', "back\\slash", "new\nline", "ünï"):
-        telemetry.tally.count("dovetail_results_refused_total", (name,))
+        telemetry.counters.count("dovetail_results_refused_total", (name,))
         assert Page(telemetry.page(ServiceFacts()).decode())(
             "dovetail_results_refused_total", reason=name
         )
@@ -100,7 +93,7 @@ def test_names_of_all_kinds_are_written_so_that_they_are_read_again() -> None:
 def _in_child(telemetry: Telemetry, many: int, go: Callable[[], object]) -> None:
     telemetry.in_child()
     for _ in range(many):
-        telemetry.told("r", graph(), [parked(0.5), COMPLETED])
+        telemetry.on_events("r", graph(), [parked(0.5), COMPLETED])
     go()
     telemetry.close()
 
@@ -109,7 +102,7 @@ def _in_child(telemetry: Telemetry, many: int, go: Callable[[], object]) -> None
 def test_what_children_count_is_added_up_while_they_live_and_after_their_end() -> None:
     fork = multiprocessing.get_context("fork")
     telemetry = Telemetry()
-    telemetry.told("r", graph(), [COMPLETED])
+    telemetry.on_events("r", graph(), [COMPLETED])
     telemetry.share()
     gates = [fork.Event() for _ in range(3)]
     children = [
@@ -123,7 +116,7 @@ def test_what_children_count_is_added_up_while_they_live_and_after_their_end() -
         assert _counted(telemetry) == (7, 6)
         gates[0].set()
         children[0].join()
-        children[1].kill()  # what it had told a moment ago is not lost with it
+        children[1].kill()  # the counts that it had written are not lost
         children[1].join()
         for _ in range(3):
             assert _counted(telemetry) == (7, 6), "counted again at each question, or forgotten"
@@ -216,9 +209,9 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_port() -> None:
         child.join()
 
 
-def test_those_who_ask_and_say_nothing_are_few_and_not_for_long() -> None:
+def test_clients_that_send_nothing_are_limited_in_number_and_time() -> None:
     with port() as number:
-        silent = [socket.create_connection(("127.0.0.1", number)) for _ in range(MOST_AT_ONCE)]
+        silent = [socket.create_connection(("127.0.0.1", number)) for _ in range(MAX_CONNECTIONS)]
         try:
             with socket.create_connection(("127.0.0.1", number)) as one_too_many:
                 one_too_many.settimeout(LONGEST)
@@ -239,5 +232,5 @@ def _answers(number: int) -> bool:
 def test_where_nothing_is_shared_a_child_counts_for_itself() -> None:
     telemetry = Telemetry()
     telemetry.in_child()
-    telemetry.told("r", graph(), [COMPLETED])
+    telemetry.on_events("r", graph(), [COMPLETED])
     assert _counted(telemetry)[0] == 1

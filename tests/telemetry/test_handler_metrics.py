@@ -1,4 +1,4 @@
-"""Metrics that handlers make themselves, with `prometheus_client`: as they are told, and summed."""
+"""Metrics that handlers make themselves with `prometheus_client`: on the page, and summed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_handler_registers_is_on_the_page_beside_ours(mine: list[Collecto
     assert "dovetail_leases_reaped_total" in told.text
 
 
-def test_what_the_library_tells_of_every_process_is_left_out() -> None:
+def test_the_librarys_metrics_of_a_process_are_left_out() -> None:
     assert "process_cpu_seconds_total" in {
         sample.name for family in REGISTRY.collect() for sample in family.samples
     }
@@ -139,7 +139,7 @@ def pooled(tmp_path: Path) -> Iterator[Pooled]:
 
 
 def is_alive(pid: int) -> bool:
-    time.sleep(0.005)  # so that those who ask at once would get into each other's way
+    time.sleep(0.005)  # so that concurrent scrapes would disturb each other
     return Path(f"/proc/{pid}/stat").exists()
 
 

@@ -1,0 +1,294 @@
+"""What the command line, the client and the API server ask of an engine: one protocol.
+
+`Commands` is the engine in this process, on a file or on Redis. `client.server.RemoteEngine` is the
+engine of an API server. Replies that are dictionaries have the fields of the HTTP API (`views`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Container, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from dovetail.core.definition.source import Source
+from dovetail.core.definition.validation import Checked
+from dovetail.core.errors import Problem
+from dovetail.core.outputs import OutputReference, ReadBudget
+from dovetail.core.run import RunState
+from dovetail.engine.ports import ALL_RUNS, RunQuery, Seen, WorkflowVersion
+from dovetail.engine.views import RunSnapshot
+
+Given = Source | Mapping[str, Any] | Checked | str
+"""A definition in any form, or the name of a registered workflow."""
+Owner = Literal["here", "elsewhere", "gone", "none"]
+"""The process that drives a run: this one, another one, one that died, or none is needed."""
+
+
+class _Accepted(NamedTuple):
+    run_id: str
+    created: bool
+
+
+class Accepted(_Accepted):
+    """A run that cannot be lost any more: made now, or found under its idempotency key or its
+    index in a batch. A pair; the warnings about its params are an attribute.
+    """
+
+    warnings: Sequence[Problem]
+
+    def __new__(cls, run_id: str, created: bool, warnings: Sequence[Problem] = ()) -> Accepted:
+        made = super().__new__(cls, run_id, created)
+        made.warnings = warnings
+        return made
+
+
+class EngineApi(Protocol):
+    """Workflows, runs, batches and rate limits of one engine.
+
+    Every call about a run, a batch or a workflow raises `NotFound` where there is none.
+    """
+
+    @property
+    def drives(self) -> bool:
+        """Runs go on in this process. If not, other processes drive them."""
+        ...
+
+    # ── workflows ────────────────────────────────────────────────────────────────────────
+
+    def validate(self, definition: Source | Mapping[str, Any]) -> Checked:
+        """Check with the handlers known so far; `learn_handlers` brings them up to date."""
+        ...
+
+    def learn_handlers(self) -> Awaitable[object]: ...
+    async def served_handlers(self) -> Container[str] | None:
+        """The handlers of live workers; None where the process that drives a run has them."""
+        ...
+
+    async def judge(self, definition: Source) -> Checked:
+        """Check with the handlers of the engine as they are now."""
+        ...
+
+    async def register(
+        self, definition: Source | Mapping[str, Any] | Checked, *, seen: Seen | None = None
+    ) -> WorkflowVersion:
+        """Keep a definition under its name. Raises `InvalidDefinition`, or `Changed`."""
+        ...
+
+    async def workflow(self, name: str, version: int | str | None = None) -> dict[str, Any]: ...
+    async def workflows(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]: ...
+    async def versions(self, name: str) -> dict[str, Any]: ...
+    async def delete_workflow(self, name: str, *, seen: Seen | None = None) -> None:
+        """Raises `Changed`, or `Conflict` while runs of it are not finished."""
+        ...
+
+    async def set_alias(
+        self, name: str, alias: str, version: int, *, seen: Seen | None = None
+    ) -> dict[str, Any]:
+        """Raises `InvalidParams` for a name that no alias may have, or `Changed`."""
+        ...
+
+    async def delete_alias(self, name: str, alias: str, *, seen: Seen | None = None) -> None:
+        """Raises `Changed`, or `Conflict` for `latest`."""
+        ...
+
+    # ── runs ─────────────────────────────────────────────────────────────────────────────
+
+    async def trigger(
+        self,
+        workflow: Given,
+        params: Mapping[str, Any] | None = None,
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+        place: tuple[str, int] | None = None,
+    ) -> Accepted:
+        """Run a workflow; returns once the run cannot be lost any more.
+
+        `place` is a batch and an index in it. Raises `InvalidDefinition`, or `InvalidParams` for
+        the params alone; `Conflict` for a key that was used for another request.
+        """
+        ...
+
+    async def receipt(self, run_id: str) -> dict[str, Any]:
+        """The reply to a trigger: readable as soon as the trigger was accepted."""
+        ...
+
+    async def find_run(self, prefix: str) -> str:
+        """The full id of the one run whose id begins so. Raises `Conflict` for several."""
+        ...
+
+    async def get_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]: ...
+    async def snapshot(self, run_id: str) -> RunSnapshot: ...
+    async def wait_run(self, run_id: str, *, nodes: bool = True) -> dict[str, Any]:
+        """The run once it has finished."""
+        ...
+
+    async def list_runs(self, query: RunQuery = ALL_RUNS) -> dict[str, Any]:
+        """Raises `InvalidParams` for a status that does not exist."""
+        ...
+
+    async def results(self, run_id: str, *, partial: bool = False) -> dict[str, Any]:
+        """Raises `Conflict` while its status is not final, unless `partial`."""
+        ...
+
+    async def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The events that are stored so far, in order; no more than `limit`."""
+        ...
+
+    def watch(self, run_id: str, after: int = 0) -> AsyncGenerator[dict[str, Any]]:
+        """Every event after that number, then new ones as they come; ends with the run."""
+        ...
+
+    async def explain(self, run_id: str) -> dict[str, Any]:
+        """Why each node that has not finished is where it is."""
+        ...
+
+    async def damage(self, run_id: str) -> list[str]:
+        """Where the state of a run disagrees with itself or with its log, as sentences."""
+        ...
+
+    async def verify(self, run_id: str) -> list[str]:
+        """Where the run's log departs from the rules, as sentences; why, if it cannot be read."""
+        ...
+
+    async def cancel_run(self, run_id: str) -> dict[str, Any]:
+        """Cancel what has not finished. Raises `Conflict` when nothing is left to cancel."""
+        ...
+
+    async def retry_run(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
+        """Open a new epoch. Raises `Conflict` when the state of the run forbids it."""
+        ...
+
+    async def plan_retry(self, run_id: str, from_node: str | None = None) -> dict[str, Any]:
+        """The nodes that a retry would run again, and those it would reuse. Raises as a retry."""
+        ...
+
+    async def repair(self, run_id: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Rebuild a run's state from its log; with where the two differ, as sentences.
+
+        Raises `BrokenRun` for a log that is damaged itself.
+        """
+        ...
+
+    async def owner(self, run_id: str) -> Owner: ...
+    async def orphans(self) -> list[str]:
+        """The unfinished runs that no process drives, oldest first."""
+        ...
+
+    async def resume(self, run_id: str | None = None) -> list[str]:
+        """Drive a run whose owner is gone, or every such run whose handlers are known here.
+
+        Raises `Conflict` where runs are not driven here.
+        """
+        ...
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────
+
+    async def batch(
+        self,
+        workflow: Given,
+        items: Sequence[Mapping[str, Any]],
+        *,
+        version: int | str | None = None,
+        idempotency_key: str | None = None,
+    ) -> dict[str, Any]:
+        """One run per item: all of them, or none if one item is invalid.
+
+        The reply has `warnings` only if there are some.
+        """
+        ...
+
+    async def open_batch(
+        self, workflow: Given, count: int, *, idempotency_key: str, items: str = ""
+    ) -> dict[str, Any]:
+        """A batch whose runs are triggered one by one, each with its index.
+
+        `items` is a digest of them: the same key for other items is a `Conflict`.
+        """
+        ...
+
+    async def get_batch(
+        self, batch_id: str, *, limit: int = 100, cursor: str | None = None, counts: bool = True
+    ) -> dict[str, Any]:
+        """Without `counts` only a page of its runs, at a cost that does not grow with the batch."""
+        ...
+
+    async def find_batch(self, prefix: str) -> str: ...
+    async def list_batches(self, *, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+        """Newest first, without runs; at most 100 of them, because each is counted."""
+        ...
+
+    async def wait_batch(self, batch_id: str) -> dict[str, Any]:
+        """The batch once every run of it has finished."""
+        ...
+
+    async def retry_batch(self, batch_id: str) -> dict[str, Any]:
+        """Retry its runs that failed or were cancelled."""
+        ...
+
+    # ── rate limits ──────────────────────────────────────────────────────────────────────
+
+    async def rate_limits(self) -> dict[str, Any]: ...
+    async def rate_limit(self, tag: str) -> dict[str, Any]:
+        """The limit of a tag; the default for a tag without one of its own."""
+        ...
+
+    async def set_rate_limit(self, tag: str, rate_per_second: float, burst: int) -> dict[str, Any]:
+        """For every process that shares the store. Raises `InvalidParams`."""
+        ...
+
+
+class ServedEngine(EngineApi, Protocol):
+    """The engine behind an API server, which sends large outputs in parts.
+
+    A reply with outputs is made of a `RunState`: each output that is over the budget is an
+    `OutputReference` there, and is read while the reply is sent.
+    """
+
+    async def load_run(self, run_id: str, budget: ReadBudget) -> RunState: ...
+    async def with_results(
+        self, run_id: str, *, partial: bool = False, budget: ReadBudget | None = None
+    ) -> RunState:
+        """The run, if it has results: `Conflict` while its status is not final."""
+        ...
+
+    async def with_output(self, run_id: str, node: str) -> tuple[RunState, int]:
+        """The run, and the index of a node that has an output, which may be a reference.
+
+        Raises `NotFound` for a node that is not there or ended without an output, and `Conflict`
+        for one that may still have one.
+        """
+        ...
+
+    async def read_outputs(self, run: RunState, wanted: Sequence[OutputReference]) -> list[bytes]:
+        """These outputs of a run that `load_run` gave, as JSON, in this order.
+
+        Raises `StoreError` if they are not there any more: the run was retried since, or removed.
+        """
+        ...
+
+    async def cancel(self, run_id: str, *, budget: ReadBudget | None = None) -> RunState: ...
+    async def retry(
+        self, run_id: str, from_node: str | None = None, *, budget: ReadBudget | None = None
+    ) -> RunState: ...
+    async def summary(self, run_id: str, *, max_result_bytes: int | None = None) -> dict[str, Any]:
+        """As a list has it. A larger result is an `OutputReference`."""
+        ...
+
+    async def ended(self, run_id: str) -> None:
+        """Returns once the run has finished, without reading all of it."""
+        ...
+
+    async def last_seq(self, run_id: str) -> int:
+        """The number of its last event, by the run itself: the list may not have it yet."""
+        ...
+
+    def check_writable(self) -> Awaitable[object]:
+        """Raises `StoreError`, with its reason, if a trigger would not be accepted now.
+
+        It may write, so it is not to be asked often.
+        """
+        ...
+
+    def clock(self) -> float: ...
